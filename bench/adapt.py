@@ -16,94 +16,94 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from emulated import MODEL, RTT_S, Device, devices, emulated, plan_on, traces
-from policy_replay import Adaptive, Always, Oracle, Policy, Scene, Told, rehearse, switches
-from record import Target, arguments, finish, percentile
+from emulated import MODEL, RTT_S, Device, devices, emulated_device, plan_on, traces
+from policy_replay import Adaptive, Always, Oracle, Outcome, Policy, Scenario, replay, switches
+from record import Target, finish, make_parser, percentile
 
 from edgesplit import plan as plans
 from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace
 from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Plan
 
-NEAR_ORACLE, NO_WORSE = 1.10, 1.05
-SHOWN = "hedged"
-"""The policy that the targets are held against: what the agent does where nobody bounds its energy."""
+NEAR_ORACLE, MAX_OVER_STATIC = 1.10, 1.05
+REFERENCE_POLICY = "hedged"
+"""The policy that the targets are compared with: the agent's default, without a limit on hedging energy."""
 REAL_TRACES, REAL_DEVICE = ("lte-driving", "flapping"), 1
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "adapt.svg"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy on one device and trace."""
+    """Results of one policy on one device and trace."""
 
     device: str
     trace: str
     policy: str
     row: str
-    """That a static policy holds."""
+    """The row that a static policy uses; empty for other policies."""
     mean_s: float
     p95_s: float
     over_oracle: float
-    """Its mean, relative to the oracle's."""
+    """Mean latency relative to the oracle's."""
     over_local: float
-    """Its p95, relative to all-local's."""
+    """95th percentile of latency relative to all-local's."""
     joules: float
     sent: float
     hedged: float
     switches: int
     lost: int
     choose_us: float
-    """Of one request in the rehearsal, everything but the plan included."""
+    """Microseconds per request that the replay itself takes, planning excluded."""
 
 
 def policies(table: Plan, trace: UplinkTrace) -> dict[str, Policy]:
-    """All of them, by name; the static ones hold what is best at a mean of the trace."""
+    """All policies by name; a static one holds the row that is best at a mean of the trace."""
     every: dict[str, Policy] = {"all-local": Always("local")}
     if any(row.name == "remote" for row in table.rows):
         every["all-remote"] = Always("remote")
     return every | {
         "static, arithmetic": Always(best_at(table, trace.mean_bytes_per_s)),
         "static, harmonic": Always(best_at(table, harmonic_mean(trace))),
-        "switching": Adaptive(hedge_part=0.0),
-        "hedged, 10 %": Adaptive(hedge_part=0.1),
-        "hedged": Adaptive(hedge_part=1.0),
+        "switching": Adaptive(hedge_ratio=0.0),
+        "hedged, 10 %": Adaptive(hedge_ratio=0.1),
+        "hedged": Adaptive(hedge_ratio=1.0),
         "oracle": Oracle(),
     }
 
 
 def harmonic_mean(trace: UplinkTrace) -> float:
-    """Over seconds of at least one packet each."""
-    rates = [max(rate, float(PACKET_BYTES)) for rate in trace.rates(1.0)]
+    """Harmonic mean of the trace's rate in bytes per second, over the seconds with at least one packet."""
+    rates = [max(rate, float(PACKET_BYTES)) for rate in trace.rates_per_bin(1.0)]
     return len(rates) / sum(1 / rate for rate in rates)
 
 
 def best_at(table: Plan, bytes_per_s: float) -> str:
-    """The row that is best at this rate for ever."""
+    """The row with the least latency at this constant rate."""
     link = plans.Link(up_bytes_per_s=bytes_per_s, down_bytes_per_s=table.link.down_bytes_per_s, rtt_s=RTT_S)
-    row = plans.best(table.rows, Conditions(link=link))
+    row = plans.best_row(table.rows, Conditions(link=link))
     assert row is not None
     return row.name
 
 
-def scene_of(table: Plan, trace: UplinkTrace, requests: int) -> Scene:
-    """Requests as fast as the device could answer two of three alone, and at most three a second."""
+def scene_of(table: Plan, trace: UplinkTrace, requests: int) -> Scenario:
+    """The scenario: requests at two thirds of the rate of local inference, and at most three a second."""
     local = table.local
     assert local is not None
-    return Scene(table, trace, requests, period_s=max(0.33, 1.5 * local.device_s))
+    return Scenario(table, trace, requests, period_s=max(0.33, 1.5 * local.device_s))
 
 
-def swept(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
-    """Every policy in virtual time."""
+def sweep(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
+    """Results of every policy in virtual time."""
     table = plan_on(device, trace)
     scene = scene_of(table, trace, requests)
-    told: dict[str, list[Told]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     took: dict[str, float] = {}
     every = policies(table, trace)
     for name, policy in every.items():
         start = time.perf_counter()
-        told[name] = rehearse(scene, policy)
+        outcomes[name] = replay(scene, policy)
         took[name] = (time.perf_counter() - start) / requests * 1e6
-    oracle_s, local_s = mean_s(told["oracle"]), p95_s(told["all-local"])
+    oracle_s, local_s = mean_s(outcomes["oracle"]), p95_s(outcomes["all-local"])
     return [
         Cell(
             device.name, trace.name, name, getattr(every[name], "row", ""),
@@ -111,7 +111,7 @@ def swept(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
             sum(each.joules for each in one) / len(one), _part(each.sent for each in one),
             _part(each.hedged for each in one), switches(one), sum(not each.in_time for each in one), took[name],
         )
-        for name, one in told.items()
+        for name, one in outcomes.items()
     ]  # fmt: skip
 
 
@@ -120,30 +120,31 @@ def _part(flags: Any) -> float:
     return sum(values) / len(values)
 
 
-def mean_s(told: Sequence[Told]) -> float:
-    """Of all answers."""
-    return sum(one.seconds for one in told) / len(told)
+def mean_s(outcomes: Sequence[Outcome]) -> float:
+    """Mean latency of all requests, in seconds."""
+    return sum(outcome.seconds for outcome in outcomes) / len(outcomes)
 
 
-def p95_s(told: Sequence[Told]) -> float:
-    """Of all answers."""
-    return percentile([one.seconds for one in told], 0.95)
+def p95_s(outcomes: Sequence[Outcome]) -> float:
+    """95th percentile of the latency of all requests, in seconds."""
+    return percentile([outcome.seconds for outcome in outcomes], 0.95)
 
 
 # The same with the real engine
 
 
-def really(device: Device, trace: UplinkTrace, seconds: float) -> list[dict[str, Any]]:
-    """Static, switching and hedged at once, each on its own emulated device, beside the rehearsal of the same."""
+def run_real(device: Device, trace: UplinkTrace, seconds: float) -> list[dict[str, Any]]:
+    """Static rows, switching and hedging run at once with the real engine, each on an emulated device of its own,
+    beside the replay of the same scenario."""
     table = plan_on(device, trace)
     scene = scene_of(table, trace, 1)
     requests = max(20, int(seconds / scene.period_s))
-    scene = Scene(table, trace, requests, scene.period_s)
+    scene = Scenario(table, trace, requests, scene.period_s)
     held = best_at(table, trace.mean_bytes_per_s)
     ways: dict[str, tuple[Policy, float, str]] = {
         "static, arithmetic": (Always(held), 0.0, held),
-        "switching": (Adaptive(hedge_part=0.0), 0.0, ""),
-        "hedged": (Adaptive(hedge_part=1.0), 1.0, ""),
+        "switching": (Adaptive(hedge_ratio=0.0), 0.0, ""),
+        "hedged": (Adaptive(hedge_ratio=1.0), 1.0, ""),
     }
     took: dict[str, list[float]] = {name: [] for name in ways}
     lost = dict.fromkeys(ways, 0)
@@ -155,23 +156,23 @@ def really(device: Device, trace: UplinkTrace, seconds: float) -> list[dict[str,
         thread.start()
     for thread in threads:
         thread.join()
-    oracle_s = mean_s(rehearse(scene, Oracle()))
+    oracle_s = mean_s(replay(scene, Oracle()))
     local = table.local
     assert local is not None
     return [
         {
             "device": device.name, "trace": trace.name, "policy": name, "requests": requests, "lost": lost[name],
             "mean_s": sum(took[name]) / len(took[name]), "p95_s": percentile(took[name], 0.95),
-            "rehearsed_mean_s": mean_s(rehearse(scene, policy)), "rehearsed_p95_s": p95_s(rehearse(scene, policy)),
+            "rehearsed_mean_s": mean_s(replay(scene, policy)), "rehearsed_p95_s": p95_s(replay(scene, policy)),
             "oracle_mean_s": oracle_s, "all_local_s": local.device_s,
         }
         for name, (policy, _, _) in ways.items()
     ]  # fmt: skip
 
 
-def _drive(scene: Scene, hedge_part: float, forced: str, took: list[float], lost: dict[str, int], name: str) -> None:
-    """One device: a request each period, on a thread of its own."""
-    with emulated(scene.plan, scene.trace, hedge_part, forced) as device:
+def _drive(scene: Scenario, hedge_part: float, forced: str, took: list[float], lost: dict[str, int], name: str) -> None:
+    """Send requests to one device, one per period, each on a thread of its own; fills `took` with latencies."""
+    with emulated_device(scene.plan, scene.trace, hedge_part, forced) as device:
         began = time.perf_counter()
         waiting = []
 
@@ -195,34 +196,34 @@ def _drive(scene: Scene, hedge_part: float, forced: str, took: list[float], lost
 
 
 def targets_of(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """The issue's, at the worst cell."""
-    mine = [cell for cell in cells if cell.policy == SHOWN]
-    raced = [one for one in real if one["policy"] == SHOWN]
+    """The targets, each measured at the worst cell."""
+    mine = [cell for cell in cells if cell.policy == REFERENCE_POLICY]
+    raced = [one for one in real if one["policy"] == REFERENCE_POLICY]
     over_oracle = max((one["mean_s"] / one["oracle_mean_s"] for one in raced), default=None)
     over_local = max((one["p95_s"] / one["all_local_s"] for one in raced), default=None)
     lost = sum(cell.lost for cell in mine) + sum(one["lost"] for one in raced)
     return [
         Target("hedged: worst mean over the oracle's (emulated)", max(c.over_oracle for c in mine), NEAR_ORACLE),
-        Target("hedged: worst p95 over all-local's (emulated)", max(c.over_local for c in mine), NO_WORSE),
+        Target("hedged: worst p95 over all-local's (emulated)", max(c.over_local for c in mine), MAX_OVER_STATIC),
         Target("hedged, real engine: worst mean over the oracle's (emulated)", over_oracle, NEAR_ORACLE),
-        Target("hedged, real engine: worst p95 over all-local's (emulated)", over_local, NO_WORSE),
+        Target("hedged, real engine: worst p95 over all-local's (emulated)", over_local, MAX_OVER_STATIC),
         Target("hedged: requests lost (emulated)", float(lost), 0.0),
         Target("switching: worst mean over the best static row's (emulated)", _over_static(cells), NEAR_ORACLE),
     ]
 
 
 def _over_static(cells: Sequence[Cell]) -> float:
-    """Without hedging: how much worse than the row that turns out best, at the worst."""
+    """How much worse than the best static row switching without hedging is, at the worst cell."""
     best: dict[tuple[str, str], float] = {}
     for cell in cells:
         if cell.row:
-            place = cell.device, cell.trace
-            best[place] = min(best.get(place, cell.mean_s), cell.mean_s)
+            key = cell.device, cell.trace
+            best[key] = min(best.get(key, cell.mean_s), cell.mean_s)
     return max(cell.mean_s / best[cell.device, cell.trace] for cell in cells if cell.policy == "switching")
 
 
 def show(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> None:
-    """A line per cell."""
+    """Print a line per cell."""
     print("emulated, in virtual time; ms")
     for cell in cells:
         print(
@@ -239,8 +240,8 @@ def show(cells: Sequence[Cell], real: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Mean and p95 of each policy, relative to all-local, a panel per device."""
+def draw(cells: Sequence[Cell], file: Path) -> None:
+    """Draw mean and 95th percentile of each policy relative to all-local, with a panel per device."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -273,25 +274,25 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         axes[0, 0].legend(ncol=7, fontsize=6.5, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.12))
         figure.text(0.01, 0.005, "Emulated. Bars: mean latency; dashes: p95.", fontsize=7)
         figure.tight_layout(rect=(0, 0.02, 1, 1))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, metadata={"Date": None})
         plt.close(figure)
 
 
 def main() -> None:
-    """Sweep, run, draw, write."""
-    parser = arguments(__doc__)
+    """Run the sweep and the real engine, draw the figure, write the results."""
+    parser = make_parser(__doc__)
     parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="files in mahimahi's format")
     parser.add_argument("--requests", type=int, default=600, help="of each cell in virtual time")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each cell with the real engine; 0: none")
     parser.add_argument("--svg", type=Path, default=PICTURE, help="where the picture goes")
     given = parser.parse_args()
     every = traces(given.traces)
-    cells = [cell for device in devices() for trace in every for cell in swept(device, trace, given.requests)]
+    cells = [cell for device in devices() for trace in every for cell in sweep(device, trace, given.requests)]
     real = []
     for trace in every if given.seconds > 0 else []:
         if trace.name in REAL_TRACES or given.traces:
-            real += really(devices()[REAL_DEVICE], trace, given.seconds)
+            real += run_real(devices()[REAL_DEVICE], trace, given.seconds)
     show(cells, real)
     draw(cells, given.svg)
     finish({"cells": [asdict(cell) for cell in cells], "real": real}, targets_of(cells, real), given.json)

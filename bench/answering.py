@@ -23,17 +23,17 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 
 import numpy as np
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 
 from edgesplit.errors import EdgeError
 from edgesplit.http1.server import Request, Response, Server
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.worker.host import InProcess
 
@@ -49,12 +49,13 @@ DEADLINE_S = 2.0
 RUNS = 5
 STAGE_S = 0.02
 FRAMES = 60
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
+"""Seconds to wait for the circuit breaker to open."""
 
 
 @dataclass
 class Sleeper:
-    """A slice that takes its time and passes its tensor on."""
+    """A slice that sleeps for `seconds` and passes its tensor on."""
 
     source: str
     target: str
@@ -65,7 +66,7 @@ class Sleeper:
         return {self.target: tensors[self.source]}
 
 
-def release(*rows: Row, seconds: float = 0.001) -> ActiveRelease:
+def release(*rows: Row, seconds: float = 0.001) -> LoadedRelease:
     slices = (
         Slice("a", "onnx", ("a",), (SPECS["x"],), (SPECS["h"],)),
         Slice("b", "onnx", ("b",), (SPECS["h"],), (SPECS["y"],)),
@@ -76,11 +77,11 @@ def release(*rows: Row, seconds: float = 0.001) -> ActiveRelease:
         inputs=(SPECS["x"],), outputs=(SPECS["y"],), slices=slices, plans={CLASS: plan},
     )  # fmt: skip
     programs = {"a": Sleeper("x", "h", seconds), "b": Sleeper("h", "y", seconds)}
-    return ActiveRelease("a" * 64, manifest, plan_for(manifest, CLASS), InProcess(programs))
+    return LoadedRelease("a" * 64, manifest, plan_for(manifest, CLASS), InProcess(programs))
 
 
 def serve(seconds: float) -> None:
-    """The offload server's process: its port on the first line; SIGUSR1 makes every inference hang from then on."""
+    """The offload server's process: prints its port on the first line; SIGUSR1 makes every later inference hang."""
     hanging = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: hanging.set())
 
@@ -88,11 +89,11 @@ def serve(seconds: float) -> None:
         if not request.path.endswith("/infer"):
             return Response(200, {"edgesplit-seconds": "0"})
         if hanging.is_set():
-            sleep(PATIENCE_S)
-        asked = oip.decode_request(request.body, oip.header_length(request.headers))
+            sleep(TIMEOUT_S)
+        query = oip.decode_request(request.body, oip.header_length(request.headers))
         sleep(seconds)
         name = request.path.split("/")[3]
-        body, length = oip.encode_response(oip.InferResponse(model=name, outputs={"y": asked.inputs["h"]}, id=asked.id))
+        body, length = oip.encode_response(oip.InferResponse(model=name, outputs={"y": query.inputs["h"]}, id=query.id))
         return Response(200, {oip.HEADER_LENGTH: str(length), "edgesplit-seconds": f"{seconds}"}, body)
 
     server = Server(answer)
@@ -104,6 +105,7 @@ def serve(seconds: float) -> None:
 
 @contextmanager
 def cloud(seconds: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run the offload server's process; yields the process and its port, and kills it at the end."""
     with subprocess.Popen(
         [sys.executable, __file__, "--serve", str(seconds)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -115,8 +117,8 @@ def cloud(seconds: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @contextmanager
-def engine_behind(link: ShapedLink, loaded: ActiveRelease) -> Iterator[Engine]:
-    engine = Engine(CLASS, Remote(f"http://127.0.0.1:{link.port}"))
+def engine_behind(link: ShapedLink, loaded: LoadedRelease) -> Iterator[Engine]:
+    engine = Engine(CLASS, OffloadClient(f"http://127.0.0.1:{link.port}"))
     engine.serve("m", loaded)
     engine.start()
     try:
@@ -126,7 +128,8 @@ def engine_behind(link: ShapedLink, loaded: ActiveRelease) -> Iterator[Engine]:
 
 
 def ask(engine: Engine) -> str:
-    """What became of one frame."""
+    """Run one frame through the engine; returns the name of the row that computed the result, or of the error's
+    class."""
     try:
         return engine.infer("m", FRAME, deadline_s=DEADLINE_S).report.row
     except EdgeError as error:
@@ -143,19 +146,19 @@ FAULTS: dict[str, Fault] = {
 
 
 def opens_after_s(fault: Fault, *rows: Row) -> float:
-    """Seconds from the fault until the breaker is open."""
+    """Seconds from the fault until the circuit breaker is open."""
     with cloud(0.001) as (process, port), ShapedLink("127.0.0.1", port, GOOD) as link:
         with engine_behind(link, release(*rows)) as engine, ThreadPoolExecutor(64) as application:
             while ask(engine) != CUT.name:
                 sleep(PERIOD_S)
-            asked = [application.submit(ask, engine) for _ in range(3)]
-            [one.result() for one in asked]
+            requests = [application.submit(ask, engine) for _ in range(3)]
+            [one.result() for one in requests]
             fault(process, link)
             began = perf_counter()
-            while engine.breaker.lets_through and perf_counter() - began < PATIENCE_S:
+            while engine.breaker.is_allowing and perf_counter() - began < TIMEOUT_S:
                 application.submit(ask, engine)
                 until = perf_counter() + PERIOD_S
-                while engine.breaker.lets_through and perf_counter() < until:
+                while engine.breaker.is_allowing and perf_counter() < until:
                     sleep(0.001)
             took = perf_counter() - began
             with suppress(ProcessLookupError):
@@ -164,15 +167,15 @@ def opens_after_s(fault: Fault, *rows: Row) -> float:
         return took
 
 
-def rate(at_once: int) -> float:
-    """Frames a second with so many under way."""
+def rate(in_flight: int) -> float:
+    """Frames per second with so many in flight."""
     with (
         cloud(STAGE_S) as (_, port),
         ShapedLink("127.0.0.1", port, GOOD) as link,
         engine_behind(link, release(CUT, seconds=STAGE_S)) as engine,
-        ThreadPoolExecutor(at_once) as application,
+        ThreadPoolExecutor(in_flight) as application,
     ):
-        list(application.map(lambda _: ask(engine), range(2 * at_once)))
+        list(application.map(lambda _: ask(engine), range(2 * in_flight)))
         began = perf_counter()
         rows = list(application.map(lambda _: ask(engine), range(FRAMES)))
         assert set(rows) == {CUT.name}, rows
@@ -180,7 +183,7 @@ def rate(at_once: int) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--serve", type=float, help="be the offload server; used by this script itself")
     options = parser.parse_args()
     if options.serve is not None:

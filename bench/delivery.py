@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 
 from edgesplit.errors import LinkError
 from edgesplit.limits import LIMITS
@@ -34,8 +34,8 @@ from edgesplit.mqtt.session import Session
 from edgesplit.plan import Link
 from edgesplit.release.manifest import Chunk, SliceFile
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
-from edgesplit_agent.control.fetcher import ChunkFetcher, own_chunk
-from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout
+from edgesplit_agent.control.fetcher import ChunkFetcher, chunk_digest
+from edgesplit_agent.releases.chunk_store import ChunkStore, ReleaseAssembly, ReleaseLayout
 from edgesplit_controller.messaging.broker import CONTROLLER, Broker
 from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Delivery, Sources
 from edgesplit_controller.pki.authority import Authority
@@ -43,7 +43,8 @@ from edgesplit_controller.storage.blobs import BlobStore
 
 MBIT = 125_000.0
 PLAIN = "edgesplit/v1/chunk/" + "f" * 64
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
+"""Seconds after which a transfer counts as failed."""
 DEVICES = 20
 FETCHERS = 4
 LARGE_BYTES = 256 * 2**20
@@ -53,8 +54,8 @@ PLAIN_WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """One transfer."""
+class Transfer:
+    """Duration and size of one transfer."""
 
     seconds: float
     bytes: int
@@ -65,7 +66,7 @@ class Sent:
 
 
 class World:
-    """A broker, and the controller's side of delivery with some random chunks to give."""
+    """A broker, and the controller's side of delivery with random chunks to send."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,15 +77,15 @@ class World:
         self.release = ""
         self.chunks: dict[str, bytes] = {}
         self.on_disk: dict[str, tuple[str, ...]] = {}
-        """The chunks of releases whose bytes are on disk."""
+        """Chunks of the releases that are stored on disk, by release."""
         self.sent = 0
-        """Bytes of chunks that the controller handed to the broker."""
+        """Bytes of chunks that the controller passed to the broker."""
         self.delivery = Delivery(
             Sources(
                 metadata=lambda path: b"",
                 chunk=self._chunk,
                 release_chunks=lambda release: self.on_disk.get(release) or tuple(self.chunks),
-                hear=lambda said: None,
+                ingest=lambda said: None,
                 statements=lambda devices: {},
             )
         )
@@ -101,14 +102,14 @@ class World:
         self.broker.stop()
 
     def fill(self, size: int) -> None:
-        """Another release, of so many bytes."""
+        """Add a release of so many bytes, held in memory."""
         self.release = random.randbytes(32).hex()
         made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(max(1, size // LIMITS.chunk_bytes)))
         self.chunks = {hashlib.sha256(data).hexdigest(): data for data in made}
         self.sent = 0
 
     def fill_disk(self, size: int) -> None:
-        """Another release, of so many bytes, that lies on disk as the controller's do."""
+        """Add a release of so many bytes that is stored on disk, as the controller's releases are."""
         self.release = random.randbytes(32).hex()
         made = (random.randbytes(LIMITS.chunk_bytes) for _ in range(size // LIMITS.chunk_bytes))
         self.on_disk[self.release] = tuple(self.blobs.put_all(made))
@@ -121,9 +122,9 @@ class World:
         return self.chunks[sha256] if sha256 in self.chunks else self.blobs.get(sha256)
 
     def publish(self, topic: str, payload: bytes, **options: Any) -> bool:
-        """As the session does; chunks are counted, those for one device too."""
+        """Publish as the session does, and count the bytes of chunks, including those to a single device."""
         sent = self.controller.publish(topic, payload, **options)
-        if sent and (topic.startswith(messages.chunk_topic("")) or own_chunk(options.get("correlation"))):
+        if sent and (topic.startswith(messages.chunk_topic("")) or chunk_digest(options.get("correlation"))):
             self.sent += len(payload)
         return sent
 
@@ -145,7 +146,7 @@ class World:
 
 
 class Device:
-    """Fetches into a chunk store on disk, as the agent does."""
+    """A device that fetches into a chunk store on disk, as the agent does."""
 
     def __init__(
         self,
@@ -167,19 +168,19 @@ class Device:
         assert self.session.wait_connected(20), self.session.problem
 
     @property
-    def assembly(self) -> Assembly:
-        """All of the world's chunks in one file of one slice."""
+    def assembly(self) -> ReleaseAssembly:
+        """All chunks of the setup as one file of one slice."""
         chunks = tuple(Chunk(sha256, size) for sha256, size in self.world.sizes.items())
         whole = SliceFile("weights.bin", sum(self.world.sizes.values()), "0" * 64, chunks)
-        return self.store.assembly(Layout(self.world.release, (("s01", whole),), {}))
+        return self.store.assembly(ReleaseLayout(self.world.release, (("s01", whole),), {}))
 
     def missing(self) -> dict[str, int]:
         return self.assembly.missing()
 
     def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        self.fetcher.received(own_chunk(correlation) or topic.rpartition("/")[2], payload)
+        self.fetcher.on_message(chunk_digest(correlation) or topic.rpartition("/")[2], payload)
 
-    def fetch(self, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> Sent:
+    def fetch(self, wanted: Mapping[str, int], stop: Callable[[], bool] = lambda: False) -> Transfer:
         start = perf_counter()
         assembly = self.assembly
 
@@ -189,13 +190,14 @@ class Device:
             self.kept += len(chunks)
 
         self.fetcher.fetch(self.world.release, wanted, tuple(self.world.chunks), keep, stop)
-        return Sent(perf_counter() - start, sum(wanted.values()))
+        return Transfer(perf_counter() - start, sum(wanted.values()))
 
 
-def plain(world: World, port: int | None = None) -> Sent:
-    """The same bytes on one topic at QoS 1, paced by what has arrived, which no publisher knows: it knows it here.
+def plain_publish(world: World, port: int | None = None) -> Transfer:
+    """Publish the same bytes on one topic at QoS 1, with as many in flight as have not arrived yet. A real publisher
+    does not see what has arrived; here sender and receiver share the process.
 
-    Without that mosquitto drops what a slow link does not take in time.
+    Without that limit mosquitto drops what a slow link does not take in time.
     """
     left, done = threading.Semaphore(0), 0
     receiver = world.session("plain", world.device("plain"), lambda *_: left.release(), port)
@@ -218,17 +220,17 @@ def plain(world: World, port: int | None = None) -> Sent:
 
     sender = threading.Thread(target=publish, daemon=True)
     sender.start()
-    while done < len(world.chunks) and left.acquire(timeout=PATIENCE_S):
+    while done < len(world.chunks) and left.acquire(timeout=TIMEOUT_S):
         done += 1
         in_flight.release()
     took_s = perf_counter() - start
     sender.join()
     receiver.stop()
-    return Sent(took_s, sum(map(len, world.chunks.values())))
+    return Transfer(took_s, sum(map(len, world.chunks.values())))
 
 
-def over_links(world: World, results: dict[str, Any]) -> list[Target]:
-    """One device over a shaped link; what arrives per second against what the link lets through."""
+def measure_links(world: World, results: dict[str, Any]) -> list[Target]:
+    """One device over a shaped link: bytes received per second, relative to the link's rate."""
     targets = []
     for rtt_ms in (50, 300):
         rate = 20 * MBIT
@@ -241,7 +243,7 @@ def over_links(world: World, results: dict[str, Any]) -> list[Target]:
             device = Device(world, f"link-{rtt_ms}", link.port)
             ours = device.fetch(world.sizes)
             device.session.stop()
-            beside = plain(world, link.port)
+            beside = plain_publish(world, link.port)
         finally:
             link.stop()
         results[f"shaped, {rtt_ms} ms"] = {
@@ -254,15 +256,15 @@ def over_links(world: World, results: dict[str, Any]) -> list[Target]:
     return targets
 
 
-def on_loopback(world: World, results: dict[str, Any]) -> list[Target]:
-    """64 MB with nothing in between, beside the plain publish, turn by turn."""
+def measure_loopback(world: World, results: dict[str, Any]) -> list[Target]:
+    """64 MB over loopback, in turns with the plain publish."""
     ours, beside = [], []
     for turn in range(REPEATS):
         world.fill(64 * 10**6)
         device = Device(world, f"loop-{turn}")
         ours.append(device.fetch(world.sizes).bytes_per_s)
         device.session.stop()
-        beside.append(plain(world).bytes_per_s)
+        beside.append(plain_publish(world).bytes_per_s)
     ratio = statistics.median(mine / theirs for mine, theirs in zip(ours, beside, strict=True))
     results["loopback, 64 MB"] = {"ours_bytes_per_s": ours, "plain_bytes_per_s": beside}
     print(f"loopback: ours {statistics.median(ours) / 1e6:.0f} MB/s with every chunk fsynced, "
@@ -270,17 +272,17 @@ def on_loopback(world: World, results: dict[str, Any]) -> list[Target]:
     return [Target("64 MB on loopback over the plain publish", ratio, 0.5, at_least=True)]
 
 
-def a_group(world: World, results: dict[str, Any]) -> list[Target]:
-    """Twenty devices that ask for no more than 10 Mbit/s begin within a quarter of a second, as they do when a
-    statement reaches them; what the controller sends, over one copy."""
+def measure_group(world: World, results: dict[str, Any]) -> list[Target]:
+    """Twenty devices, limited to 10 Mbit/s each, begin within a quarter of a second, as they do when a statement
+    reaches them; measures the bytes that the controller sends, relative to one copy."""
     world.fill(12 * 10**6)
     devices = [Device(world, f"group-{number}", on_disk=False, cap_bytes_per_s=10 * MBIT) for number in range(DEVICES)]
     pause, rng = threading.Event(), random.Random(7)
     starts = [rng.uniform(0.0, 0.25) for _ in devices]
 
-    def begin(one: Device, at: float) -> None:
+    def begin(device: Device, at: float) -> None:
         pause.wait(at)
-        one.fetch(world.sizes)
+        device.fetch(world.sizes)
 
     threads = [threading.Thread(target=begin, args=pair) for pair in zip(devices, starts, strict=True)]
     begun = perf_counter()
@@ -307,8 +309,9 @@ def a_group(world: World, results: dict[str, Any]) -> list[Target]:
     ]
 
 
-def interrupted(world: World, results: dict[str, Any]) -> list[Target]:
-    """The link is cut a hundred times at random; each time what is here is looked up and the rest fetched."""
+def measure_interruptions(world: World, results: dict[str, Any]) -> list[Target]:
+    """The link is cut a hundred times at random; after each cut the device looks up the chunks that it has and fetches
+    the others."""
     world.fill(24 * 10**6)
     rate = 40 * MBIT
     link = ShapedLink("127.0.0.1", world.broker.port, Link(up_bytes_per_s=rate, down_bytes_per_s=rate, rtt_s=0.01))
@@ -347,9 +350,9 @@ def interrupted(world: World, results: dict[str, Any]) -> list[Target]:
     ]
 
 
-def large_releases(world: World, results: dict[str, Any]) -> list[Target]:
-    """Four releases of 256 MB go to four devices at once, each in a process of its own: what the controller's process
-    (this one: its session, its delivery, its store) takes of memory that nothing else can have back."""
+def measure_large_releases(world: World, results: dict[str, Any]) -> list[Target]:
+    """Four releases of 256 MB go to four devices at once, each in a process of its own; measures the memory of the
+    controller's process (this one: its session, its delivery, its store) that the kernel cannot reclaim."""
     for _ in range(FETCHERS):
         world.fill_disk(LARGE_BYTES)
     jobs = []
@@ -360,7 +363,7 @@ def large_releases(world: World, results: dict[str, Any]) -> list[Target]:
     world.sent = 0
     begun = perf_counter()
     with get_context("spawn").Pool(FETCHERS) as pool:
-        fetched = pool.starmap_async(fetch_elsewhere, jobs)
+        fetched = pool.starmap_async(fetch_in_process, jobs)
         while not fetched.ready():
             fetched.wait(0.05)
             most = max(most, anonymous_bytes())
@@ -381,16 +384,17 @@ def large_releases(world: World, results: dict[str, Any]) -> list[Target]:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process without mapped files."""
+    """Memory of this process in bytes, without memory-mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def fetch_elsewhere(name: str, credentials: Credentials, port: int, release: str, listed: Sequence[str]) -> int:
-    """A process of its own: a device that hashes what it fetches and keeps nothing; the bytes that came."""
+def fetch_in_process(name: str, credentials: Credentials, port: int, release: str, listed: Sequence[str]) -> int:
+    """The process of one device, which hashes what it fetches and stores nothing; returns the number of bytes
+    received."""
     session = Session(
         "localhost", port, name, credentials.client_context(),
-        on_message=lambda topic, payload, tag: fetcher.received(own_chunk(tag) or topic.rpartition("/")[2], payload),
+        on_message=lambda topic, data, tag: fetcher.on_message(chunk_digest(tag) or topic.rpartition("/")[2], data),
     )  # fmt: skip
     fetcher = ChunkFetcher(session, name)
     session.subscribe([messages.topic(name, "fetched")], qos=0)
@@ -402,14 +406,14 @@ def fetch_elsewhere(name: str, credentials: Credentials, port: int, release: str
 
 
 def main() -> None:
-    """Measure all of it."""
-    options = arguments(__doc__).parse_args()
+    """Run all measurements, print and write them."""
+    options = make_parser(__doc__).parse_args()
     results: dict[str, Any] = {}
     targets: list[Target] = []
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         try:
-            for part in (over_links, on_loopback, a_group, interrupted, large_releases):
+            for part in (measure_links, measure_loopback, measure_group, measure_interruptions, measure_large_releases):
                 targets += part(world, results)
         finally:
             world.close()

@@ -1,9 +1,10 @@
 """Emulated devices for `adapt.py` and `energy.py`: plans of networks on device profiles, and a real agent's engine
-whose slices take the plan's time, behind a link that follows a recorded uplink. Run by itself it does nothing.
+whose slices take the plan's time, behind a link that follows a recorded uplink. A library: as a script it does nothing.
 
-Seconds of the device: a roofline by the profile's rates (docs/device-profiles.md), watts the profile's, of the radio
-those of Huang et al. (MobiSys 2012) for Wi-Fi. Boundaries travel as int8 and zstd at 7.6 : 1, frames as a JPEG of
-20 KB: what was measured on trained models, not on these. The server's seconds are a roofline too, of our assumption.
+The device's seconds are a roofline by the profile's rates (docs/device-profiles.md), its watts the profile's; the
+radio's are those of Huang et al. (MobiSys 2012) for Wi-Fi. Boundaries travel as int8 and zstd at 7.6 : 1, frames as a
+JPEG of 20 KB: measured on trained models, not on these networks. The server's seconds are a roofline with assumed
+rates.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.http1.server import Request, Response, Server
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
-from edgesplit_agent.power.mode import Wishes
-from edgesplit_agent.power.monitor import PowerWatch
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.power.mode import PowerSettings
+from edgesplit_agent.power.monitor import PowerMonitor
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_partitioner import Costs, load_costs, plan
@@ -41,9 +42,9 @@ from edgesplit_partitioner.formulation.tiers import VaryingLink
 TRACES = Path(__file__).parent / "traces"
 DEVICES = (("alexnet", "raspberrypi4"), ("alexnet", "raspberrypi3b+"), ("vgg", "raspberrypi5"))
 RTT_S, DOWN_BYTES_PER_S = 0.05, 2e6
-JPEG_BYTES, SMALLER = 20_000, 7.6
+JPEG_BYTES, ENCODING_RATIO = 20_000, 7.6
 ENCODED_BYTES_PER_S = 2.2e9
-"""Of float32 into int8 and zstd on the machine of `generic-x86`."""
+"""Bytes of float32 that are encoded to int8 and zstd per second on the machine of the profile `generic-x86`."""
 SERVER_FLOPS_PER_S, SERVER_BYTES_PER_S = 2e11, 2e10
 MAX_LOSS = 0.005
 DIGEST, MODEL = "e" * 64, "emulated"
@@ -58,22 +59,22 @@ class Device:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Label for tables."""
         return f"{self.network} on {self.profile}"
 
 
 def devices() -> list[Device]:
-    """Those that are shown."""
-    return [Device(*one) for one in DEVICES]
+    """The devices that are measured."""
+    return [Device(*pair) for pair in DEVICES]
 
 
 def traces(paths: list[Path]) -> list[UplinkTrace]:
-    """The files given, else those of the repository."""
+    """The traces in the given files, or else those of the repository."""
     return [read_uplink_trace(path) for path in paths or sorted(TRACES.glob("*.up"))]
 
 
 def plan_on(device: Device, trace: UplinkTrace) -> Plan:
-    """The switching table, made for the trace's arithmetic mean."""
+    """The switching table, planned for the trace's arithmetic mean."""
     link = VaryingLink(
         up_bytes_per_s=trace.mean_bytes_per_s, down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S, radio="wifi"
     )
@@ -87,7 +88,7 @@ def plan_on(device: Device, trace: UplinkTrace) -> Plan:
 
 
 def costs_of(net: networks.Network, profile: DeviceProfile) -> Costs:
-    """What its layers cost there."""
+    """Costs of the network's layers on the device and on the server."""
     rates, tensor, layers = profile.rates, "input", []
     flops_per_s = rates.dense_conv_flops_per_s.value / profile.runtime_factor.value
     for layer in net.layers:
@@ -95,7 +96,7 @@ def costs_of(net: networks.Network, profile: DeviceProfile) -> Costs:
         here_s += profile.operator_overhead_s.value
         there_s = max(layer.flops / SERVER_FLOPS_PER_S, layer.moved / SERVER_BYTES_PER_S) + 5e-6
         int8 = {
-            "bytes": int(layer.bytes / SMALLER),
+            "bytes": int(layer.bytes / ENCODING_RATIO),
             "encode_s": {"device": layer.bytes / ENCODED_BYTES_PER_S * profile.zstd_slowdown.value},
             "decode_s": {"cloud": layer.bytes / ENCODED_BYTES_PER_S},
             "loss": 0.001,
@@ -126,8 +127,8 @@ def costs_of(net: networks.Network, profile: DeviceProfile) -> Costs:
 # The real engine
 
 
-class _Passes:
-    """A slice that writes as many bytes as its boundary has."""
+class _PassThrough:
+    """A slice program that writes as many bytes as its boundary has."""
 
     def __init__(self, writes: str, size: int) -> None:
         self._made = {writes: np.zeros(size, np.uint8)}
@@ -137,7 +138,8 @@ class _Passes:
 
 
 class EmulatedDevice:
-    """The real engine on slices that take the plan's seconds; the server's half is a stand-in that takes its own."""
+    """The real engine on slices that take the plan's seconds, with a stand-in server that takes the plan's remote
+    seconds."""
 
     def __init__(self, table: Plan, trace: UplinkTrace, *, hedge_part: float | None, forced: str = "") -> None:
         rows = sorted(table.rows, key=lambda row: row.device_s)
@@ -151,23 +153,23 @@ class EmulatedDevice:
         manifest = _manifest(table, rows, forced)
         lock = threading.Lock()
         programs = {
-            one.name: EmulatedProgram(_Passes(one.outputs[0].name, one.outputs[0].shape[0]), seconds, lock)  # type: ignore[arg-type]
-            for one, seconds in zip(manifest.slices, _seconds(rows), strict=True)
+            one.name: EmulatedProgram(_PassThrough(one.outputs[0].name, one.outputs[0].shape[0]), seconds, lock)  # type: ignore[arg-type]
+            for one, seconds in zip(manifest.slices, _slice_seconds(rows), strict=True)
         }
-        release = ActiveRelease(DIGEST, manifest, plan_for(manifest, table.device_class), InProcess(programs), True)
+        release = LoadedRelease(DIGEST, manifest, plan_for(manifest, table.device_class), InProcess(programs), True)
         self.engine = Engine(
             table.device_class,
-            Remote(self._server.url, via=("127.0.0.1", self._link.port)),
+            OffloadClient(self._server.url, via=("127.0.0.1", self._link.port)),
             settings=Settings(hedge_budget=hedge_part),
-            power=PowerWatch(Wishes("performance"), emulated=True),
+            power=PowerMonitor(PowerSettings("performance"), emulated=True),
         )
         self.engine.serve(MODEL, release)
-        self._link.follow(trace)
+        self._link.replay_trace(trace)
         self.engine.start()
         self.inputs = {"x": np.zeros(manifest.inputs[0].shape, np.uint8)}
 
     def stop(self) -> None:
-        """All of it."""
+        """Stop the engine, the link and the server."""
         self.engine.stop()
         self._link.stop()
         self._server.stop(drain_s=0.5)
@@ -177,17 +179,19 @@ class EmulatedDevice:
             return Response(200, {"edgesplit-seconds": "0"}, [])
         name = request.path.split("/")[3]
         row = self._rows[name.rpartition(".")[2]]
-        asked = oip.decode_request(request.body, oip.header_length(request.headers))
+        inference = oip.decode_request(request.body, oip.header_length(request.headers))
         seconds = row.decode_s + row.remote_s
         sleep(seconds)
         outputs = {"y": np.zeros(max(1, row.down_bytes), np.uint8)}
-        body, length = oip.encode_response(oip.InferResponse(model=name, outputs=outputs, id=asked.id))
+        body, length = oip.encode_response(oip.InferResponse(model=name, outputs=outputs, id=inference.id))
         return Response(200, {oip.HEADER_LENGTH: str(length), "edgesplit-seconds": f"{seconds:.6f}"}, body)
 
 
 @contextmanager
-def emulated(table: Plan, trace: UplinkTrace, hedge_part: float | None, forced: str = "") -> Iterator[EmulatedDevice]:
-    """A device that is stopped afterwards."""
+def emulated_device(
+    table: Plan, trace: UplinkTrace, hedge_part: float | None, forced: str = ""
+) -> Iterator[EmulatedDevice]:
+    """Context manager for an emulated device that is stopped afterwards."""
     device = EmulatedDevice(table, trace, hedge_part=hedge_part, forced=forced)
     try:
         yield device
@@ -195,14 +199,14 @@ def emulated(table: Plan, trace: UplinkTrace, hedge_part: float | None, forced: 
         device.stop()
 
 
-def _seconds(rows: list[Row]) -> list[float]:
-    """Of the slices between neighbouring cuts; the remote row has none."""
+def _slice_seconds(rows: list[Row]) -> list[float]:
+    """Seconds of the slices between neighbouring cuts; the all-remote row has none."""
     marks = [0.0, *(row.device_s for row in rows if row.device_s > 0)]
     return [later - sooner for sooner, later in pairwise(marks)]
 
 
 def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
-    """A release of slices between the table's cuts, which pass on as many bytes as the plan says."""
+    """A release of slices between the table's cuts, whose boundaries have as many bytes as the plan says."""
     cuts = [row for row in rows if row.device_s > 0]
     sizes = {row.device_s: max(1, row.up_bytes) for row in rows if not row.is_local}
     answer = max(1, max((row.down_bytes for row in rows), default=1))
@@ -215,7 +219,7 @@ def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
         Slice(f"s{place}", "onnx", (f"s{place}",), (reads,), (writes,))
         for place, (reads, writes) in enumerate(pairwise(specs))
     )
-    names = [one.name for one in slices]
+    names = [slice_.name for slice_ in slices]
     made = []
     for row in rows:
         count = sum(cut.device_s <= row.device_s for cut in cuts)
@@ -225,7 +229,7 @@ def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
                 sends=() if row.is_local else (specs[count].name,), receives=() if row.is_local else ("y",),
             )
         )  # fmt: skip
-    seconds = dict(zip(names, _seconds(rows), strict=True))
+    seconds = dict(zip(names, _slice_seconds(rows), strict=True))
     release_plan = msgspec.structs.replace(table, rows=tuple(made), slice_s=seconds, earliest_cut=(), forced=forced)
     return Manifest(
         model=table.model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,

@@ -14,82 +14,83 @@ from pathlib import Path
 
 from adapt import harmonic_mean, mean_s, p95_s, scene_of
 from emulated import Device, devices, plan_on, traces
-from policy_replay import Adaptive, Always, Oracle, Policy, Scene, rehearse
-from record import Target, arguments, finish
+from policy_replay import Adaptive, Always, Oracle, Policy, Scenario, replay
+from record import Target, finish, make_parser
 
 from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.plan import Plan
-from edgesplit_agent.power.mode import HEDGE_PART, Mode, Stance
+from edgesplit_agent.power.mode import HEDGE_RATIO, Mode, PowerMode
 
 MODES: tuple[Mode, ...] = ("performance", "balanced", "saver")
 BUDGET_PARTS = (0.25, 0.5, 0.75)
-"""Budgets between what the device draws idle and what it draws when it answers all of them alone."""
-KEPT = 1.02
+"""Power budgets, as ratios between the device's idle power and its power when it serves all requests alone."""
+MAX_OVER_BUDGET = 1.02
+"""Largest ratio of average power to budget at which the budget counts as kept."""
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "energy.svg"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy on one device and trace."""
+    """Results of one policy on one device and trace."""
 
     device: str
     trace: str
     policy: str
     joules: float
-    """Per inference, idling while it waits included."""
+    """Joules per inference, including idling while it waits."""
     watts: float
-    """On average, idling between requests included."""
+    """Average power, including idling between requests."""
     mean_s: float
     p95_s: float
     lost: int
     over_oracle: float
-    """Its joules, relative to those of the oracle that takes the fewest in time."""
+    """Joules relative to those of the oracle that uses the fewest joules in time."""
     budget_watts: float | None = None
     least_watts: float | None = None
-    """What the row that draws least at the trace's harmonic mean would draw: no budget below it can be kept."""
+    """Power of the row that uses least at the trace's harmonic mean; no budget below it can be kept."""
 
 
-def stances() -> dict[str, Policy]:
-    """The battery policies with the hedging that each allows, all-local and both oracles."""
-    modes: dict[str, Policy] = {mode: Adaptive(Stance(mode), hedge_part=HEDGE_PART[mode]) for mode in MODES}
+def mode_policies() -> dict[str, Policy]:
+    """The policy of each power mode with the hedging that it allows, all-local, and both oracles."""
+    modes: dict[str, Policy] = {mode: Adaptive(PowerMode(mode), hedge_ratio=HEDGE_RATIO[mode]) for mode in MODES}
     return {"all-local": Always("local"), **modes, "oracle of seconds": Oracle(), "oracle of joules": Oracle("joules")}
 
 
 def cells_of(device: Device, trace: UplinkTrace, requests: int) -> list[Cell]:
-    """All policies, then the budgets."""
+    """Results of all policies, then of the power budgets."""
     table = plan_on(device, trace)
     scene = scene_of(table, trace, requests)
-    made = [_cell(device, scene, name, policy) for name, policy in stances().items()]
+    made = [_cell(device, scene, name, policy) for name, policy in mode_policies().items()]
     idle, alone = _watts_between(table, scene)
     for part in BUDGET_PARTS:
         budget = idle + part * (alone - idle)
-        one = _cell(device, scene, f"budget {part:.0%}", Adaptive(Stance(watts=budget), hedge_part=0.0))
+        budget_cell = _cell(device, scene, f"budget {part:.0%}", Adaptive(PowerMode(watts=budget), hedge_ratio=0.0))
         least = min(_cell(device, scene, row.name, Always(row.name)).watts for row in table.rows)
-        made.append(replace(one, budget_watts=budget, least_watts=least))
+        made.append(replace(budget_cell, budget_watts=budget, least_watts=least))
     oracle = next(cell.joules for cell in made if cell.policy == "oracle of joules")
     return [replace(cell, over_oracle=cell.joules / oracle) for cell in made]
 
 
-def _watts_between(table: Plan, scene: Scene) -> tuple[float, float]:
+def _watts_between(table: Plan, scene: Scenario) -> tuple[float, float]:
     local, power = table.local, table.power
     assert local is not None and power is not None
     return power.idle_watts, power.idle_watts + (power.busy_watts - power.idle_watts) * local.device_s / scene.period_s
 
 
-def _cell(device: Device, scene: Scene, name: str, policy: Policy) -> Cell:
-    told = rehearse(scene, policy)
+def _cell(device: Device, scene: Scenario, name: str, policy: Policy) -> Cell:
+    outcomes = replay(scene, policy)
     power = scene.plan.power
     assert power is not None
-    joules = sum(one.joules for one in told) / len(told)
-    beyond = sum(one.joules - power.idle_watts * one.seconds for one in told) / len(told)
+    joules = sum(outcome.joules for outcome in outcomes) / len(outcomes)
+    beyond = sum(outcome.joules - power.idle_watts * outcome.seconds for outcome in outcomes) / len(outcomes)
     return Cell(
         device.name, scene.trace.name, name, joules, power.idle_watts + beyond / scene.period_s,
-        mean_s(told), p95_s(told), sum(not one.in_time for one in told), 0.0,
+        mean_s(outcomes), p95_s(outcomes), sum(not outcome.in_time for outcome in outcomes), 0.0,
     )  # fmt: skip
 
 
 def targets_of(cells: Sequence[Cell]) -> list[Target]:
-    """Ours; the issue names none but that it is shown."""
+    """The targets; the issue itself states none."""
     saver = [cell for cell in cells if cell.policy == "saver"]
     local = {(cell.device, cell.trace): cell.joules for cell in cells if cell.policy == "all-local"}
     budgets = [cell for cell in cells if cell.budget_watts is not None and cell.least_watts is not None]
@@ -97,14 +98,14 @@ def targets_of(cells: Sequence[Cell]) -> list[Target]:
     over = max((cell.watts / (cell.budget_watts or 1.0) for cell in can), default=None)
     return [
         Target("saver: worst joules over all-local's (emulated)",
-               max(cell.joules / local[cell.device, cell.trace] for cell in saver), KEPT),
-        Target("worst average power over a budget that some row keeps (emulated)", over, KEPT),
+               max(cell.joules / local[cell.device, cell.trace] for cell in saver), MAX_OVER_BUDGET),
+        Target("worst average power over a budget that some row keeps (emulated)", over, MAX_OVER_BUDGET),
         Target("requests lost (emulated)", float(sum(cell.lost for cell in cells)), 0.0),
     ]  # fmt: skip
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Joules against mean latency, a panel per device and trace, a mark per policy."""
+    """Draw joules against mean latency, with a panel per device and trace and a mark per policy."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -147,8 +148,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
 
 def main() -> None:
-    """Rehearse, draw, write."""
-    parser = arguments(__doc__)
+    """Run the replays, draw the figure, write the results."""
+    parser = make_parser(__doc__)
     parser.add_argument("traces", type=Path, nargs="*", metavar="TRACE", help="files in mahimahi's format")
     parser.add_argument("--requests", type=int, default=600, help="of each cell")
     parser.add_argument("--svg", type=Path, default=PICTURE, help="where the picture goes")

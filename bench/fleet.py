@@ -26,12 +26,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError
-from edgesplit.process.lifecycle import ending_with_us, open_as_many_files_as_allowed
-from edgesplit_agent.control.mqtt_uplink import Rhythm
+from edgesplit.process.lifecycle import die_with_starting_thread, raise_open_file_limit
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
 from edgesplit_cli.demo.scenario import INPUT_SPEC
 from edgesplit_simulation.real_controller import RealFleet
 from postgres import Postgres
@@ -39,10 +39,11 @@ from postgres import Postgres
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 TELEMETRY_S = {1_000: 10.0, 10_000: 60.0}
-"""As `edgectl up --telemetry-every` advises, by devices: what the controller asks of them."""
+"""Telemetry interval in seconds by number of devices, as `edgectl up --telemetry-every` advises."""
 SETTLE_S = 10.0
 STEADY_S = 60.0
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
+"""Seconds after which a phase counts as failed."""
 BACK_S = 60.0
 PER_MINUTE = 1_000.0
 TICK = os.sysconf("SC_CLK_TCK")
@@ -53,11 +54,12 @@ PAGES = {"api: health": "/v1/health", "api: one device": "/v1/devices/fleet-0000
 
 
 def worker(data: Path, folder: Path, first: int, devices: int, rhythm_s: float, pipe: Any) -> None:
-    """Hold so many devices; say now and then how many are connected, and how many run the release asked about."""
-    open_as_many_files_as_allowed()
+    """Process that holds so many simulated devices; reports at intervals how many are connected and how many run the
+    requested release."""
+    raise_open_file_limit()
     fleet = RealFleet(
         folder, ControllerClient.connect(data), devices=devices, first=first, prefix="fleet", seed=first,
-        rhythm=Rhythm(rhythm_s, rhythm_s), group="fleet",
+        telemetry_schedule=TelemetrySchedule(rhythm_s, rhythm_s), group="fleet",
     )  # fmt: skip
     release, started = "", False
     marked: dict[str, int] = {}
@@ -67,46 +69,48 @@ def worker(data: Path, folder: Path, first: int, devices: int, rhythm_s: float, 
         pipe.send({"enrolled": devices})
         while True:
             while pipe.poll(0.0 if started else None):
-                word, value = pipe.recv()
-                if word == "stop":
+                command, value = pipe.recv()
+                if command == "stop":
                     return
-                if word == "start":
+                if command == "start":
                     fleet.start()
                     started = True
-                elif word == "mark":
-                    marked = {name: one.session_number for name, one in fleet.devices.items()}
+                elif command == "mark":
+                    marked = {name: device.session_number for name, device in fleet.devices.items()}
                 else:
                     release = value
             fleet.hub.run(0.25)
             again = sum(
-                one.is_connected and one.session_number > marked.get(one.name, 0) for one in fleet.devices.values()
+                device.is_connected and device.session_number > marked.get(device.name, 0)
+                for device in fleet.devices.values()
             )
-            pipe.send({"connected": fleet.connected, "running": fleet.runs("digits", release), "again": again})
+            pipe.send({"connected": fleet.connected, "running": fleet.count_serving("digits", release), "again": again})
 
 
 @dataclass
 class Workers:
-    """All of them."""
+    """The processes that hold the simulated devices."""
 
     pipes: list[Any]
-    said: list[dict[str, int]] = field(default_factory=list)
+    counts: list[dict[str, int]] = field(default_factory=list)
+    """The latest counts that each process reported."""
 
-    def tell(self, word: str, value: str = "") -> None:
+    def send(self, command: str, value: str = "") -> None:
         for pipe in self.pipes:
-            pipe.send((word, value))
+            pipe.send((command, value))
 
-    def total(self, what: str) -> int:
-        """By the newest word of each."""
+    def total(self, kind: str) -> int:
+        """Sum of the latest count of that kind over all processes."""
         for number, pipe in enumerate(self.pipes):
             while pipe.poll():
-                self.said[number].update(pipe.recv())
-        return sum(one.get(what, 0) for one in self.said)
+                self.counts[number].update(pipe.recv())
+        return sum(counts.get(kind, 0) for counts in self.counts)
 
-    def until(self, what: str, count: int, patience_s: float = PATIENCE_S) -> float | None:
-        """Seconds until so many are; None where that never came."""
+    def wait_until(self, kind: str, count: int, timeout_s: float = TIMEOUT_S) -> float | None:
+        """Seconds until the count of that kind reaches `count`; None where that does not happen within `patience_s`."""
         began = time.monotonic()
-        while self.total(what) < count:
-            if time.monotonic() - began > patience_s:
+        while self.total(kind) < count:
+            if time.monotonic() - began > timeout_s:
                 return None
             time.sleep(0.05)
         return time.monotonic() - began
@@ -114,7 +118,7 @@ class Workers:
 
 @contextmanager
 def fleet_of(data: Path, folder: Path, devices: int, processes: int, rhythm_s: float) -> Iterator[Workers]:
-    """The devices, divided among processes."""
+    """Start the devices, divided among processes; stops them at the end."""
     spawn, pipes, running = get_context("spawn"), [], []
     share = -(-devices // processes)
     for first in range(1, devices + 1, share):
@@ -135,14 +139,14 @@ def fleet_of(data: Path, folder: Path, devices: int, processes: int, rhythm_s: f
 
 
 @dataclass(frozen=True)
-class Weight:
-    """Of some processes at one moment."""
+class Usage:
+    """Processor time and memory of some processes at one moment."""
 
     cpu_s: float
     rss_bytes: int
 
     @classmethod
-    def of(cls, pids: Sequence[int]) -> Weight:
+    def of(cls, pids: Sequence[int]) -> Usage:
         cpu, rss = 0.0, 0
         for pid in pids:
             try:
@@ -155,8 +159,8 @@ class Weight:
         return cls(cpu, rss)
 
 
-def family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+def process_tree(pid: int) -> list[int]:
+    """Process ids of a process and all its descendants."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -164,26 +168,26 @@ def family(pid: int) -> list[int]:
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found
+    pids = [pid]
+    for descendant in pids:
+        pids += [child for child, parent in parents.items() if parent == descendant]
+    return pids
 
 
 def named(pids: Sequence[int], word: str) -> list[int]:
-    """Those whose program is called so."""
-    found = []
+    """Those of the process ids whose program has that name."""
+    matching = []
     for pid in pids:
         try:
             if word in Path(f"/proc/{pid}/comm").read_text():
-                found.append(pid)
+                matching.append(pid)
         except OSError:
             continue
-    return found
+    return matching
 
 
-class Asking:
-    """A thread that asks the API one page after the other, and keeps how long each took, by what went on meanwhile."""
+class ApiLoad:
+    """A thread that requests the API's pages in turn and records how long each takes, by the phase that was running."""
 
     def __init__(self, api: ControllerClient) -> None:
         self.meanwhile = "idle"
@@ -218,7 +222,7 @@ class Asking:
                 self._stop.wait(0.05)
 
     def _fleet_page(self) -> str:
-        """What the dashboard's first page reads, where this controller has it; else the list that it is made of."""
+        """Path of the data behind the dashboard's first page where this controller has it, else of the device list."""
         for path in ("/v1/fleet", "/v1/devices?limit=100", "/v1/devices"):
             try:
                 self._api.get(path)
@@ -233,14 +237,17 @@ class Asking:
 
 @contextmanager
 def controller(folder: Path, database: str, rhythm_s: float) -> Iterator[subprocess.Popen[bytes]]:
-    """`edgectl up` on a database, with the broker that it runs itself."""
+    """Run `edgectl up` on a database, with the broker that it starts itself."""
     data = folder / "cloud"
     ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0", "--no-offload"]
     ports += ["--telemetry-every", f"{rhythm_s:g}s"]
     command = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data), "up", *ports]
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "--database", database], stdout=log, stderr=log, preexec_fn=ending_with_us(signal.SIGTERM)
+            [*command, "--database", database],
+            stdout=log,
+            stderr=log,
+            preexec_fn=die_with_starting_thread(signal.SIGTERM),
         )
         try:
             wait_for(lambda: bool(ControllerClient.connect(data).get("/v1/health")), "the controller answers")
@@ -250,11 +257,11 @@ def controller(folder: Path, database: str, rhythm_s: float) -> Iterator[subproc
             process.wait(60)
 
 
-def wait_for(holds: Callable[[], bool], what: str, patience_s: float = 120.0) -> None:
-    until = time.monotonic() + patience_s
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    until = time.monotonic() + timeout_s
     while time.monotonic() < until:
         try:
-            if holds():
+            if condition():
                 return
         except EdgeError:
             pass
@@ -270,7 +277,7 @@ def push(data: Path) -> None:
 
 
 def measure(devices: int, processes: int, folder: Path, database: str) -> dict[str, Any]:
-    """One whole run."""
+    """One complete run of all phases."""
     rhythm_s = next((seconds for most, seconds in TELEMETRY_S.items() if devices <= most), max(TELEMETRY_S.values()))
     results: dict[str, Any] = {"devices": devices, "simulated": True, "telemetry_every_s": rhythm_s}
     data = folder / "cloud"
@@ -279,12 +286,12 @@ def measure(devices: int, processes: int, folder: Path, database: str) -> dict[s
         fleet_of(data, folder / "fleet", devices, processes, rhythm_s) as fleet,
     ):
         push(data)
-        results["enrol_s"] = fleet.until("enrolled", devices)
+        results["enrol_s"] = fleet.wait_until("enrolled", devices)
         say(f"enrolled in {results['enrol_s']} s")
-        brokers = named(family(up.pid), "mosquitto")
-        others = [pid for pid in family(up.pid) if pid not in brokers]
-        empty = Weight.of(others)
-        asking = Asking(ControllerClient.connect(data))
+        brokers = named(process_tree(up.pid), "mosquitto")
+        others = [pid for pid in process_tree(up.pid) if pid not in brokers]
+        empty = Usage.of(others)
+        asking = ApiLoad(ControllerClient.connect(data))
         try:
             results |= phases(fleet, devices, data, others, brokers, empty, asking)
         finally:
@@ -295,23 +302,23 @@ def measure(devices: int, processes: int, folder: Path, database: str) -> dict[s
 
 
 def phases(
-    fleet: Workers, devices: int, data: Path, others: list[int], brokers: list[int], empty: Weight, asking: Asking
+    fleet: Workers, devices: int, data: Path, others: list[int], brokers: list[int], empty: Usage, asking: ApiLoad
 ) -> dict[str, Any]:
-    """Connect, rest, deploy, restart the broker."""
+    """Connect all devices, measure them at rest, deploy a release, restart the broker."""
     found: dict[str, Any] = {}
     asking.meanwhile = "connecting"
-    fleet.tell("start")
-    found["connect_s"] = fleet.until("connected", devices)
+    fleet.send("start")
+    found["connect_s"] = fleet.wait_until("connected", devices)
     found["connected"] = fleet.total("connected")
     say(f"connected {found['connected']} in {found['connect_s']} s")
     asking.meanwhile = "telemetry"
     time.sleep(SETTLE_S)
-    before = {"controller": Weight.of(others), "broker": Weight.of(brokers)}
+    before = {"controller": Usage.of(others), "broker": Usage.of(brokers)}
     time.sleep(STEADY_S)
-    after = {"controller": Weight.of(others), "broker": Weight.of(brokers)}
-    for who in before:
-        found[f"{who}_cpu_cores"] = (after[who].cpu_s - before[who].cpu_s) / STEADY_S
-        found[f"{who}_cpu_ms_per_device_and_minute"] = found[f"{who}_cpu_cores"] * 60e3 / devices
+    after = {"controller": Usage.of(others), "broker": Usage.of(brokers)}
+    for group in before:
+        found[f"{group}_cpu_cores"] = (after[group].cpu_s - before[group].cpu_s) / STEADY_S
+        found[f"{group}_cpu_ms_per_device_and_minute"] = found[f"{group}_cpu_cores"] * 60e3 / devices
     found["controller_bytes_per_device"] = (after["controller"].rss_bytes - empty.rss_bytes) / devices
     found["broker_bytes_per_device"] = after["broker"].rss_bytes / devices
     say(f"controller {found['controller_cpu_cores']:.2f} cores, broker {found['broker_cpu_cores']:.2f}")
@@ -321,24 +328,24 @@ def phases(
         "release"
     ]
     found["plan_cut_sign_and_tell_s"] = time.monotonic() - began
-    began, weighed = time.monotonic(), Weight.of(others)
-    fleet.tell("release", release)
-    took = fleet.until("running", devices)
+    began, weighed = time.monotonic(), Usage.of(others)
+    fleet.send("release", release)
+    took = fleet.wait_until("running", devices)
     found["reach_s"] = None if took is None else time.monotonic() - began
     found["reached"] = fleet.total("running")
     found["reached_per_minute"] = None if found["reach_s"] is None else devices / found["reach_s"] * 60.0
-    found["controller_cpu_ms_per_device_reached"] = 1e3 * (Weight.of(others).cpu_s - weighed.cpu_s) / devices
+    found["controller_cpu_ms_per_device_reached"] = 1e3 * (Usage.of(others).cpu_s - weighed.cpu_s) / devices
     say(f"reached {found['reached']} in {found['reach_s']} s")
     asking.meanwhile = "broker restarted"
-    weighed = Weight.of(others)
-    fleet.tell("mark")
+    weighed = Usage.of(others)
+    fleet.send("mark")
     time.sleep(1.0)
     began = time.monotonic()
     for pid in brokers:
         os.kill(pid, signal.SIGKILL)
-    found["back_s"] = fleet.until("again", devices)
+    found["back_s"] = fleet.wait_until("again", devices)
     took = max(1e-3, time.monotonic() - began)
-    found["controller_cpu_cores_while_they_come_back"] = (Weight.of(others).cpu_s - weighed.cpu_s) / took
+    found["controller_cpu_cores_while_they_come_back"] = (Usage.of(others).cpu_s - weighed.cpu_s) / took
     say(f"all back in {found['back_s']} s")
     return found
 
@@ -348,12 +355,12 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) - 1)))
     parser.add_argument("--repeats", type=int, default=1)
     chosen = parser.parse_args()
-    open_as_many_files_as_allowed()
+    raise_open_file_limit()
     postgres, runs = Postgres(), []
     try:
         for _ in range(chosen.repeats):

@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 
 from edgesplit.client.client import Client
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import EdgeError
-from edgesplit_cli.demo.processes import Child
+from edgesplit_cli.demo.processes import DemoProcess
 from edgesplit_cli.demo.run import digits_folder, free_port
 from edgesplit_cli.demo.scenario import INPUT_SPEC
 from edgesplit_provisioning.kit import Target as Device
@@ -38,7 +38,7 @@ from edgesplit_provisioning.kit import build_kit
 ENGINES = ("onnxruntime", "ai-edge-litert")
 INSTALLED_MB, RESIDENT_MB, CORE = 80.0, 65.0, 0.01
 SETTLE_S = 15.0
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SIZES = """
 import json, os, sysconfig
 from importlib import metadata
@@ -60,20 +60,20 @@ print(json.dumps(found))
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Processes of an agent that nothing is asked of, over a while."""
+class IdleUsage:
+    """Memory, processor use and wake-ups of an idle agent's processes over a while."""
 
     rss_mb: float
     pss_mb: float
     core: float
-    """Part of one core."""
+    """Used fraction of one core."""
     wakes_per_s: float
-    """Voluntary context switches of all threads."""
+    """Voluntary context switches of all threads per second."""
     processes: int
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     parser.add_argument("--python", default=here, help="that the kit is for (default: this)")
     parser.add_argument("--wheelhouse", type=Path, metavar="DIR", help="take wheels from there alone")
@@ -81,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         with tempfile.TemporaryDirectory(prefix="edgesplit-footprint-") as folder:
-            results = measured(Path(folder), options.python, options.wheelhouse, options.seconds)
+            results = measure(Path(folder), options.python, options.wheelhouse, options.seconds)
     except EdgeError as error:
         print(f"footprint: {error}", file=sys.stderr)
         return error.exit_code
@@ -90,8 +90,8 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(folder: Path, python: str, wheelhouse: Path | None, seconds: float) -> dict[str, Any]:
-    """Everything, in order."""
+def measure(folder: Path, python: str, wheelhouse: Path | None, seconds: float) -> dict[str, Any]:
+    """Install, deploy and measure, in order; returns all results."""
     kit = build_kit(
         Device(python, platform.machine()), extras=("tflite",), cache=cache_folder(), wheelhouse=wheelhouse,
         progress=lambda text: print(f"  {text}", file=sys.stderr),
@@ -106,12 +106,12 @@ def measured(folder: Path, python: str, wheelhouse: Path | None, seconds: float)
     installed = folder / "opt" / "current" / "bin"
     parts = installed_parts(installed / "python")
     with running(folder, installed / "edgesplit-agent") as (api, url, pid):
-        waiting = seen(pid, seconds)
+        waiting = measure_idle(pid, seconds)
         deploy(folder, api)
-        until("the model serves", lambda: any(one["version"] for one in status(url)["models"]))
+        wait_until("the model serves", lambda: any(model["version"] for model in status(url)["models"]))
         frame = next(iter(sorted((digits_folder() / "frames").glob("*.jpg")))).read_bytes()
         Client(url).infer("digits", {"frame": frame}, deadline_s=30.0)
-        serving = seen(pid, seconds)
+        serving = measure_idle(pid, seconds)
     return {
         "kit_bytes": kit.bytes, "parts": parts, "waiting": asdict(waiting), "serving": asdict(serving),
         "seconds": seconds,
@@ -119,21 +119,26 @@ def measured(folder: Path, python: str, wheelhouse: Path | None, seconds: float)
 
 
 def installed_parts(python: Path) -> list[dict[str, Any]]:
-    """Installed bytes of each distribution, compiled modules with it, and whether only an engine needs it."""
+    """Installed bytes of each distribution including compiled modules, and whether only an engine needs it."""
     raw = subprocess.run([str(python), "-c", SIZES], capture_output=True, text=True, check=True).stdout
     found: dict[str, dict[str, Any]] = json.loads(raw)
     ours = needed(found, "edgesplit", {"agent"}, set(ENGINES))
     return sorted(
         (
-            {"name": name, "version": one["version"], "bytes": one["bytes"], "runtime": name not in {*ours, "(other)"}}
-            for name, one in found.items()
+            {
+                "name": name,
+                "version": entry["version"],
+                "bytes": entry["bytes"],
+                "runtime": name not in {*ours, "(other)"},
+            }
+            for name, entry in found.items()
         ),
-        key=lambda one: -one["bytes"],
+        key=lambda entry: -entry["bytes"],
     )
 
 
-def needed(found: dict[str, dict[str, Any]], top: str, extras: set[str], without: set[str]) -> set[str]:
-    """What `top` needs, and what that needs, without following `without`."""
+def needed(distributions: dict[str, dict[str, Any]], top: str, extras: set[str], without: set[str]) -> set[str]:
+    """Names of the distributions that `top` needs, directly or indirectly, without following `without`."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -141,10 +146,10 @@ def needed(found: dict[str, dict[str, Any]], top: str, extras: set[str], without
     queue = [(top, frozenset(extras))]
     while queue:
         name, wanted = queue.pop()
-        if name in have or name in without or name not in found:
+        if name in have or name in without or name not in distributions:
             continue
         have.add(name)
-        for text in found[name]["needs"]:
+        for text in distributions[name]["needs"]:
             one = Requirement(text)
             if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *wanted)):
                 queue.append((canonicalize_name(one.name), frozenset(one.extras)))
@@ -153,13 +158,14 @@ def needed(found: dict[str, dict[str, Any]], top: str, extras: set[str], without
 
 @contextlib.contextmanager
 def running(folder: Path, agent: Path) -> Iterator[tuple[ControllerClient, str, int]]:
-    """A controller, and the agent that was installed, online: the API, the agent's address and process."""
+    """Run a controller and the installed agent until the agent is online: yields the API, the agent's address and
+    process id."""
     data = folder / "cloud"
     edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(data)]
     ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0"]
-    cloud = Child("up", [*edgectl, "up", *ports], folder / "up.log")
+    cloud = DemoProcess("up", [*edgectl, "up", *ports], folder / "up.log")
     cloud.start()
-    until(
+    wait_until(
         "the controller answers",
         lambda: (data / "controller.json").exists() and ControllerClient.connect(data).get("/v1/health"),
     )
@@ -170,11 +176,11 @@ def running(folder: Path, agent: Path) -> Iterator[tuple[ControllerClient, str, 
     )  # fmt: skip
     port = free_port()
     words = ["run", "--data", str(folder / "data"), "--claim", str(claim), "--port", str(port)]
-    device = Child("agent", [str(agent), *words], folder / "agent.log")
+    device = DemoProcess("agent", [str(agent), *words], folder / "agent.log")
     device.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        until("the agent is online", lambda: status(url)["broker"]["connected"])
+        wait_until("the agent is online", lambda: status(url)["broker"]["connected"])
         yield ControllerClient.connect(data), url, int(device.pid or 0)
     finally:
         device.stop()
@@ -182,7 +188,7 @@ def running(folder: Path, agent: Path) -> Iterator[tuple[ControllerClient, str, 
 
 
 def deploy(folder: Path, api: ControllerClient) -> None:
-    """The digits model, all of it on the device."""
+    """Deploy the digits model to run on the device alone."""
     edgectl = [sys.executable, "-m", "edgesplit_cli.main", "--data", str(folder / "cloud")]
     model = str(digits_folder() / "digits.onnx")
     for words in (
@@ -196,13 +202,13 @@ def status(url: str) -> dict[str, Any]:
     from urllib.request import urlopen
 
     with urlopen(f"{url}/edgesplit/status", timeout=5) as answer:
-        told: dict[str, Any] = json.loads(answer.read())
-    return told
+        parsed: dict[str, Any] = json.loads(answer.read())
+    return parsed
 
 
-def until(what: str, holds: Any) -> None:
-    """Wait for it."""
-    end = time.monotonic() + PATIENCE_S
+def wait_until(what: str, holds: Any) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + TIMEOUT_S
     while time.monotonic() < end:
         try:
             if holds():
@@ -213,27 +219,27 @@ def until(what: str, holds: Any) -> None:
     raise SystemExit(f"never came: {what}")
 
 
-def seen(pid: int, seconds: float) -> Seen:
-    """The agent and its workers, after a while in which they came to rest."""
+def measure_idle(pid: int, seconds: float) -> IdleUsage:
+    """Measure the agent and its workers over `seconds`, after they have settled."""
     time.sleep(SETTLE_S)
-    pids = family(pid)
+    pids = process_tree(pid)
     before, wakes, began = sum(map(cpu_s, pids)), sum(map(switches, pids)), time.monotonic()
     time.sleep(seconds)
     taken = time.monotonic() - began
     memory = [kilobytes(one) for one in pids]
-    return Seen(
+    return IdleUsage(
         rss_mb=sum(one["Rss"] for one in memory) * 1024 / 1e6, pss_mb=sum(one["Pss"] for one in memory) * 1024 / 1e6,
         core=(sum(map(cpu_s, pids)) - before) / taken, wakes_per_s=(sum(map(switches, pids)) - wakes) / taken,
         processes=len(pids),
     )  # fmt: skip
 
 
-def family(pid: int) -> list[int]:
-    """The process and all below it."""
+def process_tree(pid: int) -> list[int]:
+    """Process ids of the process and all its descendants."""
     children = [
         int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
     ]
-    return [pid, *(one for child in children for one in family(child))]
+    return [pid, *(one for child in children for one in process_tree(child))]
 
 
 def cpu_s(pid: int) -> float:
@@ -255,14 +261,14 @@ def kilobytes(pid: int) -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.split(":")[0] in ("Rss", "Pss")}
 
 
-def beside(results: dict[str, Any]) -> float:
-    """Installed megabytes beside the engines."""
+def installed_without_engines(results: dict[str, Any]) -> float:
+    """Installed megabytes without the engines."""
     return float(sum(one["bytes"] for one in results["parts"] if not one["runtime"]) / 1e6)
 
 
 def targets(results: dict[str, Any]) -> list[Target]:
     return [
-        Target("installed beside the runtimes, MB", beside(results), INSTALLED_MB),
+        Target("installed beside the runtimes, MB", installed_without_engines(results), INSTALLED_MB),
         Target("resident idle before a runtime is loaded, MB", results["waiting"]["rss_mb"], RESIDENT_MB),
         Target("idle before a runtime is loaded, part of a core", results["waiting"]["core"], CORE),
         Target("idle with a model loaded, part of a core", results["serving"]["core"], CORE),
@@ -270,12 +276,12 @@ def targets(results: dict[str, Any]) -> list[Target]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Tables, as docs/footprint.md has them."""
+    """Print the tables as docs/footprint.md has them."""
     print("| part | version | installed MB | |\n|---|---|---:|---|")
     for one in results["parts"]:
         mark = "runtime" if one["runtime"] else ""
         print(f"| {one['name']} | {one['version']} | {one['bytes'] / 1e6:.1f} | {mark} |")
-    print(f"| all beside the runtimes | | {beside(results):.1f} | |")
+    print(f"| all beside the runtimes | | {installed_without_engines(results):.1f} | |")
     print(f"\nkit: {results['kit_bytes'] / 1e6:.1f} MB; idle for {results['seconds']:g} s each:\n")
     print("| | processes | RSS MB | PSS MB | of a core | wake-ups a second |\n|---|---:|---:|---:|---:|---:|")
     for name in ("waiting", "serving"):

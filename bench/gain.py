@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from record import Target, arguments, finish
-from trained import Skipped, Trained, as_the_whole, trained
+from record import Target, finish, make_parser
+from trained import Skipped, TrainedModel, load_models, scale_to_whole
 
 from edgesplit.device_profile import list_profiles, load_profile
 from edgesplit.input_spec import INPUT_LAYER
@@ -25,28 +25,30 @@ from edgesplit.plan import Link, Row
 from edgesplit_partitioner import Costs, plan
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.costs.model import TensorCost
-from edgesplit_partitioner.profiling.codecs import CodecMeasures, measure_codecs, with_codecs
-from edgesplit_partitioner.profiling.layers import Samples, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.profiling.codecs import CodecMeasurements, measure_codecs, with_codecs
+from edgesplit_partitioner.profiling.layers import TensorMeasurements, measure_input, measure_layers, measure_samples
 
 LINK_NAMES = ("wifi", "lte", "3g")
 LEAST_GAIN = 0.98
+"""Threshold of the target on the smallest gain."""
 ALLOWANCE = 0.005
 SAMPLES = 16
 TIERS = "device-cloud"
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """What was measured on one half of the samples."""
+class HalfMeasurements:
+    """Measurements on one half of the samples."""
 
     layers_s: dict[str, float]
-    tensors: Samples
-    codecs: CodecMeasures
+    tensors: TensorMeasurements
+    codecs: CodecMeasurements
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One model on one device profile and link. Seconds but for `planned_s` are those of the half that judges."""
+    """Results of one model on one device profile and link. Seconds, except `planned_s`, are those of the half that
+    judges."""
 
     model: str
     given: str
@@ -58,7 +60,7 @@ class Cell:
     codecs: dict[str, str]
     compress: bool
     up_bytes: int
-    """As planned."""
+    """Bytes sent, as planned."""
     planned_s: float
     seconds: float
     all_local_s: float
@@ -66,43 +68,43 @@ class Cell:
     gain: float
     planned_loss: float
     loss: float
-    """Mean over all samples of the half that judges."""
+    """Mean codec loss over all samples of the half that judges."""
     plan_s: float
-    """What planning took."""
+    """Seconds that planning took."""
 
 
-def measured(one: Trained, positions: Sequence[int], runs: int) -> Half:
-    """Everything anew, on these samples."""
-    samples = [one.samples[position] for position in positions]
-    labels = [one.labels[position] for position in positions] if one.labels else ()
+def measure(model: TrainedModel, positions: Sequence[int], runs: int) -> HalfMeasurements:
+    """Time layers and codecs and measure losses on these samples."""
+    samples = [model.samples[position] for position in positions]
+    labels = [model.labels[position] for position in positions] if model.labels else ()
     feeds = samples[0] if isinstance(samples[0], Mapping) else None
-    times = measure_layers(one.model, one.model.graph, runs=runs, inputs=feeds)
-    layers_s = as_the_whole(one, {name: took.median_s for name, took in times.items()}, runs)
-    if one.spec is not None:
+    times = measure_layers(model.model, model.model.graph, runs=runs, inputs=feeds)
+    layers_s = scale_to_whole(model, {name: took.median_s for name, took in times.items()}, runs)
+    if model.spec is not None:
         frames = [frame for frame in samples if isinstance(frame, bytes)]
-        layers_s[INPUT_LAYER] = measure_input(one.spec, frames).median_s
-    return Half(
+        layers_s[INPUT_LAYER] = measure_input(model.spec, frames).median_s
+    return HalfMeasurements(
         layers_s=layers_s,
-        tensors=measure_samples(one.model, one.graph, spec=one.spec, samples=samples),
-        codecs=measure_codecs(one.model, one.graph, spec=one.spec, samples=samples, labels=labels),
+        tensors=measure_samples(model.model, model.graph, spec=model.spec, samples=samples),
+        codecs=measure_codecs(model.model, model.graph, spec=model.spec, samples=samples, labels=labels),
     )
 
 
-def costs_of(one: Trained, half: Half, profile: str) -> Costs:
-    """On a device of this profile."""
+def costs_of(model: TrainedModel, half: HalfMeasurements, profile: str) -> Costs:
+    """Costs with the layers' seconds on a device of this profile."""
     return build_costs(
-        one.name,
-        one.graph,
+        model.name,
+        model.graph,
         profile=load_profile(profile),
         cloud_s=half.layers_s,
         tensors=with_codecs(half.tensors.tensors, half.codecs),
         frame_bytes=half.tensors.frame_bytes,
-        model_format=one.model.format,
+        model_format=model.model.format,
     )
 
 
 def seconds_of(costs: Costs, row: Row, link: Link) -> float:
-    """A cut's latency by these costs (docs/costs.md, "What a plan charges")."""
+    """Latency of a cut by these costs (docs/costs.md, "What a plan charges")."""
     here = frozenset(row.layers)
     there = [layer for layer in costs.layers if layer.name not in here]
     total = sum(layer.seconds["device" if layer.name in here else "cloud"] for layer in costs.layers)
@@ -111,14 +113,15 @@ def seconds_of(costs: Costs, row: Row, link: Link) -> float:
     known = {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
     made = {name for layer in there for name in layer.writes}
     for name in dict.fromkeys(name for layer in there for name in layer.reads if name not in made):
-        sent, encode_s, decode_s = _travels(known[name], row.codecs.get(name, "raw"), row.compress)
+        sent, encode_s, decode_s = _transfer_cost(known[name], row.codecs.get(name, "raw"), row.compress)
         total += encode_s + sent / link.up_bytes_per_s + decode_s
     down = sum(known[name].bytes for name in costs.outputs if name in made)
     return total + link.rtt_s + down / link.down_bytes_per_s
 
 
-def _travels(cost: TensorCost, codec: str, compress: bool) -> tuple[float, float, float]:
-    """Bytes, seconds to encode and to decode; a codec that does not suit the tensor on this half leaves it raw."""
+def _transfer_cost(cost: TensorCost, codec: str, compress: bool) -> tuple[float, float, float]:
+    """Bytes, seconds to encode and seconds to decode; a codec that does not suit the tensor on this half leaves it
+    raw."""
     found = None
     for name in (codec, "raw"):
         found = found or (cost.codecs.get(f"{name}+zstd") if compress else None) or cost.codecs.get(name)
@@ -127,8 +130,8 @@ def _travels(cost: TensorCost, codec: str, compress: bool) -> tuple[float, float
     return float(found.bytes), found.encode_s.get("device", 0.0), found.decode_s.get("cloud", 0.0)
 
 
-def lost(costs: Costs, row: Row) -> float:
-    """What the row's codecs lose on all samples of a half."""
+def codec_loss(costs: Costs, row: Row) -> float:
+    """Loss of the row's codecs on all samples of a half."""
     known = {name: cost for layer in costs.layers for name, cost in layer.writes.items()} | dict(costs.inputs)
     total = 0.0
     for name, codec in row.codecs.items():
@@ -138,8 +141,8 @@ def lost(costs: Costs, row: Row) -> float:
     return total
 
 
-def cell(one: Trained, mine: Costs, judge: Costs, profile: str, link: Link, allowance: float) -> Cell:
-    """Planned by `mine`, judged by `judge`."""
+def cell(model: TrainedModel, mine: Costs, judge: Costs, profile: str, link: Link, allowance: float) -> Cell:
+    """Plan by the costs `mine` and judge the plan by the costs `judge`."""
     limits: dict[str, Any] = {"max_loss": allowance} if allowance else {}
     links = {TIERS: link}
     start = time.perf_counter()
@@ -152,28 +155,28 @@ def cell(one: Trained, mine: Costs, judge: Costs, profile: str, link: Link, allo
     all_local_s, seconds = seconds_of(judge, local, link), seconds_of(judge, row, link)
     all_remote_s = min(seconds_of(judge, way, link) for way in ways)
     return Cell(
-        model=one.name, given=one.given, profile=profile, link=link.name, lossy=bool(allowance),
+        model=model.name, given=model.given, profile=profile, link=link.name, lossy=bool(allowance),
         row=row.name, after=row.after, codecs={name: codec for name, codec in row.codecs.items() if codec != "raw"},
         compress=row.compress, up_bytes=row.up_bytes, planned_s=made.seconds, seconds=seconds,
         all_local_s=all_local_s, all_remote_s=all_remote_s, gain=min(all_local_s, all_remote_s) / seconds,
-        planned_loss=row.loss, loss=lost(judge, row), plan_s=took,
+        planned_loss=row.loss, loss=codec_loss(judge, row), plan_s=took,
     )  # fmt: skip
 
 
-def cells_of(one: Trained, profiles: Sequence[str], runs: int, allowance: float) -> list[Cell]:
-    """Every profile and link, lossless and lossy."""
-    every = range(len(one.samples))
-    mine, judge = (measured(one, [n for n in every if n % 2 == part], runs) for part in (0, 1))
+def cells_of(model: TrainedModel, profiles: Sequence[str], runs: int, allowance: float) -> list[Cell]:
+    """Results for every profile and link, lossless and lossy."""
+    every = range(len(model.samples))
+    mine, judge = (measure(model, [n for n in every if n % 2 == part], runs) for part in (0, 1))
     found = []
     for profile in profiles:
-        both = costs_of(one, mine, profile), costs_of(one, judge, profile)
+        both = costs_of(model, mine, profile), costs_of(model, judge, profile)
         for name in LINK_NAMES:
-            found += [cell(one, *both, profile, LINKS[name], allowed) for allowed in (0.0, allowance)]
+            found += [cell(model, *both, profile, LINKS[name], allowed) for allowed in (0.0, allowance)]
     return found
 
 
-def printed(cells: Sequence[Cell]) -> None:
-    """A line per model and profile: the gain by link, lossless and lossy, with where the cut is."""
+def format_cells(cells: Sequence[Cell]) -> None:
+    """Text with a line per model and profile: the gain by link, lossless and lossy, with the place of the cut."""
     print(
         f"{'model (given)':44} {'profile':16} " + " ".join(f"{f'{name}: lossless, lossy':>23}" for name in LINK_NAMES)
     )
@@ -181,27 +184,27 @@ def printed(cells: Sequence[Cell]) -> None:
     for one in cells:
         lines.setdefault((f"{one.model} ({one.given})", one.profile), []).append(one)
     for (model, profile), row in lines.items():
-        print(f"{model:44} {profile:16} " + " ".join(f"{_shown(one):>11}" for one in row))
+        print(f"{model:44} {profile:16} " + " ".join(f"{_format_cell(one):>11}" for one in row))
     print(
         "x: times the better pure mode; L all-local, R all-remote, C a cut between (h: fp16, q: int8 on the boundary)"
     )
 
 
-def _shown(one: Cell) -> str:
-    where = "L" if one.row == "local" else "R" if not one.after else "C"
-    lossy = "".join(sorted({"fp16": "h", "int8": "q"}[codec] for codec in one.codecs.values()))[:2]
-    return f"{one.gain:.2f}x {where}{''.join(dict.fromkeys(lossy))}"
+def _format_cell(cell: Cell) -> str:
+    where = "L" if cell.row == "local" else "R" if not cell.after else "C"
+    lossy = "".join(sorted({"fp16": "h", "int8": "q"}[codec] for codec in cell.codecs.values()))[:2]
+    return f"{cell.gain:.2f}x {where}{''.join(dict.fromkeys(lossy))}"
 
 
 def targets_of(cells: Sequence[Cell]) -> list[Target]:
     """The issue's threshold, over all cells."""
-    least = min((one.gain for one in cells), default=None)
+    least = min((cell.gain for cell in cells), default=None)
     return [Target("gain.least_of_all_cells", least, LEAST_GAIN, at_least=True)]
 
 
 def main() -> int:
-    """Measure, plan, judge, print."""
-    parser = arguments(__doc__)
+    """Measure, plan, judge, print and write."""
+    parser = make_parser(__doc__)
     parser.add_argument("--model", action="append", default=[], help="only this one; may be given several times")
     parser.add_argument("--profile", action="append", default=[], help="only this one; default: all that ship")
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"per model, both halves together [{SAMPLES}]")
@@ -210,7 +213,7 @@ def main() -> int:
     options = parser.parse_args()
     cells: list[Cell] = []
     skipped: list[Skipped] = []
-    for one in trained(options.samples, options.model, tflite=True):
+    for one in load_models(options.samples, options.model, tflite=True):
         if isinstance(one, Skipped):
             skipped.append(one)
             print(f"skipped: {one.name}: {one.why}", flush=True)
@@ -218,14 +221,14 @@ def main() -> int:
         start = time.perf_counter()
         cells += cells_of(one, options.profile or list_profiles(), options.runs, options.allow_loss)
         print(f"{one.name} ({one.given}): {len(one.samples)} samples, {time.perf_counter() - start:.0f} s", flush=True)
-    printed(cells)
+    format_cells(cells)
     results = {
         "allowance": options.allow_loss,
         "samples": options.samples,
-        "cells": [asdict(one) for one in cells],
-        "lossy_rows": sum(bool(one.codecs) for one in cells),
-        "lossy_rows_beyond_the_allowance_on_the_judging_half": sum(one.loss > options.allow_loss for one in cells),
-        "with_gain_above_1_percent": sum(one.gain > 1.01 for one in cells),
+        "cells": [asdict(cell) for cell in cells],
+        "lossy_rows": sum(bool(cell.codecs) for cell in cells),
+        "lossy_rows_beyond_the_allowance_on_the_judging_half": sum(cell.loss > options.allow_loss for cell in cells),
+        "with_gain_above_1_percent": sum(cell.gain > 1.01 for cell in cells),
         "skipped": [asdict(one) for one in skipped],
     }
     finish(results, targets_of(cells), options.json)

@@ -26,18 +26,18 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from record import Target, arguments, finish, percentile
+from record import Target, finish, make_parser, percentile
 
 from edgesplit import Answer, AsyncClient, Client
 from edgesplit.errors import EdgeError
-from edgesplit_cli.demo.processes import Child
+from edgesplit_cli.demo.processes import DemoProcess
 
 INPUT = (1, 3, 224, 224)
-"""Of floats: 602,112 bytes."""
+"""Shape of the float32 input: 602,112 bytes."""
 WIDTHS = (48, 96, 128)
 ROUNDS = 300
 WARM_UP = 20
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 MODEL = "bench-local"
 Image = npt.NDArray[np.float32]
 
@@ -63,7 +63,7 @@ def network() -> onnx.ModelProto:
 
 
 def bare(model: Path, threads: int) -> onnxruntime.InferenceSession:
-    """The application's own session, as it would open it: all optimisations on."""
+    """An onnxruntime session as an application would open it, with all optimisations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -71,7 +71,7 @@ def bare(model: Path, threads: int) -> onnxruntime.InferenceSession:
 
 
 class World:
-    """A controller, and one agent that serves the model by itself."""
+    """A controller, and one agent that serves the model on the device alone."""
 
     def __init__(self, folder: Path, model: Path, threads: int) -> None:
         self._folder = folder
@@ -80,49 +80,49 @@ class World:
         self._data = folder / "cloud"
         self.socket = folder / "device" / "agent.sock"
         ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0"]
-        self._up = Child("up", [*self._edgectl, "up", *ports], folder / "up.log")
-        self._agent: Child | None = None
+        self._up = DemoProcess("up", [*self._edgectl, "up", *ports], folder / "up.log")
+        self._agent: DemoProcess | None = None
 
     @property
     def _edgectl(self) -> list[str]:
         return [sys.executable, "-m", "edgesplit_cli.main", "--data", str(self._data)]
 
     def start(self) -> str:
-        """Bring the model to the agent; the URL of its local endpoint."""
+        """Deploy the model to the agent; returns the URL of its local endpoint."""
         self._up.start()
-        until("the controller answers", lambda: self._told("device", "list") is not None)
-        self._told("model", "push", str(self._model), "--name", MODEL)
+        wait_until("the controller answers", lambda: self._edgectl_output("device", "list") is not None)
+        self._edgectl_output("model", "push", str(self._model), "--name", MODEL)
         claim = self._folder / "claim.json"
-        self._told("device", "claim", "bench", "--profile", "raspberrypi4", "--out", str(claim))
+        self._edgectl_output("device", "claim", "bench", "--profile", "raspberrypi4", "--out", str(claim))
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(self.socket.parent)]
         argv += ["--claim", str(claim), "--port", "0", "--threads", str(self._threads), "--health-seconds", "0.1"]
-        self._agent = Child("agent", argv, self._folder / "agent.log")
+        self._agent = DemoProcess("agent", argv, self._folder / "agent.log")
         self._agent.start()
-        until("the device is online", lambda: "online" in (self._told("device", "list") or ""))
-        self._told("deploy", MODEL, "--partition", "device", "--to", "bench", "--wait", "60")
+        wait_until("the device is online", lambda: "online" in (self._edgectl_output("device", "list") or ""))
+        self._edgectl_output("deploy", MODEL, "--partition", "device", "--to", "bench", "--wait", "60")
         url = json.loads((self.socket.parent / "agent.json").read_text())["url"]
         with Client(url) as client:
-            until("the model is there", lambda: MODEL in client.models())
+            wait_until("the model is there", lambda: MODEL in client.models())
         return str(url)
 
-    def _told(self, *words: str) -> str | None:
-        """What `edgectl` prints; None where it fails."""
+    def _edgectl_output(self, *words: str) -> str | None:
+        """Standard output of an `edgectl` command; None where it fails."""
         done = subprocess.run([*self._edgectl, *words], capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else None
 
     def stop(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         for child in (self._agent, self._up):
             if child is not None:
                 child.stop()
 
 
-def until(what: str, holds: Callable[[], object]) -> None:
-    """Wait until `holds`; a benchmark that cannot begin says why."""
-    end = monotonic() + PATIENCE_S
+def wait_until(what: str, condition: Callable[[], object]) -> None:
+    """Wait until `holds` returns true; raises SystemExit with `what` in its message after `PATIENCE_S`."""
+    end = monotonic() + TIMEOUT_S
     while True:
         try:
-            if holds():
+            if condition():
                 return
         except (EdgeError, OSError, KeyError, ValueError):
             pass
@@ -131,23 +131,23 @@ def until(what: str, holds: Callable[[], object]) -> None:
         sleep(0.05)
 
 
-Way = Callable[[Image], tuple[Image, float]]
-"""A call: its answer, and the seconds that the runtime took of it by the agent's own report."""
+CallPath = Callable[[Image], tuple[Image, float]]
+"""A way of calling the model: its output, and the seconds that the runtime took by the agent's own report."""
 
 
 @dataclass
-class Taken:
-    """One way's calls, in seconds."""
+class CallTimes:
+    """Seconds of one way's calls."""
 
     whole: list[float] = field(default_factory=list)
     running: list[float] = field(default_factory=list)
-    """What the runtime took of each."""
+    """Seconds that the runtime took, by call."""
 
 
-def in_turn(ways: Mapping[str, Way], rounds: int) -> dict[str, Taken]:
-    """Every round takes each way once, beginning with another one each time."""
+def time_in_turn(ways: Mapping[str, CallPath], rounds: int) -> dict[str, CallTimes]:
+    """Time all ways: every round calls each way once, and begins with another one each time."""
     rng = np.random.default_rng(11)
-    names, taken = list(ways), {name: Taken() for name in ways}
+    names, taken = list(ways), {name: CallTimes() for name in ways}
     for turn in range(WARM_UP + rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             image = rng.random(INPUT, np.float32)
@@ -160,8 +160,8 @@ def in_turn(ways: Mapping[str, Way], rounds: int) -> dict[str, Taken]:
     return taken
 
 
-def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> dict[str, Taken]:
-    """All ways, once they agree."""
+def measure(url: str, socket: Path, model: Path, threads: int, rounds: int) -> dict[str, CallTimes]:
+    """Times of all ways, after checking that their outputs agree."""
     session, loop = bare(model, threads), asyncio.new_event_loop()
     through_memory, through_http = Client(f"unix://{socket}"), Client(url)
     through_socket = Client(f"unix://{socket}", shared_memory=False)
@@ -169,34 +169,34 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
     no_lane_socket = Client(f"unix://{socket}", shared_memory=False, lane=False)
     asynchronous = AsyncClient(f"unix://{socket}")
 
-    def told(answer: Answer) -> tuple[Image, float]:
+    def with_run_time(answer: Answer) -> tuple[Image, float]:
         return answer.outputs["scores"], answer.report.device_s if answer.report is not None else 0.0
 
-    def asked(client: Client) -> Way:
-        return lambda image: told(client.infer(MODEL, {"image": image}, deadline_s=30.0))
+    def sync_path(client: Client) -> CallPath:
+        return lambda image: with_run_time(client.infer(MODEL, {"image": image}, deadline_s=30.0))
 
-    def asked_async(image: Image) -> tuple[Image, float]:
-        return told(loop.run_until_complete(asynchronous.infer(MODEL, {"image": image}, deadline_s=30.0)))
+    def async_path(image: Image) -> tuple[Image, float]:
+        return with_run_time(loop.run_until_complete(asynchronous.infer(MODEL, {"image": image}, deadline_s=30.0)))
 
     def run_here(image: Image) -> tuple[Image, float]:
         began = perf_counter()
         scores = session.run(None, {"image": image})[0]
         return scores, perf_counter() - began
 
-    ways: dict[str, Way] = {
+    ways: dict[str, CallPath] = {
         "bare": run_here,
-        "shared memory": asked(through_memory),
-        "unix socket": asked(through_socket),
-        "shared memory, no lane": asked(no_lane),
-        "unix socket, no lane": asked(no_lane_socket),
-        "http": asked(through_http),
-        "async, shared memory": asked_async,
+        "shared memory": sync_path(through_memory),
+        "unix socket": sync_path(through_socket),
+        "shared memory, no lane": sync_path(no_lane),
+        "unix socket, no lane": sync_path(no_lane_socket),
+        "http": sync_path(through_http),
+        "async, shared memory": async_path,
     }
     image = np.random.default_rng(3).random(INPUT, np.float32)
     for name, way in ways.items():
         np.testing.assert_allclose(way(image)[0], run_here(image)[0], rtol=1e-3, atol=1e-3, err_msg=name)
     try:
-        return in_turn(ways, rounds)
+        return time_in_turn(ways, rounds)
     finally:
         for client in (through_memory, through_socket, no_lane, no_lane_socket, through_http):
             client.close()
@@ -204,9 +204,9 @@ def measured(url: str, socket: Path, model: Path, threads: int, rounds: int) -> 
         loop.close()
 
 
-def row(name: str, taken: Taken, base: Taken) -> dict[str, Any]:
-    """One way's figures, in milliseconds. `over`: the median of what it took more than bare in the same round;
-    `outside`: the median of what it took more than the runtime did, wherever that ran."""
+def row(name: str, taken: CallTimes, base: CallTimes) -> dict[str, Any]:
+    """One way's figures in milliseconds. `over`: the median of its time above that of the bare session in the same
+    round; `outside`: the median of its time above that of the runtime, in whichever process that ran."""
     over = statistics.median(mine - bare_s for mine, bare_s in zip(taken.whole, base.whole, strict=True))
     outside = statistics.median(whole - running for whole, running in zip(taken.whole, taken.running, strict=True))
     return {
@@ -221,7 +221,7 @@ def row(name: str, taken: Taken, base: Taken) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=1, help="of the runtime, on both sides")
     options = parser.parse_args()
@@ -231,7 +231,7 @@ def main() -> None:
         onnx.save(network(), str(model))
         world = World(folder, model, options.threads)
         try:
-            taken = measured(world.start(), world.socket, model, options.threads, options.rounds)
+            taken = measure(world.start(), world.socket, model, options.threads, options.rounds)
         finally:
             world.stop()
     rows = [row(way, calls, taken["bare"]) for way, calls in taken.items()]
@@ -239,7 +239,7 @@ def main() -> None:
     for one in rows:
         figures = f"{one['p50_ms']:8.3f} {one['p95_ms']:8.3f} {one['over_ms']:8.3f} {one['over_share']:7.1%}"
         print(f"{one['way']:22} {figures} {one['outside_ms']:20.3f}")
-    by_name = {one["way"]: one for one in rows}
+    by_name = {row["way"]: row for row in rows}
     allowed_ms = max(0.150, 0.03 * by_name["bare"]["p50_ms"])
     targets = [
         Target("Client by shared memory, over bare session.run (ms)", by_name["shared memory"]["over_ms"], allowed_ms),

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
 from paper_networks import NETWORKS, Network, PaperLayer
-from record import Target, arguments, finish
-from trained import Skipped, Trained, as_the_whole, trained
+from record import Target, finish, make_parser
+from trained import Skipped, TrainedModel, load_models, scale_to_whole
 
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.input_spec import INPUT_LAYER
@@ -32,7 +32,7 @@ from edgesplit_partitioner.calibration.calibrate import calibrate
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.costs.predict import predict_layers
 from edgesplit_partitioner.formulation.radio_energy import RADIOS, Radio
-from edgesplit_partitioner.profiling.layers import Samples, measure_input, measure_layers, measure_samples
+from edgesplit_partitioner.profiling.layers import TensorMeasurements, measure_input, measure_layers, measure_samples
 
 ROOT = Path(__file__).parent.parent
 MEGABIT = 125_000.0
@@ -43,25 +43,26 @@ LINKS = {
     "3g": Link(up_bytes_per_s=1.1 * MEGABIT, down_bytes_per_s=2.0275 * MEGABIT, rtt_s=0.0, name="3g"),
 }
 ROUND_TRIPS_S = {"wifi": 0.005, "lte": 0.06, "3g": 0.15}
-"""Assumed. The second part scores plans with them, as requests pay them, and once more without, as the paper has it."""
+"""Round-trip times in seconds, assumed. The second part scores plans with them, as requests incur them, and once more
+without, as the paper does."""
 ROUNDS = 4
-SLOWER = (4.0, 8.0, 16.0, 32.0)
-"""Speeds of the throttled device: so many times slower than this machine, which is the server."""
+SLOWDOWNS = (4.0, 8.0, 16.0, 32.0)
+"""Slow-down factors of the throttled device relative to this machine, which is the server."""
 OPTIMAL, WORST = 47 / 48, 0.02
 EXACT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Rates by what bounds a layer."""
+    """A processor's rates, by which a layer's time is bounded."""
 
     flops_per_s: float
     bytes_per_s: float
     overhead_s: float
-    """Per layer. Assumed."""
+    """Overhead per layer in seconds, assumed."""
 
     def seconds(self, layer: PaperLayer) -> float:
-        """A roofline: the slower of arithmetic and memory, plus the overhead."""
+        """Roofline: the slower of arithmetic and memory, plus the overhead."""
         return max(layer.flops / self.flops_per_s, layer.moved / self.bytes_per_s) + self.overhead_s
 
 
@@ -93,20 +94,20 @@ class Cell:
     value: float
     """Seconds, or joules of the device."""
     tried: float
-    """The least of trying every cut."""
+    """The least value of all cuts, by trying every cut."""
     gain: float
-    """Over the better of all-local and all-remote."""
+    """Ratio by which the plan is better than the better of all-local and all-remote."""
     over_remote: float
-    """Over sending everything, the paper's status quo."""
+    """Ratio by which the plan is better than sending everything, which the paper compares with."""
 
     @property
     def agrees(self) -> bool:
-        """With trying every cut."""
+        """Whether the plan equals the best of all cuts."""
         return abs(self.value - self.tried) <= EXACT * abs(self.tried)
 
 
 def costs_of(net: Network, processor: str) -> Costs:
-    """A network on one of the device's processors and the server."""
+    """Costs of a network on one of the device's processors and on the server."""
     device, tensor, rows = DEVICES[processor], "input", []
     for layer in net.layers:
         seconds = {"device": device.seconds(layer), "cloud": SERVER.seconds(layer)}
@@ -126,7 +127,8 @@ def costs_of(net: Network, processor: str) -> Costs:
 
 
 def cells() -> Iterator[Cell]:
-    """Every network, processor and link: latency, energy of the transfer alone, energy with promotion and tail."""
+    """Results for every network, processor and link: latency, energy of the transfer alone, energy with promotion and
+    tail."""
     for make in NETWORKS:
         net = make()
         for processor in DEVICES:
@@ -140,10 +142,10 @@ def cells() -> Iterator[Cell]:
 
 
 def cell(net: Network, costs: Costs, processor: str, link: str, objective: str, radio: Radio | None) -> Cell:
-    """Our plan, and every cut tried."""
+    """The planner's plan, compared with every cut."""
     given = msgspec.structs.asdict(LINKS[link]) | {"radio": radio}
     found = plan(costs, {"device-cloud": given}, objective=objective.split()[0])
-    tried = [by_hand(net, processor, LINKS[link], radio, place) for place in range(len(net.layers) + 1)]
+    tried = [reference_value(net, processor, LINKS[link], radio, place) for place in range(len(net.layers) + 1)]
     here = len(found.cut["device"])
     cut = "input" if here == 0 else net.layers[here - 1].name
     kind = "remote" if here == 0 else "local" if here == len(net.layers) else "split"
@@ -152,15 +154,16 @@ def cell(net: Network, costs: Costs, processor: str, link: str, objective: str, 
     return Cell(net.name, processor, link, objective, cut, kind, value, least, gain, tried[0] / value)
 
 
-def by_hand(net: Network, processor: str, link: Link, radio: Radio | None, place: int) -> float:
-    """Seconds, or joules where there is a radio, with so many layers on the device: from the definition alone."""
-    device_s = sum(DEVICES[processor].seconds(layer) for layer in net.layers[:place])
+def reference_value(net: Network, processor: str, link: Link, radio: Radio | None, device_layers: int) -> float:
+    """Seconds, or joules where there is a radio, with the first `place` layers on the device, computed from the
+    definition without the planner."""
+    device_s = sum(DEVICES[processor].seconds(layer) for layer in net.layers[:device_layers])
     joules = BUSY_WATTS[processor] * device_s
-    if place == len(net.layers):
+    if device_layers == len(net.layers):
         return device_s if radio is None else joules
-    sent = net.input_bytes if place == 0 else net.layers[place - 1].bytes
+    sent = net.input_bytes if device_layers == 0 else net.layers[device_layers - 1].bytes
     up_s, down_s = sent / link.up_bytes_per_s, net.layers[-1].bytes / link.down_bytes_per_s
-    remote_s = sum(SERVER.seconds(layer) for layer in net.layers[place:])
+    remote_s = sum(SERVER.seconds(layer) for layer in net.layers[device_layers:])
     if radio is None:
         return device_s + up_s + remote_s + down_s
     moving_w = {
@@ -173,19 +176,20 @@ def by_hand(net: Network, processor: str, link: Link, radio: Radio | None, place
 
 
 def sweeps() -> dict[str, int]:
-    """Breaks of monotony: a busier server never makes a plan faster nor more remote, more bandwidth never slower."""
+    """Violations of monotony: a busier server must not make a plan faster or more remote, more bandwidth must not make
+    it slower."""
     breaks = {"server load": 0, "bandwidth": 0}
     for make in NETWORKS:
         net = make()
         for processor in DEVICES:
             costs = costs_of(net, processor)
-            loaded = [_at(_loaded(costs, 1.3**step), LINKS["wifi"]) for step in range(25)]
+            loaded = [_plan_at(_loaded(costs, 1.3**step), LINKS["wifi"]) for step in range(25)]
             breaks["server load"] += sum(
                 later[0] < before[0] * (1 - EXACT) or later[1] < before[1]
                 for before, later in itertools.pairwise(loaded)
             )
             rates = [msgspec.structs.replace(LINKS["wifi"], up_bytes_per_s=1e4 * 1.4**step) for step in range(25)]
-            wider = [_at(costs, link) for link in rates]
+            wider = [_plan_at(costs, link) for link in rates]
             breaks["bandwidth"] += sum(
                 later[0] > before[0] * (1 + EXACT) or later[2] < before[2]
                 for before, later in itertools.pairwise(wider)
@@ -193,8 +197,8 @@ def sweeps() -> dict[str, int]:
     return breaks
 
 
-def _at(costs: Costs, link: Link) -> tuple[float, int, int]:
-    """Seconds, layers on the device, bytes up."""
+def _plan_at(costs: Costs, link: Link) -> tuple[float, int, int]:
+    """Seconds, layers on the device, and bytes sent up, of the plan for this link."""
     found = plan(costs, {"device-cloud": link})
     return found.seconds, len(found.cut["device"]), found.row.up_bytes
 
@@ -209,7 +213,7 @@ def _loaded(costs: Costs, factor: float) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A plan made from predicted costs, on measured ones."""
+    """A plan made from predicted costs, scored on measured ones."""
 
     model: str
     slower: float
@@ -218,50 +222,50 @@ class Score:
     best: str
     round_trip: bool
     off: float
-    """How much slower than the best cut, as a part of it."""
+    """Latency above that of the best cut, relative to it."""
 
 
 def scores(profile: DeviceProfile, count: int, runs: int) -> Iterator[Score | Skipped]:
-    """Every model that can be timed here, on each speed and link."""
-    for one in trained(count):
-        if isinstance(one, Skipped):
-            yield one
+    """Scores of every model that can be timed here, on each speed and link."""
+    for model in load_models(count):
+        if isinstance(model, Skipped):
+            yield model
             continue
-        measured, predicted = _measured(one, runs), predict_layers(one.graph, profile)
+        measured, predicted = _measured_layers(model, runs), predict_layers(model.graph, profile)
         print(
-            f"{one.name} ({one.given}): layers predicted {sum(predicted.values()):.6f} s, "
+            f"{model.name} ({model.given}): layers predicted {sum(predicted.values()):.6f} s, "
             f"measured {sum(measured.values()):.6f} s"
         )
-        sizes = measure_samples(one.model, one.graph, spec=one.spec, samples=one.samples)
-        for slower in SLOWER:
-            made, true = (_throttled(one, profile, sizes, took, slower) for took in (predicted, measured))
+        sizes = measure_samples(model.model, model.graph, spec=model.spec, samples=model.samples)
+        for slower in SLOWDOWNS:
+            made, true = (_throttled(model, profile, sizes, took, slower) for took in (predicted, measured))
             yield from (_score(made, true, slower, link, trip) for link in LINKS for trip in (True, False))
 
 
-def _measured(one: Trained, runs: int) -> dict[str, float]:
-    """Seconds of each layer: the median of the least disturbed round, since others use the machine too, and all of
-    them scaled to what the whole model takes unwatched."""
-    rounds = [measure_layers(one.model, one.model.graph, runs=runs, inputs=_tensors(one)) for _ in range(ROUNDS)]
+def _measured_layers(model: TrainedModel, runs: int) -> dict[str, float]:
+    """Seconds of each layer: the median of the least disturbed round, since others use the machine too, scaled so that
+    they sum to the time of the whole model without a profiler."""
+    rounds = [measure_layers(model.model, model.model.graph, runs=runs, inputs=_tensors(model)) for _ in range(ROUNDS)]
     best = min(rounds, key=lambda times: sum(took.median_s for took in times.values()))
-    seconds = as_the_whole(one, {name: took.median_s for name, took in best.items()}, runs, ROUNDS)
-    if one.spec is not None:
-        frames = [frame for frame in one.samples if isinstance(frame, bytes)]
-        seconds[INPUT_LAYER] = min(measure_input(one.spec, frames).median_s for _ in range(ROUNDS))
+    seconds = scale_to_whole(model, {name: took.median_s for name, took in best.items()}, runs, ROUNDS)
+    if model.spec is not None:
+        frames = [frame for frame in model.samples if isinstance(frame, bytes)]
+        seconds[INPUT_LAYER] = min(measure_input(model.spec, frames).median_s for _ in range(ROUNDS))
     return seconds
 
 
-def _tensors(one: Trained) -> Mapping[str, Any] | None:
-    first = one.samples[0]
+def _tensors(model: TrainedModel) -> Mapping[str, Any] | None:
+    first = model.samples[0]
     return first if isinstance(first, Mapping) else None
 
 
 def _throttled(
-    one: Trained, profile: DeviceProfile, sizes: Samples, seconds: Mapping[str, float], slower: float
+    model: TrainedModel, profile: DeviceProfile, sizes: TensorMeasurements, seconds: Mapping[str, float], slower: float
 ) -> Costs:
-    """This machine as the server, and `slower` times slower as the device."""
+    """Costs with this machine as the server, and `slower` times slower as the device."""
     return build_costs(
-        f"{one.name} ({one.given})",
-        one.graph,
+        f"{model.name} ({model.given})",
+        model.graph,
         profile=profile,
         cloud_s=seconds,
         device_s={name: took * slower for name, took in seconds.items()},
@@ -287,21 +291,21 @@ def _score(made: Costs, true: Costs, slower: float, link: str, trip: bool) -> Sc
 
 
 def table(every: Sequence[Cell], objective: str) -> list[list[str]]:
-    """As the paper prints it: a row per processor and link, a column per network."""
-    names = list(dict.fromkeys(one.network for one in every))
-    found = {(one.processor, one.link, one.network): one for one in every if one.objective == objective}
+    """Text of the table as the paper prints it: a row per processor and link, a column per network."""
+    names = list(dict.fromkeys(cell.network for cell in every))
+    found = {(cell.processor, cell.link, cell.network): cell for cell in every if cell.objective == objective}
     rows = [["", "", *names]]
     for processor in DEVICES:
         rows += [[processor, link, *(found[processor, link, name].cut for name in names)] for link in LINKS]
     return rows
 
 
-def drawn(every: Sequence[Cell]) -> str:
-    """The tables as one SVG: colour says remote, split or local; the number is the gain over the better pure mode."""
+def draw_tables(every: Sequence[Cell]) -> str:
+    """The tables as one SVG: colour shows remote, split or local; the number is the gain over the better pure mode."""
     colours = {"remote": "#9ecae1", "split": "#fdae6b", "local": "#a1d99b"}
-    objectives = list(dict.fromkeys(one.objective for one in every))
+    objectives = list(dict.fromkeys(cell.objective for cell in every))
     width, height, left, top = 92, 38, 120, 70
-    names = list(dict.fromkeys(one.network for one in every))
+    names = list(dict.fromkeys(cell.network for cell in every))
     lines = [(processor, link) for processor in DEVICES for link in LINKS]
     block = top + height * len(lines) + 20
     size = left + width * len(names) + 20, block * len(objectives) + 50
@@ -338,8 +342,8 @@ def drawn(every: Sequence[Cell]) -> str:
 
 
 def main() -> None:
-    """Both parts."""
-    parser = arguments(__doc__)
+    """Run both parts, print and write the results."""
+    parser = make_parser(__doc__)
     parser.add_argument("--svg", type=Path, default=ROOT / "out/neurosurgeon.svg", help="where the table is drawn")
     parser.add_argument("--profile", type=Path, help="a profile calibrated on this machine, instead of calibrating")
     parser.add_argument("--minutes", type=float, default=2.0, help="of calibration")
@@ -364,22 +368,22 @@ def _profile(path: Path | None, minutes: float) -> DeviceProfile:
 def first_part(svg: Path) -> tuple[dict[str, Any], list[Target]]:
     """The table, printed and drawn, and the sweeps."""
     every = list(cells())
-    for objective in dict.fromkeys(one.objective for one in every):
+    for objective in dict.fromkeys(cell.objective for cell in every):
         print(f"\n{objective}")
         for line in table(every, objective):
             print("".join(text.ljust(11) for text in line))
     svg.parent.mkdir(parents=True, exist_ok=True)
-    svg.write_text(drawn(every), encoding="utf-8")
+    svg.write_text(draw_tables(every), encoding="utf-8")
     breaks = sweeps()
-    print(f"\ndrawn in {svg}; {sum(one.kind == 'split' for one in every)} of {len(every)} cells are split")
-    remote = [one.over_remote for one in every if one.objective == "latency"]
+    print(f"\ndrawn in {svg}; {sum(cell.kind == 'split' for cell in every)} of {len(every)} cells are split")
+    remote = [cell.over_remote for cell in every if cell.objective == "latency"]
     print(f"latency over all-remote: mean {sum(remote) / len(remote):.2f}x, largest {max(remote):.2f}x")
     targets = [
-        Target("cells that differ from trying every cut", sum(not one.agrees for one in every), 0),
+        Target("cells that differ from trying every cut", sum(not cell.agrees for cell in every), 0),
         Target("breaks of monotony over server load", breaks["server load"], 0),
         Target("breaks of monotony over bandwidth", breaks["bandwidth"], 0),
     ]
-    return {"cells": [msgspec.to_builtins(one) for one in every], "breaks": breaks}, targets
+    return {"cells": [msgspec.to_builtins(cell) for cell in every], "breaks": breaks}, targets
 
 
 def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[str, Any], list[Target]]:
@@ -389,26 +393,29 @@ def second_part(profile: DeviceProfile, samples: int, runs: int) -> tuple[dict[s
     left_out = [one for one in found if isinstance(one, Skipped)]
     for skipped in left_out:
         print(f"left out: {skipped.name}: {skipped.why}")
-    without, judged = _summed([one for one in every if not one.round_trip]), [one for one in every if one.round_trip]
-    summed = _summed(judged)
+    without, judged = (
+        _summarise([cell for cell in every if not cell.round_trip]),
+        [cell for cell in every if cell.round_trip],
+    )
+    summed = _summarise(judged)
     share = summed["optimal"] / len(judged) if judged else None
     targets = [
         Target("share of plans from predictions that are optimal (47 of 48)", share, OPTIMAL, at_least=True),
         Target("largest loss of a plan from predictions", summed["worst"], WORST),
     ]
-    scored = {"scores": [msgspec.to_builtins(one) for one in every], "left_out": [one.name for one in left_out]}
+    scored = {"scores": [msgspec.to_builtins(cell) for cell in every], "left_out": [one.name for one in left_out]}
     return scored | {"with_round_trips": summed, "without_round_trips": without}, targets
 
 
-def _summed(every: Sequence[Score]) -> dict[str, Any]:
-    """Printed with its misses, and as figures."""
-    misses = [one for one in every if one.off > EXACT]
+def _summarise(every: Sequence[Score]) -> dict[str, Any]:
+    """Print the scores with their misses, and return them as figures."""
+    misses = [cell for cell in every if cell.off > EXACT]
     trips = "with" if every and every[0].round_trip else "without"
     print(f"{len(every) - len(misses)} of {len(every)} plans from predictions are optimal, {trips} round trips")
     for one in misses:
         where = f"{one.model}, device {one.slower:g}x slower, {one.link}"
         print(f"  not optimal: {where}: after {one.cut} instead of {one.best}, {one.off:.2%} slower")
-    worst = max((one.off for one in every), default=None)
+    worst = max((cell.off for cell in every), default=None)
     return {"plans": len(every), "optimal": len(every) - len(misses), "worst": worst}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 from serving.contenders import (
     CONTENDERS,
     LARGEST_BATCH,
@@ -34,22 +34,22 @@ from serving.contenders import (
     Job,
 )
 from serving.environments import Environment, NotMeasured
-from serving.running import Running, Sample, in_process
+from serving.running import RunningServer, Sample, measure_in_process
 from serving.suffixes import SUFFIXES, Suffix
 
 IN_PROCESS = "in-process"
 EXACTLY = "in-process, exact"
 IN_BATCHES = f"in-process, batches of {LARGEST_BATCH}"
-FAR_BEHIND = ("KServe", "MLServer", "BentoML", "LitServe")
-"""No target is about them: they are asked every third round."""
+RARELY_MEASURED = ("KServe", "MLServer", "BentoML", "LitServe")
+"""Contenders that no target is about: they are measured in every third round only."""
 
 SETTLE_S = 0.5
 Samples = dict[str, dict[int, list[Sample]]]
-"""By contender and wire, and connections: one for each round."""
+"""Samples by contender and wire, and by connections: one for each round."""
 
 
 def main() -> None:
-    """The script."""
+    """Measure every suffix, print the tables and targets, write the results."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     options = _options()
     results: dict[str, Any] = {"workers": WORKERS, "rounds": options.rounds, "seconds": options.seconds}
@@ -59,7 +59,7 @@ def main() -> None:
         if not options.only or suffix.name in options.only:
             measured[suffix.name] = _suffix(suffix, environments, missing, options)
             results[suffix.name] = _as_json(measured[suffix.name])
-            _show(suffix, measured[suffix.name])
+            _print_table(suffix, measured[suffix.name])
     results["not measured"] = missing
     results["contenders"] = {name: one.version() for name, one in environments.items()}
     for name, reason in missing.items():
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = arguments(__doc__)
-    names = [one.name for one in SUFFIXES]
+    parser = make_parser(__doc__)
+    names = [suffix.name for suffix in SUFFIXES]
     parser.add_argument("--only", nargs="+", choices=names, metavar="SUFFIX", help=f"of {', '.join(names)}")
-    known = [one.name for one in CONTENDERS]
+    known = [contender.name for contender in CONTENDERS]
     parser.add_argument("--beside", nargs="*", choices=known, metavar="SERVER", help=f"of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, default=3, help="turns of all servers (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.8, help="of load each turn (default %(default)s)")
@@ -85,38 +85,42 @@ def _options() -> argparse.Namespace:
 
 
 def _environments(options: argparse.Namespace) -> tuple[dict[str, Environment], dict[str, str]]:
-    """Those that could be made, and why the others could not."""
-    found: dict[str, Environment] = {}
+    """The virtual environments that could be made, and the reasons why the others could not."""
+    made: dict[str, Environment] = {}
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(one.environment for one in _chosen(options) if one.environment):
+    for name in dict.fromkeys(one.environment for one in _selected_suffixes(options) if one.environment):
         environment = Environment(name)
         try:
             environment.make()
-            found[name] = environment
+            made[name] = environment
         except NotMeasured as reason:
-            missing |= {one.name: str(reason) for one in CONTENDERS if one.environment == name}
-    return found, missing
+            missing |= {contender.name: str(reason) for contender in CONTENDERS if contender.environment == name}
+    return made, missing
 
 
-def _chosen(options: argparse.Namespace) -> list[Contender]:
+def _selected_suffixes(options: argparse.Namespace) -> list[Contender]:
     beside = options.beside
-    return [one for one in CONTENDERS if beside is None or one.name.startswith(OURS) or one.name in beside]
+    return [
+        contender
+        for contender in CONTENDERS
+        if beside is None or contender.name.startswith(OURS) or contender.name in beside
+    ]
 
 
 def _suffix(
     suffix: Suffix, environments: Mapping[str, Environment], missing: dict[str, str], options: argparse.Namespace
 ) -> Samples:
-    """All servers of one suffix, round by round."""
+    """Measure all servers of one suffix, round by round."""
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         model = suffix.write(Path(place) / f"{suffix.name}.onnx")
         servers = []
-        for contender in _chosen(options):
+        for contender in _selected_suffixes(options):
             if contender.name in missing or (contender.suffixes and suffix.name not in contender.suffixes):
                 continue
             try:
                 folder = Path(place) / str(len(servers))
                 folder.mkdir()
-                server = Running(contender, Job(suffix, model, folder), environments.get(contender.environment))
+                server = RunningServer(contender, Job(suffix, model, folder), environments.get(contender.environment))
                 stack.callback(server.stop)
                 server.wait()
                 servers.append(server)
@@ -133,8 +137,8 @@ def _suffix(
         return samples
 
 
-def _settle(server: Running, connections: int, missing: dict[str, str]) -> None:
-    """Load that is not counted: every process of the server has the model afterwards."""
+def _settle(server: RunningServer, connections: int, missing: dict[str, str]) -> None:
+    """Apply load that is not counted, so that every process of the server has loaded the model."""
     for wire in server.wires:
         try:
             server.load(wire, connections, SETTLE_S)
@@ -143,12 +147,17 @@ def _settle(server: Running, connections: int, missing: dict[str, str]) -> None:
 
 
 def _round(
-    servers: Sequence[Running], turn: int, connections: int, samples: Samples, missing: dict[str, str], seconds: float
+    servers: Sequence[RunningServer],
+    turn: int,
+    connections: int,
+    samples: Samples,
+    missing: dict[str, str],
+    seconds: float,
 ) -> None:
-    """Every server once, the first of them another one each turn."""
+    """Measure every server once, beginning with another one each round."""
     for place in range(len(servers)):
         server = servers[(place + turn) % len(servers)]
-        if turn % 3 and server.name in FAR_BEHIND:
+        if turn % 3 and server.name in RARELY_MEASURED:
             continue
         for wire in server.wires:
             name = f"{server.name} {wire}".strip()
@@ -160,14 +169,15 @@ def _round(
 
 
 def _no_server(job: Job, connections: int, samples: Samples, missing: dict[str, str], seconds: float) -> None:
-    """The most that the machine gives: one thread for one connection, else one for each core."""
+    """The upper bound on this machine: inferences without a server, on one thread for one connection, else on one per
+    core."""
     threads = min(connections, WORKERS)
     ways: dict[str, dict[str, Any]] = {IN_PROCESS: {}, EXACTLY: {"exact": True}}
-    if job.suffix.batches and threads > 1:
+    if job.suffix.gains_from_batching and threads > 1:
         ways[IN_BATCHES] = {"batch": LARGEST_BATCH}
     for name, way in ways.items():
         try:
-            sample = in_process(job, threads, seconds, **way)
+            sample = measure_in_process(job, threads, seconds, **way)
             samples.setdefault(name, {}).setdefault(connections, []).append(sample)
         except NotMeasured as reason:
             missing[f"{name}, {connections} connections"] = str(reason)
@@ -175,22 +185,22 @@ def _no_server(job: Job, connections: int, samples: Samples, missing: dict[str, 
 
 def _rate(samples: Samples, name: str, connections: int) -> float:
     taken = samples.get(name, {}).get(connections)
-    return statistics.median(one.requests_per_s for one in taken) if taken else math.nan
+    return statistics.median(sample.requests_per_s for sample in taken) if taken else math.nan
 
 
 def _alone_s(samples: Samples, name: str) -> float:
     taken = samples.get(name, {}).get(1)
-    return statistics.median(one.median_s for one in taken) if taken else math.nan
+    return statistics.median(sample.median_s for sample in taken) if taken else math.nan
 
 
 def _as_json(samples: Samples) -> dict[str, Any]:
     return {
         name: {
             str(connections): {
-                "requests_per_s": round(statistics.median(one.requests_per_s for one in taken), 1),
-                "each_round": [round(one.requests_per_s, 1) for one in taken],
-                "median_ms": round(1e3 * statistics.median(one.median_s for one in taken), 4),
-                "refused": sum(one.refused for one in taken),
+                "requests_per_s": round(statistics.median(sample.requests_per_s for sample in taken), 1),
+                "each_round": [round(sample.requests_per_s, 1) for sample in taken],
+                "median_ms": round(1e3 * statistics.median(sample.median_s for sample in taken), 4),
+                "refused": sum(sample.refused for sample in taken),
             }
             for connections, taken in by_connections.items()
         }
@@ -198,8 +208,9 @@ def _as_json(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _show(suffix: Suffix, samples: Samples) -> None:
-    """A table: milliseconds alone, and requests per second, the least and the most of the rounds behind them."""
+def _print_table(suffix: Suffix, samples: Samples) -> None:
+    """Print a table: milliseconds of a single request, and requests per second, with the least and the most of the
+    rounds."""
     heads = "".join(f"{f'{connections} conn.':>28}" for connections in suffix.connections)
     print(f"\n{suffix.name:32}{'ms alone':>10}{heads}")
     for name, by_connections in samples.items():
@@ -213,9 +224,9 @@ def _show(suffix: Suffix, samples: Samples) -> None:
 
 
 def _tables(measured: Mapping[str, Samples]) -> str:
-    """Markdown: a table for each suffix, best first."""
+    """The results as Markdown: a table for each suffix, best first."""
     parts = []
-    for suffix in (one for one in SUFFIXES if one.name in measured):
+    for suffix in (suffix for suffix in SUFFIXES if suffix.name in measured):
         samples = measured[suffix.name]
         heads = [f"{connections} connection{'s' * (connections > 1)}, /s" for connections in suffix.connections]
         lines = [f"| {suffix.name} | alone, ms | {' | '.join(heads)} |", f"|---|---:|{'---:|' * len(heads)}"]
@@ -230,9 +241,9 @@ def _tables(measured: Mapping[str, Samples]) -> str:
 
 
 def _targets(measured: Mapping[str, Samples]) -> list[Target]:
-    """As issue 5 has them; a figure that is missing is a miss."""
+    """The targets of issue 5; a figure that is missing is a miss."""
     none: Samples = {}
-    identity, small, large, dense = (measured.get(one.name, none) for one in SUFFIXES)
+    identity, small, large, dense = (measured.get(suffix.name, none) for suffix in SUFFIXES)
     ours_s, nobody_s = _alone_s(identity, OURS), _alone_s(identity, IN_PROCESS)
     triton_s = _least(_alone_s(identity, wire) for wire in _triton(TRITON))
     at_8 = _most(_rate(identity, wire, 8) for wire in _triton(TRITON))
@@ -252,22 +263,22 @@ def _target(name: str, measured: float, target: float, at_least: bool = False) -
 
 
 def _over(samples: Samples, other: str) -> float:
-    """Our best rate over the other's, each at the connections where it is best."""
+    """Ratio of our best rate to the other server's best rate, each at the connections where it is best."""
     return _best(samples, [OURS]) / _best(samples, _triton(other))
 
 
 def _with_batching(samples: Samples) -> float:
-    """At its best over at its best, round by round, and the median of that: both servers run the same code on a suffix
-    that gains nothing, so what differs is the machine's mood."""
-    ours, other = _bests(samples, OURS), _bests(samples, OURS_UNBATCHED)
-    ratios = [one / beside for one, beside in zip(ours, other, strict=False) if beside]
+    """Median over the rounds of the ratio of both best rates: on a suffix that gains nothing from batching both servers
+    run the same code, so that what differs is disturbance by other load."""
+    ours, other = _best_rates(samples, OURS), _best_rates(samples, OURS_UNBATCHED)
+    ratios = [pair / beside for pair, beside in zip(ours, other, strict=False) if beside]
     return statistics.median(ratios) if ratios else math.nan
 
 
-def _bests(samples: Samples, name: str) -> list[float]:
-    """Of each round the best rate, whatever the connections."""
+def _best_rates(samples: Samples, name: str) -> list[float]:
+    """The best rate of each round, over all numbers of connections."""
     rounds = zip(*samples.get(name, {}).values(), strict=False)
-    return [max(one.requests_per_s for one in taken) for taken in rounds]
+    return [max(sample.requests_per_s for sample in taken) for taken in rounds]
 
 
 def _best(samples: Samples, names: Sequence[str]) -> float:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from record import Target, arguments, finish, percentile
+from record import Target, finish, make_parser, percentile
 
 from edgesplit.links import LINKS
-from edgesplit.plan import Conditions, Link, Power, choose
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.policy.row_selection import Held, Situation, decide
-from edgesplit_agent.power.mode import Stance
-from edgesplit_partitioner import Costs, Plan, load_costs, plan
+from edgesplit.plan import Conditions, Link, Power, choose_row
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.policy.row_selection import HeldRow, SelectionContext, select_row
+from edgesplit_agent.power.mode import PowerMode
+from edgesplit_partitioner import Costs, PlanResult, load_costs, plan
 
 SHAPES = ("chain", "skips", "branches")
 TARGETS_MS = {100: 5.0, 1_000: 50.0, 10_000: 500.0}
@@ -33,7 +33,7 @@ LAN = Link(up_bytes_per_s=1.25e8, down_bytes_per_s=1.25e8, rtt_s=0.002, name="la
 
 
 def layer_graph(shape: str, layers: int, seed: int) -> Costs:
-    """A random model of a shape, on three tiers."""
+    """Costs of a random model of that shape on three tiers."""
     rng = random.Random(f"{shape} {layers} {seed}")
     inputs = {f"in{i}": _tensor(rng) for i in range(1 if shape != "branches" else 3)}
     known, rows = list(inputs), []
@@ -56,7 +56,8 @@ def layer_graph(shape: str, layers: int, seed: int) -> Costs:
 
 
 def _reads(shape: str, rng: random.Random, known: list[str]) -> list[str]:
-    """The tensor last made; with skips some before it; with branches any of the last eight."""
+    """Inputs of a new layer: the latest tensor; with skips also some before it; with branches any of the latest
+    eight."""
     if shape == "chain":
         return known[-1:]
     if shape == "skips":
@@ -73,19 +74,19 @@ def _tensor(rng: random.Random) -> dict[str, Any]:
     return {"bytes": size, "codecs": {"raw+zstd": {"bytes": int(size * rng.uniform(0.2, 1.0)), **spent}}}
 
 
-def timed_ms(work: Callable[[], Plan]) -> tuple[float, Plan]:
-    """Milliseconds of a call, the least of some, and the plan that it made; garbage is collected before."""
+def timed_ms(call: Callable[[], PlanResult]) -> tuple[float, PlanResult]:
+    """Milliseconds of a call, the least of several, and the plan that it returned; garbage is collected before each."""
     took = []
     for _ in range(REPEATS):
         gc.collect()
         start = time.perf_counter()
-        made = work()
+        made = call()
         took.append((time.perf_counter() - start) * 1e3)
     return min(took), made
 
 
 def table_ms_of(costs: Costs, link: Link) -> float:
-    """Milliseconds that the switching table takes once the plan is there, the least of some."""
+    """Milliseconds that the switching table takes after the plan, the least of several."""
     took = []
     for _ in range(REPEATS):
         made = plan(costs, {"device-cloud": link})
@@ -95,8 +96,8 @@ def table_ms_of(costs: Costs, link: Link) -> float:
     return min(took)
 
 
-def plans(layers: int) -> Iterator[tuple[str, Costs, Link]]:
-    """Every model of a size on every link."""
+def cases(layers: int) -> Iterator[tuple[str, Costs, Link]]:
+    """Costs of every model of a size, with every link."""
     for shape in SHAPES:
         for seed in range(SEEDS[layers]):
             costs = layer_graph(shape, layers, seed)
@@ -105,15 +106,15 @@ def plans(layers: int) -> Iterator[tuple[str, Costs, Link]]:
 
 
 def measure() -> tuple[dict[str, Any], list[Target]]:
-    """All figures, milliseconds unless they say otherwise."""
+    """All figures, in milliseconds unless their name has another unit."""
     plan(layer_graph("branches", 50, 0), {"device-cloud": LINKS["lte"]})  # imports and caches
     results: dict[str, Any] = {}
     targets = []
-    tables: list[Plan] = []
+    tables: list[PlanResult] = []
     table_ms: list[float] = []
     for layers, most in TARGETS_MS.items():
         took: dict[str, list[float]] = {}
-        for shape, costs, link in plans(layers):
+        for shape, costs, link in cases(layers):
             ms, made = timed_ms(lambda costs=costs, link=link: plan(costs, {"device-cloud": link}))
             took.setdefault(shape, []).append(ms)
             if layers == 1_000:
@@ -127,43 +128,45 @@ def measure() -> tuple[dict[str, Any], list[Target]]:
     targets.append(Target("switching table p95 ms at 1000 layers", percentile(table_ms, 0.95), TABLE_MS))
     three_ms = [
         timed_ms(lambda costs=costs, link=link: plan(costs, {"device-edge": link, "edge-cloud": LAN}))[0]
-        for _, costs, link in plans(1_000)
+        for _, costs, link in cases(1_000)
     ]
     results["three_tiers_1000"] = _summary(three_ms)
     targets.append(Target("three tiers p95 ms at 1000 layers", percentile(three_ms, 0.95), THREE_TIERS_MS))
     choose_us = [_choose_us(made) for made in tables]
     results["choose_us"] = _summary(choose_us)
     targets.append(Target("choose p95 us", percentile(choose_us, 0.95), CHOOSE_US))
-    for name, stance in (("racing", Stance()), ("saver", Stance("saver")), ("budget", Stance(watts=5.0))):
+    for name, stance in (("racing", PowerMode()), ("saver", PowerMode("saver")), ("budget", PowerMode(watts=5.0))):
         decide_us = [_decide_us(made, stance) for made in tables]
         results[f"decide_{name}_us"] = _summary(decide_us)
         targets.append(Target(f"one decision, {name}: median us", percentile(decide_us, 0.5), CHOOSE_US))
     return results, targets
 
 
-def _choose_us(made: Plan) -> float:
-    """Microseconds of one choice from a plan's table, the mean of many at changing bandwidths."""
+def _choose_us(made: PlanResult) -> float:
+    """Microseconds of one row selection from a plan's table, the mean of many at changing bandwidths."""
     table = made.table
     now = [
         Conditions(link=Link(up_bytes_per_s=10 ** (3 + i / 25), down_bytes_per_s=1e6, rtt_s=0.02)) for i in range(100)
     ]
     start = time.perf_counter()
     for one in now:
-        choose(table, one, table.rows[0].name)
+        choose_row(table, one, table.rows[0].name)
     return (time.perf_counter() - start) / len(now) * 1e6
 
 
-def _decide_us(made: Plan, stance: Stance) -> float:
-    """Microseconds of one of the agent's decisions by the same table, at changing bandwidths."""
+def _decide_us(made: PlanResult, stance: PowerMode) -> float:
+    """Microseconds of one of the agent's decisions by a plan's table, the mean of many at changing bandwidths."""
     table = msgspec.structs.replace(made.table, power=Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.1))
     seen = [
-        Situation(LinkMeter(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05, transfers=50), 0.0, per_s=1.0)
+        SelectionContext(
+            LinkEstimate(0.02, 1 / 10 ** (3 + i / 25), 1e-6, spread=0.5, fades=0.05, transfers=50), 0.0, per_s=1.0
+        )
         for i in range(100)
     ]
-    held = Held(table.rows[0].name, 0.0, stance.mode)
+    held = HeldRow(table.rows[0].name, 0.0, stance.mode)
     start = time.perf_counter()
     for one in seen:
-        decide(table, one, stance, held)
+        select_row(table, one, stance, held)
     return (time.perf_counter() - start) / len(seen) * 1e6
 
 
@@ -178,7 +181,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, write."""
-    given = arguments(__doc__).parse_args()
+    given = make_parser(__doc__).parse_args()
     results, targets = measure()
     finish(results, targets, given.json)
 

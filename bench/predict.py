@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from record import Target, arguments, finish, percentile
+from record import Target, finish, make_parser, percentile
 
 from edgesplit.device_profile import DeviceProfile, load_profile
 from edgesplit.errors import EdgeError
@@ -41,36 +41,36 @@ MODELS: Mapping[str, Mapping[str, int]] = {
     "ultraface_rfb_320": {},
     "yolox_nano": {},
 }
-"""With their free dimensions."""
+"""File names of the models, with their free dimensions."""
 MATERIALISED = ("light_resnet50", "light_squeezenet")
-PLACES = (0.12, 0.3, 0.5, 0.7, 0.88)
-"""Of the layers, in the order in which they run."""
+CUT_POSITIONS = (0.12, 0.3, 0.5, 0.7, 0.88)
+"""Places of the cuts, as ratios of the number of layers in the order in which they run."""
 ROUNDS = 4
 MEDIAN, P95 = 0.10, 0.25
 
 
 @dataclass(slots=True)
 class Case:
-    """A slice of a model, predicted and measured."""
+    """A slice of a model, with its predicted and its measured seconds."""
 
     model: str
     part: str
     predicted: Prediction
     seconds: list[float] = field(default_factory=list)
-    """Median of each round."""
+    """Median seconds of each round."""
 
     @property
     def measured_s(self) -> float:
-        """The least disturbed round."""
+        """Seconds of the least disturbed round."""
         return min(self.seconds)
 
     @property
     def error(self) -> float:
-        """Relative, of the prediction."""
+        """Relative error of the prediction."""
         return abs(self.predicted.seconds / self.measured_s - 1)
 
     def as_json(self) -> dict[str, Any]:
-        """Milliseconds."""
+        """The case as JSON, in milliseconds."""
         return {
             "model": self.model,
             "part": self.part,
@@ -83,8 +83,8 @@ class Case:
         }
 
 
-def found(folder: Path, scratch: Path) -> Iterator[tuple[str, PreparedModel]]:
-    """Our own model, and those of the folder that are there."""
+def find_models(folder: Path, scratch: Path) -> Iterator[tuple[str, PreparedModel]]:
+    """The project's own model, and those of `MODELS` that are in the folder."""
     yield "digits", prepare_model((ROOT / "examples/digits/digits.onnx").read_bytes())
     for name, bindings in MODELS.items():
         path = folder / "models" / f"{name}.onnx"
@@ -105,12 +105,12 @@ def cuts(model: PreparedModel) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """The whole model, and each pair of halves, as groups of layers."""
     names = [layer.name for layer in model.graph.layers]
     yield "whole", [tuple(names)]
-    for place in sorted({max(1, min(len(names) - 1, round(part * len(names)))) for part in PLACES}):
+    for place in sorted({max(1, min(len(names) - 1, round(part * len(names)))) for part in CUT_POSITIONS}):
         yield f"after {place} of {len(names)}", atoms(model.graph, [frozenset(names[:place])])
 
 
 def cases(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[list[Case], list[CutSlice]]]:
-    """All of a model's slices, predicted."""
+    """All slices of a model, with predicted seconds."""
     layers = {layer.name: layer for layer in model.graph.layers}
     made = []
     for where, groups in cuts(model):
@@ -125,21 +125,21 @@ def cases(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[l
 
 
 def _predict(predictor: Predictor, layers: Sequence[Layer], cut: CutSlice) -> Prediction:
-    return predictor.slice(layers, len(cut.slice.inputs) + len(cut.slice.outputs))
+    return predictor.predict_slice(layers, len(cut.slice.inputs) + len(cut.slice.outputs))
 
 
-def measure(pairs: Sequence[tuple[list[Case], list[CutSlice]]], runs: int) -> None:
-    """Rounds over all of them, so that a disturbance falls on all."""
+def measure(slices: Sequence[tuple[list[Case], list[CutSlice]]], runs: int) -> None:
+    """Measure in rounds over all slices, so that a disturbance affects all of them."""
     for _ in range(ROUNDS):
-        for chosen, cut in pairs:
+        for chosen, cut in slices:
             times = measure_slices(cut, runs=runs, seconds=2.0)
             for case, one in zip(chosen, cut, strict=True):
                 case.seconds.append(times[one.slice.name].median_s)
 
 
 def main() -> None:
-    """Calibrate, predict, measure, compare."""
-    parser = arguments(__doc__)
+    """Calibrate, predict, measure, compare, write."""
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="of calibration")
     parser.add_argument("--profile", type=Path, help="a profile calibrated on this machine, instead of calibrating")
     parser.add_argument("--models", type=Path, default=ROOT.parent / "shared/models", help="folder of trained models")
@@ -150,7 +150,9 @@ def main() -> None:
     calibrated_s = time.perf_counter() - begun
     predictor = Predictor(profile)
     with tempfile.TemporaryDirectory(prefix="edgesplit-bench-") as scratch:
-        pairs = [pair for name, model in found(given.models, Path(scratch)) for pair in _try(name, model, predictor)]
+        pairs = [
+            pair for name, model in find_models(given.models, Path(scratch)) for pair in _try(name, model, predictor)
+        ]
         measure(pairs, given.runs)
     _report([case for chosen, _ in pairs for case in chosen], profile, calibrated_s, given.json)
 
@@ -162,6 +164,7 @@ def _calibrate(minutes: float) -> DeviceProfile:
 
 
 def _try(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[list[Case], list[CutSlice]]]:
+    """All slices of a model, predicted; an empty list, with a line printed, where the model is refused."""
     try:
         return cases(name, model, predictor)
     except EdgeError as error:

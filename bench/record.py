@@ -1,7 +1,7 @@
-"""What every benchmark writes: `{"machine", "versions", "results", "targets"}`, as DESIGN section 11 has it.
+"""The record that every benchmark writes: `{"machine", "versions", "results", "targets"}`, by DESIGN section 11.
 
-A script measures, makes a `Target` of each figure that an issue or document asked for, and calls `finish`: it prints
-the targets, writes the JSON where `--json FILE` was given, and the script exits 0, met or not.
+A script measures, makes a `Target` of each figure that an issue or document asks for, and calls `finish`: it prints the
+targets and writes the JSON where `--json FILE` was given. The script exits with 0 whether the targets are met or not.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("edgesplit", "numpy", "scipy", "msgspec", "onnxruntime", "onnx", "ai-edge-litert", "zstandard")
+"""Packages whose versions are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One figure with what it should be: at most `target`, or at least where `at_least` says so."""
+    """A measured figure with its target: at most `target`, or at least `target` where `at_least` is set."""
 
     name: str
     measured: float | None
-    """None where it could not be measured: a miss."""
+    """The figure; None where it could not be measured, which counts as a miss."""
     target: float
     at_least: bool = False
 
     @property
     def met(self) -> bool:
-        """A figure that is missing or not a number meets nothing."""
+        """Whether the target is met; a figure that is missing or not a number does not meet it."""
         if self.measured is None:
             return False
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
     def as_json(self) -> dict[str, Any]:
-        """As DESIGN section 11 has it."""
+        """The target as JSON, by DESIGN section 11."""
         return {"name": self.name, "measured": self.measured, "target": self.target, "met": self.met}
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the option that all scripts share; a script adds its own."""
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option `--json`, which all scripts share; a script adds its own options."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, results and targets there")
     return parser
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Description of the machine, its load included."""
     return {
         "system": platform.system(),
         "release": platform.release(),
@@ -61,24 +62,24 @@ def machine() -> dict[str, Any]:
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Python's, and those of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of those packages that are installed."""
+    installed = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """The least value that is not exceeded by this part of them."""
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The least of the values that is not exceeded by the fraction `part` of them."""
     ordered = sorted(values)
-    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)]
 
 
 def finish(results: Mapping[str, Any], targets: Sequence[Target], path: Path | None) -> None:
-    """Print the targets, and write everything as JSON where a path was given."""
+    """Print the targets, and write the record as JSON where a path was given."""
     for one in targets:
         shown = "not measured" if one.measured is None else f"{one.measured:.6g}"
         print(
@@ -87,7 +88,7 @@ def finish(results: Mapping[str, Any], targets: Sequence[Target], path: Path | N
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"machine": machine(), "versions": versions(), "results": results}
-        whole |= {"targets": [one.as_json() for one in targets]}
+        whole |= {"targets": [target.as_json() for target in targets]}
         path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 

@@ -16,17 +16,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from record import Target, arguments, finish
+from record import Target, finish, make_parser
 
-from edgesplit.observability.histogram import SECONDS
+from edgesplit.observability.histogram import SECONDS_BOUNDS
 from edgesplit.observability.phases import Timeline
-from edgesplit.observability.prometheus import rendered
+from edgesplit.observability.prometheus import render_metrics
 from edgesplit.observability.trace_context import parse
-from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.oip.report import Report, phases
 from edgesplit_agent.serving.metrics import RequestMetrics
-from edgesplit_agent.serving.request_trace import Course
-from edgesplit_agent.telemetry.windows import Windows
+from edgesplit_agent.serving.request_trace import RequestTrace
+from edgesplit_agent.telemetry.windows import TelemetryWindows
 
 CALLS, TURNS = 2_000, 15
 REPORT = Report(
@@ -37,9 +37,9 @@ REPORT = Report(
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def counted() -> Callable[[], None]:
-    """As the agent counts a request: the ledger, and the window of telemetry."""
-    metrics, windows = RequestMetrics(), Windows()
+def counting_call() -> Callable[[], None]:
+    """A function that counts one request as the agent does: in the metric registry and in the telemetry window."""
+    metrics, windows = RequestMetrics(), TelemetryWindows()
 
     def one() -> None:
         split = phases(REPORT)
@@ -49,12 +49,12 @@ def counted() -> Callable[[], None]:
     return one
 
 
-def counted_by_prometheus_client() -> Callable[[], None]:
-    """The same counter and histograms by prometheus_client, which then knows nothing for telemetry."""
+def prometheus_client_call() -> Callable[[], None]:
+    """A function that records the same counter and histograms with prometheus_client, without telemetry."""
     registry = CollectorRegistry()
     requests = Counter("requests", "", ["model", "row", "outcome"], registry=registry)
-    whole = Histogram("request_seconds", "", ["model", "row"], registry=registry, buckets=SECONDS)
-    parts = Histogram("phase_seconds", "", ["model", "phase"], registry=registry, buckets=SECONDS)
+    whole = Histogram("request_seconds", "", ["model", "row"], registry=registry, buckets=SECONDS_BOUNDS)
+    parts = Histogram("phase_seconds", "", ["model", "phase"], registry=registry, buckets=SECONDS_BOUNDS)
     sent = [Counter(name, "", ["model"], registry=registry) for name in ("up_bytes", "down_bytes")]
 
     def one() -> None:
@@ -68,11 +68,11 @@ def counted_by_prometheus_client() -> Callable[[], None]:
     return one
 
 
-def traced(tracer: Tracer) -> Callable[[], None]:
-    """A request's course: its span and its phases, as the engine notes them."""
+def tracing_call(tracer: Tracer) -> Callable[[], None]:
+    """A function that traces one request as the engine does: its span and its phases."""
 
     def one() -> None:
-        course = Course.begin(tracer, "digits")
+        course = RequestTrace.begin(tracer, "digits")
         began = perf_counter()
         for name in ("queue", "decode", "device", "encode"):
             course.timeline.add(name, began, began)
@@ -83,43 +83,43 @@ def traced(tracer: Tracer) -> Callable[[], None]:
     return one
 
 
-def served() -> Callable[[], None]:
-    """What the offload server does for its header: four phases, and their seconds."""
-    from edgesplit.observability.phases import server_timing
+def server_timing_call() -> Callable[[], None]:
+    """A function that records what the offload server's header reports: four phases and their seconds."""
+    from edgesplit.observability.phases import format_server_timing
 
     def one() -> None:
         timeline = Timeline()
         for name in ("decode", "queue", "run", "encode"):
             with timeline.phase(name):
                 pass
-        server_timing(timeline.seconds())
+        format_server_timing(timeline.seconds_by_phase())
 
     return one
 
 
-def recording() -> Tracer:
-    """OpenTelemetry's SDK, with spans that go nowhere."""
+def discarding_provider() -> Tracer:
+    """A tracer provider of OpenTelemetry's SDK that discards its spans."""
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from edgesplit.observability.tracing import OtelTracer
 
-    class Nowhere(InMemorySpanExporter):
+    class DiscardingExporter(InMemorySpanExporter):
         def export(self, spans: Any) -> Any:
             self.clear()
             return super().export(spans)
 
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(Nowhere()))
+    provider.add_span_processor(SimpleSpanProcessor(DiscardingExporter()))
     return OtelTracer(provider)
 
 
-def microseconds(ways: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Of one call each, medians over turns in which every way is run."""
-    took: dict[str, list[float]] = {name: [] for name in ways}
+def microseconds(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Microseconds of one call of each function, medians over turns in which every function is run."""
+    took: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
-        for name, call in ways.items():
+        for name, call in calls.items():
             began = perf_counter()
             for _ in range(CALLS):
                 call()
@@ -128,7 +128,7 @@ def microseconds(ways: dict[str, Callable[[], None]]) -> dict[str, float]:
 
 
 def scrape_ms() -> float:
-    """One page of an agent with twenty models, five rows each."""
+    """Milliseconds that one metrics page takes, of an agent with twenty models and five rows each."""
     metrics = RequestMetrics()
     for number in range(20):
         for row in range(5):
@@ -137,22 +137,22 @@ def scrape_ms() -> float:
     took = []
     for _ in range(20):
         began = perf_counter()
-        rendered(metrics.ledger.series())
+        render_metrics(metrics.registry.series())
         took.append(perf_counter() - began)
     return statistics.median(took) * 1e3
 
 
 def main() -> None:
     """Measure, print, write."""
-    options = arguments(__doc__).parse_args()
+    options = make_parser(__doc__).parse_args()
     found = microseconds(
         {
-            "counted": counted(),
-            "counted by prometheus_client": counted_by_prometheus_client(),
-            "course, no tracing": traced(OFF),
-            "course, OpenTelemetry recording": traced(recording()),
-            "phases and header of the offload server": served(),
-            "traceparent parsed": lambda: void(parse(TRACEPARENT)),
+            "counted": counting_call(),
+            "counted by prometheus_client": prometheus_client_call(),
+            "course, no tracing": tracing_call(TRACING_OFF),
+            "course, OpenTelemetry recording": tracing_call(discarding_provider()),
+            "phases and header of the offload server": server_timing_call(),
+            "traceparent parsed": lambda: discard(parse(TRACEPARENT)),
         }
     )
     for name, took in found.items():
@@ -164,8 +164,8 @@ def main() -> None:
     finish({"microseconds": found, "page_ms": page_ms}, targets, options.json)
 
 
-def void(value: object) -> None:
-    """Nothing is kept."""
+def discard(value: object) -> None:
+    """Discard a value."""
 
 
 if __name__ == "__main__":

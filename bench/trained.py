@@ -1,7 +1,8 @@
-"""The trained reference models with real inputs, for benchmarks to measure on. One that is not there is told, and why.
+"""The trained reference models with real inputs, for the other benchmarks. A model that is missing is reported with the
+reason.
 
-Inputs are prepared as each model was trained (../shared/models/SOURCES.md). Where a model takes pictures it is there
-twice: given tensors, and given JPEG frames of its own input size at quality 85, the least that a camera could send.
+Inputs are prepared as each model was trained (../shared/models/SOURCES.md). A model of pictures is listed twice: with
+tensors as inputs, and with JPEG frames of its own input size at quality 85, the least that a camera could send.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 from edgesplit_partitioner.profiling.layers import Sample
-from edgesplit_partitioner.profiling.slices import measured_whole
+from edgesplit_partitioner.profiling.slices import measure_whole_slices
 from edgesplit_partitioner.slicing import cut_slices
 
 REPOSITORY = Path(__file__).parents[1]
 QUALITY = 85
+"""JPEG quality of the frames."""
 PICTURES = ("inputs/imagenet", "inputs/photos", "inputs/coco", "inputs/faces")
 KINDS = {".jpg", ".jpeg", ".bmp", ".png"}
 HOPS = 400
-"""Of sound that pass before samples are taken, so that states are those of a stream."""
+"""Blocks of sound that pass before samples are taken, so that states are those of a running stream."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """A model with samples. `labels` are the classes of the samples, where they are known."""
+class TrainedModel:
+    """A trained model with samples. `labels` are the classes of the samples, where they are known."""
 
     name: str
     given: str
-    """`tensors` or `jpeg`."""
+    """How the samples are given: `tensors` or `jpeg`."""
     model: PreparedModel = field(repr=False)
     graph: LayerGraph = field(repr=False)
     spec: InputSpec | None
@@ -53,14 +55,14 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A model that cannot be measured here, and why."""
+    """A model that cannot be measured here, and the reason."""
 
     name: str
     why: str
 
 
 Source = Callable[[Path, int], Iterator[tuple[Sample, int | None]]]
-"""Samples of a model with their labels, from the folder of reference models."""
+"""Returns samples of a model with their labels, from the folder of reference models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,18 @@ class _Entry:
     file: str
     samples: Source
     input_text: str = ""
-    """An input spec: the samples are frames."""
+    """The input spec where the samples are frames; empty otherwise."""
     bindings: Mapping[str, int] = field(default_factory=dict)
 
 
 def folder() -> Path:
-    """Of the reference models."""
+    """Path of the folder of reference models."""
     return Path(os.environ.get("EDGESPLIT_MODELS") or REPOSITORY.parent / "shared" / "models")
 
 
-def trained(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> Iterator[Trained | Skipped]:
-    """Every ONNX model that is known, and with `tflite` every TFLite one, with `count` samples at most."""
-    for entry in (*_ENTRIES, *(_TFLITE if tflite else ())):
+def load_models(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> Iterator[TrainedModel | Skipped]:
+    """Every known ONNX model, and with `tflite` every TFLite model, with at most `count` samples each."""
+    for entry in (*_ONNX_MODELS, *(_TFLITE_MODELS if tflite else ())):
         path = REPOSITORY / entry.file if entry.file.startswith("examples/") else folder() / entry.file
         name, given = path.name.removesuffix(".onnx"), "jpeg" if entry.input_text else "tensors"
         if only and name not in only:
@@ -93,7 +95,7 @@ def trained(count: int, only: Sequence[str] = (), *, tflite: bool = False) -> It
             yield Skipped(f"{name} ({given})", f"{type(error).__name__}: {error}")
 
 
-def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> Trained:
+def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> TrainedModel:
     model = prepare_model(path.read_bytes(), entry.bindings)
     if model.kernels == "edgetpu":
         raise ModelRefused("it runs on an Edge TPU only, and none is here")
@@ -106,17 +108,17 @@ def _loaded(entry: _Entry, path: Path, name: str, given: str, count: int) -> Tra
             assert isinstance(sample, bytes)
             prepare(spec, sample)
     samples, labels = [sample for sample, _ in pairs], [label for _, label in pairs]
-    return Trained(name, given, model, graph, spec, samples, labels if None not in labels else ())
+    return TrainedModel(name, given, model, graph, spec, samples, labels if None not in labels else ())
 
 
 def _pictures(root: Path) -> list[Path]:
-    """Real pictures, those of ImageNet's classes first."""
+    """Paths of real pictures, those of ImageNet's classes first."""
     found = [sorted(one for one in (root / place).iterdir() if one.suffix.lower() in KINDS) for place in PICTURES]
     return [path for group in found for path in group]
 
 
 def _pixels(path: Path, width: int, height: int) -> Image.Image:
-    """The middle of the picture, at the model's size."""
+    """The middle of the picture, scaled to the model's size."""
     picture = Image.open(path).convert("RGB")
     scale = max(width / picture.width, height / picture.height) / 0.875
     picture = picture.resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.BILINEAR)
@@ -135,7 +137,7 @@ def _frames(width: int, height: int) -> Source:
 
 
 def _tensors(name: str, width: int, height: int, text: str, dtype: type[Any] = np.float32) -> Source:
-    """The same pictures as tensors, by the same input spec but without a JPEG between."""
+    """Source of the same pictures as tensors, by the same input spec but without JPEG encoding."""
     spec = parse_input_spec(f"image/jpeg {width}x{height} {text}")
 
     def source(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
@@ -164,7 +166,7 @@ def _mnist(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
 
 
 def _cifar(name: str, shift: int, dtype: type[Any]) -> Source:
-    """The pixels less `shift`."""
+    """Source of CIFAR pictures, with `shift` subtracted from the pixels."""
 
     def source(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
         with np.load(root / "inputs" / "cifar10_50.npz", allow_pickle=False) as stored:
@@ -202,7 +204,7 @@ def _session(path: Path) -> Any:
 
 
 def _noise_suppressor(root: Path, count: int, second: bool) -> Iterator[tuple[Sample, int | None]]:
-    """DTLN on speech, block by block: the inputs of its first or of its second model, states as they are then."""
+    """DTLN on speech, block by block: the inputs of its first or of its second model, with the states at that block."""
     sound = _sound(root)
     first_model, second_model = (_session(root / "models" / f"dtln_{part}.onnx") for part in (1, 2))
     first_state = second_state = np.zeros((1, 2, 128, 2), np.float32)
@@ -219,7 +221,7 @@ def _noise_suppressor(root: Path, count: int, second: bool) -> Iterator[tuple[Sa
 
 
 def _speech(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
-    """Silero VAD: 512 samples behind 64 of context, its state as it is then."""
+    """Silero VAD: 512 samples with 64 of context before them, and the state at that block."""
     sound, session = _sound(root), _session(root / "models" / "silero_vad_16k.onnx")
     state = np.zeros((2, 1, 128), np.float32)
     for hop in range(HOPS + 4 * count):
@@ -233,7 +235,7 @@ def _speech(root: Path, count: int) -> Iterator[tuple[Sample, int | None]]:
 _MOBILENET = "nhwc mean=127.5 std=127.5"
 _SQUEEZENET = "bgr mean=104,117,123"
 _ULTRAFACE = "rgb mean=127 std=128"
-_ENTRIES = (
+_ONNX_MODELS = (
     _Entry("models/squeezenet_fp32.onnx", _tensors("data_0", 224, 224, _SQUEEZENET)),
     _Entry("models/squeezenet_fp32.onnx", _frames(224, 224), f"image/jpeg 224x224 q{QUALITY} {_SQUEEZENET}"),
     _Entry("models/squeezenet_fp16.onnx", _tensors("data_0", 224, 224, _SQUEEZENET, np.float16)),
@@ -248,8 +250,8 @@ _ENTRIES = (
     _Entry("models/gesture_mlp.onnx", _gestures, bindings={"batch": 1}),
     _Entry("examples/digits/digits.onnx", _digits, f"image/jpeg 128x128 q{QUALITY} scale=1/255"),
 )
-"""The last is our own: handwriting in camera-like frames."""
-_TFLITE = (
+"""The ONNX models; the last is the project's own: handwriting in camera-like frames."""
+_TFLITE_MODELS = (
     _Entry("models/gesture_mlp.tflite", lambda root, count: _gestures(root, count, "input_1")),
     _Entry("models/dtln_1.tflite", lambda root, count: _noise_suppressor(root, count, False)),
     _Entry("models/dtln_2.tflite", lambda root, count: _noise_suppressor(root, count, True)),
@@ -264,14 +266,15 @@ _TFLITE = (
     _Entry("models/mobilenet_v1_0.75_192_quant.tflite", _frames(192, 192), f"image/jpeg 192x192 q{QUALITY} nhwc uint8"),
     _Entry("models/mobilenet_v1_0.75_192_quant_edgetpu.tflite", _tensors("input", 192, 192, "nhwc", np.uint8)),
 )
-"""On LiteRT; the last is there to be told as skipped where no Edge TPU is."""
+"""The models that run on LiteRT; the last one is reported as skipped where there is no Edge TPU."""
 
 
-def as_the_whole(one: Trained, layers_s: Mapping[str, float], runs: int, rounds: int = 1) -> dict[str, float]:
-    """Profiled operators of small models take up to three times what they do unwatched: the whole says how much.
+def scale_to_whole(model: TrainedModel, layers_s: Mapping[str, float], runs: int, rounds: int = 1) -> dict[str, float]:
+    """The layers' seconds scaled so that they sum to the whole model's time: in small models, profiled operators take
+    up to three times as long as they do without a profiler.
 
-    The least of several rounds counts: others who use the machine only add.
+    The least of several rounds counts, since other load on the machine only adds time.
     """
-    slices = cut_slices(one.model, one.model.graph, [tuple(layers_s)], None)
-    factors = [measured_whole(slices, layers_s, runs=runs).factor or 1.0 for _ in range(rounds)]
+    slices = cut_slices(model.model, model.model.graph, [tuple(layers_s)], None)
+    factors = [measure_whole_slices(slices, layers_s, runs=runs).factor or 1.0 for _ in range(rounds)]
     return {name: min(factors) * seconds for name, seconds in layers_s.items()}

@@ -18,35 +18,35 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from record import arguments, finish
+from record import finish, make_parser
 
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Timing
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.runtime.options import Setup
+from edgesplit.runtime.options import EngineOptions
 from edgesplit.shared_memory.segment import Segment
-from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.host import SliceRun
+from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.watchdog_policy import Bounds
 
 VALUES = 150 * 1024
 LAYERS, CHANNELS, SIDE = 12, 32, 56
 PARTS = 6
 SETUPS = [
-    Setup(),
-    Setup(optimise="fast"),
-    Setup(optimise="fast", merge=True),
-    Setup(threads=2, optimise="fast", merge=True),
-    Setup(threads=4),
-    Setup(threads=4, spinning=True),
-    Setup(threads=4, optimise="fast", merge=True),
-    Setup(threads=4, optimise="fast", merge=True, spinning=True),
+    EngineOptions(),
+    EngineOptions(optimise="fast"),
+    EngineOptions(optimise="fast", merge=True),
+    EngineOptions(threads=2, optimise="fast", merge=True),
+    EngineOptions(threads=4),
+    EngineOptions(threads=4, spinning=True),
+    EngineOptions(threads=4, optimise="fast", merge=True),
+    EngineOptions(threads=4, optimise="fast", merge=True, spinning=True),
 ]
 
 
-class Shelf:
-    """A release of these slices, which nobody signed: what is timed here does not look."""
+class UnsignedRelease:
+    """Unsigned release of these slices in a folder: signatures are not checked by what is timed here."""
 
     digest = "b" * 64
 
@@ -67,34 +67,34 @@ class Shelf:
         )  # fmt: skip
 
     def slice_folder(self, name: str) -> Path:
-        """Where its files are."""
+        """Folder of a slice's files."""
         return self._folder / name
 
 
-def hosted(shelf: Shelf, setup: Setup) -> Hosted:
-    """The release in a worker."""
+def run_worker(shelf: UnsignedRelease, setup: EngineOptions) -> SupervisedHost:
+    """Run the release in a worker process."""
     given: Any = shelf
-    return Hosted(given, shelf.plan, setup, Bounds(2**31))
+    return SupervisedHost(given, shelf.plan, setup, Bounds(2**31))
 
 
-def hop(folder: Path, rounds: int) -> dict[str, Any]:
-    """Microseconds that a run takes in this process, and in a worker."""
+def measure_hop(folder: Path, rounds: int) -> dict[str, Any]:
+    """Microseconds of a run in this process and in a worker."""
     x, y = _value("x", (1, VALUES)), _value("y", (1,))
     graph = helper.make_graph([helper.make_node("ReduceMax", ["x"], ["y"], axes=[1], keepdims=0)], "g", [x], [y])
-    shelf = Shelf(folder, {"s": graph})
+    shelf = UnsignedRelease(folder, {"s": graph})
     began = perf_counter()
-    host = hosted(shelf, Setup())
+    host = run_worker(shelf, EngineOptions())
     start_s = perf_counter() - began
     bare = OnnxRuntime().load(shelf.manifest.slices[0], folder / "s")
     own = np.random.default_rng(1).random((1, VALUES), np.float32)
-    shared = np.frombuffer(Segment.made(VALUES * 4).memory, np.float32).reshape(1, VALUES)
+    shared = np.frombuffer(Segment.create(VALUES * 4).memory, np.float32).reshape(1, VALUES)
     shared[:] = own
     ways: dict[str, Callable[[], object]] = {
         "in process": lambda: bare.run({"x": own}),
-        "worker, copied": lambda: host.run(Job(["s"], {"x": own}, perf_counter() + 10, 0.01), Timing()),
-        "worker, shared": lambda: host.run(Job(["s"], {"x": shared}, perf_counter() + 10, 0.01), Timing()),
+        "worker, copied": lambda: host.run(SliceRun(["s"], {"x": own}, perf_counter() + 10, 0.01), Timing()),
+        "worker, shared": lambda: host.run(SliceRun(["s"], {"x": shared}, perf_counter() + 10, 0.01), Timing()),
     }
-    times = in_turn(ways, rounds)
+    times = time_in_turn(ways, rounds)
     status = _status(int(host.status()["pid"]))
     host.close()
     return {
@@ -108,16 +108,17 @@ def hop(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def setups(folder: Path, rounds: int) -> dict[str, float]:
-    """What six slices in a worker take under each setup, as a part of the whole model exact on one thread in here."""
-    shelf, whole = stack(folder)
+def measure_setups(folder: Path, rounds: int) -> dict[str, float]:
+    """Time of six slices in a worker under each setup, relative to the whole model in exact mode on one thread of this
+    process."""
+    shelf, whole = make_stack(folder)
     x = {"t0": np.random.default_rng(2).random((1, CHANNELS, SIDE, SIDE), np.float32)}
     bare = OnnxRuntime().load(whole, folder / "whole")
-    hosts = {str(setup): hosted(shelf, setup) for setup in SETUPS}
-    job = Job(shelf.plan.rows[0].device, x, expected_s=1.0)
+    hosts = {str(setup): run_worker(shelf, setup) for setup in SETUPS}
+    job = SliceRun(shelf.plan.rows[0].device, x, expected_s=1.0)
     ways: dict[str, Callable[[], object]] = {"whole": lambda: bare.run(x)}
     ways |= {name: (lambda host=host: host.run(job, Timing())) for name, host in hosts.items()}  # type: ignore[misc]
-    times = in_turn(ways, rounds)
+    times = time_in_turn(ways, rounds)
     for host in hosts.values():
         host.close()
     return {
@@ -126,8 +127,8 @@ def setups(folder: Path, rounds: int) -> dict[str, float]:
     }
 
 
-def stack(folder: Path) -> tuple[Shelf, Slice]:
-    """Convolutions and ReLUs, in six slices of a release, and whole."""
+def make_stack(folder: Path) -> tuple[UnsignedRelease, Slice]:
+    """Convolutions and ReLUs, as six slices of a release and as one whole model."""
     rng = np.random.default_rng(3)
     nodes, weights = [], []
     for layer in range(LAYERS):
@@ -142,18 +143,18 @@ def stack(folder: Path) -> tuple[Shelf, Slice]:
         return helper.make_graph(nodes[2 * first : 2 * last], "g", *ends, weights[first:last])
 
     step = LAYERS // PARTS
-    shelf = Shelf(folder, {f"s{at:02}": part(at, at + step) for at in range(0, LAYERS, step)})
-    whole = Shelf(folder, {"whole": part(0, LAYERS)})
+    shelf = UnsignedRelease(folder, {f"s{at:02}": part(at, at + step) for at in range(0, LAYERS, step)})
+    whole = UnsignedRelease(folder, {"whole": part(0, LAYERS)})
     return shelf, whole.manifest.slices[0]
 
 
-def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, taken one after the other in every round; two rounds before do not count."""
+def time_in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, measured one after the other in every round; the first two rounds are not counted."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 2):
-        for name, way in ways.items():
+        for name, call in ways.items():
             start = perf_counter()
-            way()
+            call()
             if number >= 2:
                 times[name].append(perf_counter() - start)
     return times
@@ -161,7 +162,8 @@ def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 def _specs(values: Any) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(one.name, "FP32", tuple(dim.dim_value for dim in one.type.tensor_type.shape.dim)) for one in values
+        TensorSpec(value.name, "FP32", tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim))
+        for value in values
     )
 
 
@@ -170,24 +172,24 @@ def _value(name: str, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """The worker's own memory, what of files it maps, and its share of all that."""
+    """Memory of the worker: its own, memory-mapped files, and its proportional share of both."""
     wanted = {"RssAnon": "status", "RssFile": "status", "Pss": "smaps_rollup"}
-    found = {}
+    figures = {}
     for name, file in wanted.items():
         lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
-        found[name] = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-    return found
+        figures[name] = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return figures
 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=300, help="of the hop; a tenth of that for the setups")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edgesplit-worker-") as folder:
         results = {
-            "hop, 600 KB input": hop(Path(folder) / "hop", options.rounds),
-            "six slices, times the whole's": setups(Path(folder) / "stack", max(5, options.rounds // 10)),
+            "hop, 600 KB input": measure_hop(Path(folder) / "hop", options.rounds),
+            "six slices, times the whole's": measure_setups(Path(folder) / "stack", max(5, options.rounds // 10)),
         }
     for name, one in results.items():
         print(name)

@@ -18,20 +18,20 @@ import msgspec
 
 from assembled import assembled
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit_controller.access.audit_log import Audit
-from edgesplit_controller.access.authenticator import Gate, a_trickle
-from edgesplit_controller.access.login_throttle import Failures
-from edgesplit_controller.access.operators import Operators, OperatorWish
+from edgesplit_controller.access.audit_log import AuditLog
+from edgesplit_controller.access.authenticator import Authenticator, default_entry_limiter
+from edgesplit_controller.access.login_throttle import FailureCounter
+from edgesplit_controller.access.operators import NewOperator, Operators
 from edgesplit_controller.access.request_limits import RateLimit
 from edgesplit_controller.access.sessions import Sessions
 from edgesplit_controller.access.tls_peer import SCOPE, Peer
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.authorisation import COOKIE
-from edgesplit_controller.api.dispatch import Heavy
+from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.caller import OWNER, Caller, Role
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.rollout.request import PLAIN, terms_of
-from edgesplit_controller.storage.database import Database, Deployment, Device, Model, Release, Table
+from edgesplit_controller.rollout.request import ALL_AT_ONCE, parse_terms
+from edgesplit_controller.storage.database import Database, Deployment, Device, Model, ReleaseRow, Table
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 HOST = "hub.test"
@@ -106,25 +106,27 @@ class World:
             now=self.clock,
         )
         self.operators.adopt_owner(OWNER_TOKEN, OWNER_SERIAL)
-        self.audit = Audit(self.database, now=self.clock)
+        self.audit = AuditLog(self.database, now=self.clock)
         self._before = self.audit.head()[0]
         sessions = Sessions(self.database, self.operators, now=self.clock)
-        self.gate = Gate(
+        self.gate = Authenticator(
             self.operators,
             sessions,
             self.audit,
             calls=RateLimit(per_s=calls, burst=calls, now=self.clock),
-            failures=Failures(self.clock),
-            listed=a_trickle(self.clock),
+            failures=FailureCounter(self.clock),
+            audit_limit=default_entry_limiter(self.clock),
         )
         if not hasattr(self, "app"):
-            self.app = create_app(self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=Heavy())
+            self.app = create_app(
+                self.controller, self.gate, hosts=[HOST], model_bytes=2_000_000, heavy=HeavyJobQueue()
+            )
         self.app.state.gate = self.gate
         return self
 
     def person(self, name: str, role: str, *groups: str, expires_s: int = 3_600) -> Person:
         """A new operator with a certificate."""
-        wish = OperatorWish(name, Role.parse(role), groups, expires_s)
+        wish = NewOperator(name, Role.parse(role), groups, expires_s)
         return self.held(self.operators.add(wish, self.csr, ALL))
 
     def held(self, given: Any) -> Person:
@@ -153,7 +155,7 @@ class World:
             session.merge(Model(id=7, name="m", version=1, sha256="a", optimised_sha256="b", bytes=1, input_text="",
                                 bindings={}, shown=shown, created=1.0))  # fmt: skip
             session.flush()
-            session.merge(Release(digest="d" * 64, model_id=7, created=1.0, options={}))
+            session.merge(ReleaseRow(digest="d" * 64, model_id=7, created=1.0, options={}))
             session.flush()
             session.add(Deployment(id=number, release="d" * 64, model="m@1", targets=targets or devices,
                                    devices=devices, options={}, created=1.0))  # fmt: skip
@@ -163,7 +165,7 @@ class World:
         self.deployment(number, devices)
         with self.database.write() as session:
             session.add(RolloutRow(
-                id=number, model="m", release="d" * 64, terms=msgspec.to_builtins(terms_of(PLAIN, 1.0)),
+                id=number, model="m", release="d" * 64, terms=msgspec.to_builtins(parse_terms(ALL_AT_ONCE, 1.0)),
                 state="paused", stage=0, approved=-1, excused=-1, why="", outcome="", following=False,
                 superseded_by=0, pace={}, who="operator", created=1.0, began=1.0, ended=0.0, changed=1.0,
             ))  # fmt: skip

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from edgesplit.http1.server import Request, Response, Server, error_response
-from edgesplit.observability.tracing import OFF, Tracer
-from edgesplit.offload_client.pool import Remote
+from edgesplit.observability.tracing import TRACING_OFF, Tracer
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.emulated import EmulatedProgram
-from edgesplit_agent.policy.hedge_timing import MARGIN_S
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 
@@ -76,7 +76,7 @@ def manifest(
     )  # fmt: skip
 
 
-class Loaded(ActiveRelease):
+class Loaded(LoadedRelease):
     """A release whose programs a test can get at."""
 
     @property
@@ -156,13 +156,17 @@ def unavailable(request: Request, good: Response) -> Response:
 
 @contextmanager
 def world(
-    *rows: Row, idle_probe_s: float = 3600.0, margin_s: float = MARGIN_S, tracer: Tracer = OFF, **kind: Any
+    *rows: Row,
+    idle_probe_s: float = 3600.0,
+    margin_s: float = DELIVERY_MARGIN_S,
+    tracer: Tracer = TRACING_OFF,
+    **kind: Any,
 ) -> Iterator[tuple[Engine, ScriptedCloud, Loaded]]:
     """An engine that serves the tiny model by these rows, with a scripted cloud behind it."""
     cloud = ScriptedCloud()
     cloud.start()
     settings = Settings(idle_probe_s=idle_probe_s, margin_s=margin_s)
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=settings, tracer=tracer)
+    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=settings, tracer=tracer)
     release = active(*rows, **kind)
     engine.serve("tiny", release)
     engine.start()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from edgesplit.mqtt.session import Session
-from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.messaging.broker import Broker, _find
+from edgesplit_controller.messaging.broker import Broker, _find_program
 from edgesplit_controller.messaging.broker_config import write_broker_files
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.settings import free_port, listen_problem
+from edgesplit_controller.settings import find_free_port, listen_problem
 
 PATIENCE_S = 20.0
 HOSTS = ("localhost", "127.0.0.1")
@@ -79,7 +79,7 @@ class Elsewhere:
     """A mosquitto that somebody else runs, from the files that `edgectl up --print-broker-config` writes."""
 
     def __init__(self, authority: Authority) -> None:
-        self.port = free_port("127.0.0.1")
+        self.port = find_free_port("127.0.0.1")
         self.folder = Path(tempfile.mkdtemp(prefix="es-mq-", dir="/tmp"))  # mosquitto's user must reach it
         write_broker_files("mosquitto", self.folder, authority, authority.revocation_list([]), HOSTS, self.port)
         self.process: subprocess.Popen[bytes] | None = None
@@ -89,8 +89,10 @@ class Elsewhere:
         if os.geteuid() == 0:
             for path in (self.folder, *self.folder.iterdir()):
                 shutil.chown(path, "mosquitto")
-        command = [_find(None), "-c", str(self.folder / "mosquitto.conf")]
-        self.process = subprocess.Popen(command, stderr=(self.folder / "log").open("wb"), preexec_fn=ending_with_us())
+        command = [_find_program(None), "-c", str(self.folder / "mosquitto.conf")]
+        self.process = subprocess.Popen(
+            command, stderr=(self.folder / "log").open("wb"), preexec_fn=die_with_starting_thread()
+        )
         deadline = time.monotonic() + PATIENCE_S
         while not listen_problem("127.0.0.1", self.port):
             assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from edgesplit.mqtt.messages import FetchChunks
-from edgesplit.release.agent_release import AGENT
-from edgesplit.release.manifest import Statement, Wanted, decode_manifest, release_digest
+from edgesplit.release.agent_release import AGENT_MODEL
+from edgesplit.release.manifest import DesiredRelease, Statement, decode_manifest, release_digest
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.updates.actions import Work
-from edgesplit_agent.updates.bundle.command import at_rest
-from edgesplit_provisioning.bundle.build import Wish, make_bundle
-from edgesplit_provisioning.bundle.writer import sink
+from edgesplit_agent.updates.actions import DeviceUpdateActions
+from edgesplit_agent.updates.bundle.command import offline_actions
+from edgesplit_provisioning.bundle.build import BundleRequest, make_bundle
+from edgesplit_provisioning.bundle.writer import open_sink
 from trust_world import DAY, World, sample_release
 from version_world import AgentRelease
 
@@ -46,7 +46,7 @@ class BundleWorld:
         self.chunks.update(chunks)
         self.counter += 1
         self.statement = self.world.repository.sign_statement(
-            Statement(device=device, releases=(Wanted("tiny", digest),), counter=self.counter,
+            Statement(device=device, releases=(DesiredRelease("tiny", digest),), counter=self.counter,
                       expires=int(self.world.now + lasts_s))
         )  # fmt: skip
         self.device = device
@@ -60,7 +60,7 @@ class BundleWorld:
         self.manifests[made.digest] = made.raw
         self.chunks.update(made.chunks)
         self.counter += 1
-        releases = (Wanted("tiny", beside), Wanted(AGENT, made.digest))
+        releases = (DesiredRelease("tiny", beside), DesiredRelease(AGENT_MODEL, made.digest))
         self.statement = self.world.repository.sign_statement(
             Statement(device=self.device, releases=releases, counter=self.counter, expires=int(self.world.now + DAY))
         )
@@ -68,7 +68,7 @@ class BundleWorld:
     def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """The papers."""
         carried = [one for one in (self.wanted, self.agent) if one]
-        files, ends = self.world.repository.carried(carried)
+        files, ends = self.world.repository.offline_files(carried)
         manifests = {one: decode_manifest(self.manifests[one]) for one in carried}
         text = {path: b64encode(raw).decode() for path, raw in files.items()}
         return {
@@ -84,12 +84,12 @@ class BundleWorld:
         release = path.split("/")[3]
         listed = list(decode_manifest(self.manifests[release]).chunk_list())
         wish = FetchChunks(release, query["first"], bytes.fromhex(query["bitmap"]))
-        return b"".join(self.chunks[listed[place]] for place in wish.places)
+        return b"".join(self.chunks[listed[place]] for place in wish.indexes)
 
     def bundle(self, to: Path) -> Path:
         """Made as `edgectl bundle` makes it."""
-        with sink(to) as opened:
-            make_bundle(self, Wish(devices=(DEVICE,)), opened, lambda done, of: None)
+        with open_sink(to) as opened:
+            make_bundle(self, BundleRequest(devices=(DEVICE,)), opened, lambda done, of: None)
         return to
 
     def device_folder(self, name: str = DEVICE) -> tuple[DataFolder, Identity]:
@@ -102,12 +102,12 @@ class BundleWorld:
         folder.identity.mkdir(parents=True, exist_ok=True)
         for file in (folder.certificate_file, folder.ca_file, folder.key_file):
             file.touch()
-        folder.write_enrolled(identity)
+        folder.write_identity(identity)
         return folder, identity
 
-    def work(self, folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> Work:
+    def work(self, folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> DeviceUpdateActions:
         """The agent's hands at rest, by this world's clock."""
-        made: Work = at_rest(folder, identity, quota_bytes)
+        made: DeviceUpdateActions = offline_actions(folder, identity, quota_bytes)
         made._trust._now = self.world.clock
         return made
 

@@ -22,13 +22,13 @@ import msgspec
 import numpy as np
 
 from agent_world import eventually
-from edgesplit.offload_client.circuit_breaker import Breaker
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.plan import Row
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.server import OffloadServer
@@ -183,22 +183,22 @@ class OffloadWorld:
 
     engine: Engine
     wire: Wire
-    remote: Remote
+    remote: OffloadClient
 
     def anew(self, fault: Fault = SOUND) -> None:
         """The next request opens a connection, with this fault, and nothing is known against the cloud."""
         self.wire.fault = fault
         self.remote.renew()
-        self.engine._cloud._breaker = Breaker()
+        self.engine._own_target._breaker = CircuitBreaker()
         planned = next(iter(self.engine.serving.values())).plan.link
-        self.engine._cloud._meter = LinkMeter.of(planned)
+        self.engine._own_target._estimate = LinkEstimate.from_link(planned)
 
     def is_quiet(self) -> bool:
         """Nothing is held for requests that are over: no place, no connection, no thread at work."""
         engine = self.engine
-        crews = (engine._asking, engine._running)
+        crews = (engine._offload_threads, engine._device_threads)
         busy = sum(crew.threads - len(crew._idle) for crew in crews)
-        return not (engine._processor.here or engine._cloud.out or self.remote._busy or busy)
+        return not (engine._queue.in_flight or engine._own_target.in_flight or self.remote._busy or busy)
 
     def settles(self) -> None:
         eventually("nothing is held any more", self.is_quiet)
@@ -222,7 +222,7 @@ def offload_world(
     wire = Wire(server.port)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(between(wire.port)) if between else wire.port
-        remote = Remote(f"{'https' if client_tls else 'http'}://127.0.0.1:{port}", client_tls)
+        remote = OffloadClient(f"{'https' if client_tls else 'http'}://127.0.0.1:{port}", client_tls)
         engine = Engine(DEVICE_CLASS, remote, settings=Settings(idle_probe_s=idle_probe_s or 1e6, **settings))  # type: ignore[arg-type]
         engine.serve("handmade", loaded(release, rows))
         if idle_probe_s is not None:
@@ -235,14 +235,14 @@ def offload_world(
             server.stop(0.5)
 
 
-def loaded(release: HandmadeRelease, names: tuple[str, ...]) -> ActiveRelease:
+def loaded(release: HandmadeRelease, names: tuple[str, ...]) -> LoadedRelease:
     """As an agent would load it."""
     made = release.manifest
     plan = made.plans[DEVICE_CLASS]
     rows = tuple(_priced(row) for row in plan.rows if row.name in names)
     manifest = msgspec.structs.replace(made, plans={DEVICE_CLASS: msgspec.structs.replace(plan, rows=rows)})
-    programs = load_slices(manifest, release.slice_folder, EngineByFormat(threads=1))
-    return ActiveRelease(DIGEST, manifest, plan_for(manifest, DEVICE_CLASS), InProcess(programs))
+    programs = load_slices(manifest, release.slice_folder, DispatchingRuntime(threads=1))
+    return LoadedRelease(DIGEST, manifest, plan_for(manifest, DEVICE_CLASS), InProcess(programs))
 
 
 def _priced(row: Row) -> Row:

@@ -21,7 +21,7 @@ import pytest
 from edgesplit_provisioning.image import subprocesses
 from edgesplit_provisioning.image.fat import Fat
 from edgesplit_provisioning.image.partition_table import BASIC_DATA, HEAD_BYTES, read_table
-from edgesplit_provisioning.kit.manifest import Described, encode, listed
+from edgesplit_provisioning.kit.manifest import KitManifest, encode, list_files
 
 MIB = 1 << 20
 BOOT_OFFSET, BOOT_SIZE, ROOT_SIZE = 4 * MIB, 34 * MIB, 3 * MIB
@@ -39,7 +39,7 @@ def needs_card_tools() -> None:
     """Skips where this machine has not what flashing and these images need."""
     for name in ("mcopy", "fsck.vfat", "mkfs.vfat", "mke2fs", "debugfs"):
         try:
-            subprocesses.find(name)
+            subprocesses.find_program(name)
         except Exception:
             pytest.skip(f"no {name} here: `tools/setup dev` installs mtools and dosfstools")
 
@@ -161,7 +161,7 @@ def _root(file: Path, kind: Kind) -> Path:
 
 def _run(*command: str) -> None:
     answer = subprocesses.run(command)
-    assert answer.returncode == 0, subprocesses.said(answer)
+    assert answer.returncode == 0, subprocesses.error_text(answer)
 
 
 def boot_of(file: Path) -> Fat:
@@ -193,9 +193,9 @@ def make_kit(folder: Path, python: str = "3.11", machine: str = "aarch64") -> Pa
     folder.mkdir(parents=True)
     (folder / "install.sh").write_text(INSTALLER)
     (folder / "wheels.tar").write_bytes(bytes(range(256)) * 4_000)
-    described = Described(
+    described = KitManifest(
         format="edgesplit.kit/1", version="0.1.0", python=python, machine=machine, glibc="2.28", extras=("agent",),
-        needs_bytes=1, wheels=(), files=listed({one.name: one for one in folder.iterdir()}),
+        needs_bytes=1, wheels=(), files=list_files({one.name: one for one in folder.iterdir()}),
     )  # fmt: skip
     (folder / "kit.json").write_bytes(encode(described))
     return folder

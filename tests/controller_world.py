@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from edgesplit.crypto.key_wrapping import introduce
+from edgesplit.crypto.key_wrapping import sign_encryption_key
 from edgesplit.errors import LinkError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
@@ -173,7 +173,7 @@ class Device:
         self.encryption_key = X25519PrivateKey.generate()
         asked = EnrolmentRequest(token=claim["token"], csr_pem=self.csr)
         if encrypted:
-            public, signature = introduce(self.encryption_key, key, self.csr)
+            public, signature = sign_encryption_key(self.encryption_key, key, self.csr)
             asked = msgspec.structs.replace(asked, encryption_key=public, encryption_signature=signature)
         status, enrolled = up.call("POST", "/v1/enrol", json.loads(encode_document(asked)), token=None)
         assert status == 200, enrolled
@@ -233,7 +233,7 @@ class Device:
         )
         self.say("birth", birth, qos=1, retain=True)
 
-    def say(self, kind: messages.Kind, message: messages.Message, *, qos: int = 0, retain: bool = False) -> None:
+    def say(self, kind: messages.TopicKind, message: messages.Message, *, qos: int = 0, retain: bool = False) -> None:
         self.session.publish(
             messages.topic(self.name, kind), messages.encode(message), qos=qos, retain=retain, wait_s=10
         )
@@ -245,7 +245,7 @@ class Device:
         """The next statement, believed."""
         raw = self.next(messages.topic(self.name, "desired"))[0]
         self.trust.refresh(self.fetch)
-        return self.trust.statement(raw, self.name, install=True)
+        return self.trust.verify_statement(raw, self.name, for_install=True)
 
     def fetch(self, path: str, max_bytes: int) -> bytes:
         """A metadata file over MQTT."""
@@ -268,10 +268,10 @@ class Device:
     def chunks(self, release: str, listed: list[str]) -> dict[str, bytes]:
         """All chunks of a release that lists them so, by digest, in windows."""
         found: dict[str, bytes] = {}
-        for start in range(0, len(listed), LIMITS.window_chunks):
-            window = listed[start : start + LIMITS.window_chunks]
+        for start in range(0, len(listed), LIMITS.fetch_window_chunks):
+            window = listed[start : start + LIMITS.fetch_window_chunks]
             self.session.subscribe([messages.chunk_topic(one) for one in window], qos=0)
-            self.say("fetch", messages.FetchChunks.of(release, range(start, start + len(window))))
+            self.say("fetch", messages.FetchChunks.from_indexes(release, range(start, start + len(window))))
             found.update({one: self.next(messages.chunk_topic(one))[0] for one in window})
         return found
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from browser import Browser
 from controller_world import Up, enrolled, tiny_model
-from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database
 from made_fleet import CLASSES, CUTS, Cut, make_fleet, make_history, make_past, make_proposal, want
 
@@ -68,7 +68,7 @@ class Dashboard:
             cuts = self.cuts(first) if raw else CUTS
             make_history(self.database, self.names[0], self.model, self.release, cuts)
             make_past(self.database, self.names[0], self.model)
-            while Rolling(self.database, now=time.time).step():
+            while RollUp(self.database, now=time.time).step():
                 pass
 
     def propose(self, device_class: str) -> int:

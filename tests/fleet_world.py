@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry, Window
-from edgesplit_controller.fleet.device_view import shown_device
+from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry, TelemetryWindow
+from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import Devices
-from edgesplit_controller.fleet.listing import Asked, Listing
-from edgesplit_controller.fleet.overview import Fleet
-from edgesplit_controller.history.rollup import Rolling
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, Release
+from edgesplit_controller.fleet.listing import Listing, ListingQuery
+from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.history.rollup import RollUp
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, ReleaseRow
 
 NOW = 1_800_000_000.0
 STALE_S = 10.0
@@ -44,8 +44,8 @@ class World:
         self.database = Database(url)
         self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
         self.listing = Listing(self.database, stale_after_s=STALE_S, now=lambda: self.now)
-        self.fleet = Fleet(self.database, stale_after_s=STALE_S, now=lambda: self.now)
-        self.rolling = Rolling(self.database, now=lambda: self.now)
+        self.fleet = FleetOverview(self.database, stale_after_s=STALE_S, now=lambda: self.now)
+        self.rolling = RollUp(self.database, now=lambda: self.now)
 
     def add(self, *names: str, group: str = "door", **more: Any) -> None:
         with self.database.write() as session:
@@ -71,7 +71,7 @@ class World:
                 shown={}, created=0.0,
             ))  # fmt: skip
             session.flush()
-            session.add(Release(digest=RELEASE, model_id=1, created=0.0, options={}))
+            session.add(ReleaseRow(digest=RELEASE, model_id=1, created=0.0, options={}))
             session.flush()
             session.add(Deployment(
                 id=1, release=RELEASE, model="m@1", targets=[], devices=list(names), options={}, created=0.0
@@ -80,32 +80,32 @@ class World:
             session.add_all(Desired(device=name, model="m", release=RELEASE, deployment=1) for name in names)
 
     def birth(self, *names: str, session: int = 1) -> None:
-        self.devices.hear([(name, Birth(session, 0.5, "0.2", "pi4", True, "http://x")) for name in names])
+        self.devices.ingest([(name, Birth(session, 0.5, "0.2", "pi4", True, "http://x")) for name in names])
 
     def report(self, name: str, *models: ModelState, session: int = 1, number: int = 1, **more: Any) -> None:
-        self.devices.hear([(name, Reported(session, 7, models, number=number, **more))])
+        self.devices.ingest([(name, Reported(session, 7, models, number=number, **more))])
 
-    def tell(self, name: str, sequence: int = 0, *windows: Window, session: int = 1, **more: Any) -> Any:
-        return self.devices.hear([(name, telemetry(session, sequence, *windows, **more))])
+    def tell(self, name: str, sequence: int = 0, *windows: TelemetryWindow, session: int = 1, **more: Any) -> Any:
+        return self.devices.ingest([(name, telemetry(session, sequence, *windows, **more))])
 
     def shown(self, name: str) -> dict[str, Any]:
         device = self.devices.get(name)
-        return shown_device(device, self.devices.state(device), self.listing.of(device), self.now)
+        return device_to_dict(device, self.devices.state(device), self.listing.page_of_device(device), self.now)
 
     def page(self, **asked: Any) -> list[str]:
-        page = self.listing.page(Asked(**asked))
+        page = self.listing.page(ListingQuery(**asked))
         return sorted([*(one.name for one in page.devices), *(one.device for one in page.claims)])
 
 
-def telemetry(session: int, sequence: int, *windows: Window, **more: Any) -> Telemetry:
+def telemetry(session: int, sequence: int, *windows: TelemetryWindow, **more: Any) -> Telemetry:
     return Telemetry(
         session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True,
         models=windows, **more,
     )  # fmt: skip
 
 
-def window(row: str = "cut-1", requests: int = 10, **more: Any) -> Window:
-    return Window(model="m", release=RELEASE, row=row, requests=requests, **more)
+def window(row: str = "cut-1", requests: int = 10, **more: Any) -> TelemetryWindow:
+    return TelemetryWindow(model="m", release=RELEASE, row=row, requests=requests, **more)
 
 
 def runs(state: str = "running", detail: str = "", release: str = RELEASE) -> ModelState:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit.http1.head import Asked
-from edgesplit.http1.server import Handler, Request, answer_of
-from edgesplit_offload.frontend.event_loop import Loop
-from edgesplit_offload.frontend.server import Answer, Front
-from edgesplit_offload.scheduling.arrivals import Habit
+from edgesplit.http1.head import ParsedHead
+from edgesplit.http1.server import Handler, Request, call_handler
+from edgesplit_offload.frontend.event_loop import EventLoop
+from edgesplit_offload.frontend.server import Answer, HttpServer
+from edgesplit_offload.scheduling.arrivals import ArrivalStats
 
 
-class LoopServer(Front):
+class LoopServer(HttpServer):
     """Its connections are looked after by a loop of its own, each request is answered by another thread."""
 
     def __init__(self, handler: Handler, **options: Any) -> None:
-        self.loop = Loop(lambda: None, self.look)
+        self.loop = EventLoop(lambda: None, self.on_timer)
         self._blocking = handler
         super().__init__(self, self.loop, **options)
 
-    def route(self, asked: Asked) -> object:
+    def route(self, asked: ParsedHead) -> object:
         """Nothing is known of it."""
         return None
 
-    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
+    def handle(self, request: Request, route: object, habit: ArrivalStats, answer: Answer) -> None:
         """By whoever has time."""
-        self.loop.lend(lambda: answer(answer_of(self._blocking, request)))
+        self.loop.run_in_thread(lambda: answer(call_handler(self._blocking, request)))
 
     def start(self) -> None:
         """Listen."""

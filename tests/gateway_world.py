@@ -14,11 +14,11 @@ import zstandard
 from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import NotFound, TrustError
 from edgesplit.http1.server import Request, Response, Server, error_response
-from edgesplit.offload_client.pool import HOP_CAUSE_HEADER, Call, Remote, RemoteFailure
+from edgesplit.offload_client.pool import HOP_CAUSE_HEADER, CancellableCall, OffloadClient, OffloadFailure
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Hop, Row
 from edgesplit.runtime import Tensor
-from edgesplit_offload.inference.gateway_relay import Onward
+from edgesplit_offload.inference.gateway_relay import NextTier
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, MID, HandmadeRelease
 
@@ -74,7 +74,7 @@ class Wire:
     """Stands where the gateway asks the cloud: hands on what comes, and lets a script spoil the answer."""
 
     def __init__(self, cloud: OffloadServer) -> None:
-        self._cloud = Remote(cloud.url)
+        self._cloud = OffloadClient(cloud.url)
         self.script: Script = lambda request, good: good
         self.asked: list[Request] = []
         self.held = threading.Event()
@@ -89,8 +89,8 @@ class Wire:
         self.asked.append(request)
         kept = ("content-type", "content-encoding", oip.HEADER_LENGTH)
         headers = {name: request.headers[name] for name in kept if name in request.headers}
-        got = self._cloud.relay(request.path, headers, request.body, Call(), PATIENCE_S)
-        assert not isinstance(got, RemoteFailure), got
+        got = self._cloud.relay(request.path, headers, request.body, CancellableCall(), PATIENCE_S)
+        assert not isinstance(got, OffloadFailure), got
         back = {name: value for name, value in got.headers.items() if name != "content-length"}
         return self.script(request, Response(got.status, back, [got.body]))
 
@@ -125,7 +125,7 @@ class World:
         self.gateway = self.start_gateway()
 
     def start_gateway(self) -> OffloadServer:
-        onward = Onward(Remote(f"http://127.0.0.1:{self.wire.port}"))
+        onward = NextTier(OffloadClient(f"http://127.0.0.1:{self.wire.port}"))
         server = OffloadServer(Path("unused"), b"", open_release=self.here.open, onward=onward)
         server.start()
         return server

@@ -19,7 +19,7 @@ from edgesplit.client.client import Client
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError
 from edgesplit.input_spec import FRAME
-from edgesplit_cli.demo.processes import Child
+from edgesplit_cli.demo.processes import DemoProcess
 from edgesplit_cli.demo.run import free_port
 from edgesplit_cli.demo.scenario import INPUT_SPEC
 
@@ -54,7 +54,7 @@ class Cloud:
         self.agents: list[Agent] = []
         ports = ["--api-port", "0", "--mqtt-port", "0", "--offload-port", "0"]
         folder.mkdir(parents=True, exist_ok=True)
-        self.process = Child("up", [*self._edgectl(), "up", *ports, *extra], folder / "up.log", ONE_THREAD)
+        self.process = DemoProcess("up", [*self._edgectl(), "up", *ports, *extra], folder / "up.log", ONE_THREAD)
 
     def start(self) -> None:
         """Start it and wait until the API answers."""
@@ -63,8 +63,8 @@ class Cloud:
         eventually("the controller answers", self._answers)
 
     def _answers(self) -> bool:
-        if not self.process.running:
-            raise AssertionError(f"`edgectl up` ended: {self.process.last_words()}")
+        if not self.process.is_running:
+            raise AssertionError(f"`edgectl up` ended: {self.process.log_tail()}")
         return bool(ControllerClient.connect(self.data).get("/v1/health"))
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class Agent:
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(self.data), "--claim", str(claim)]
         argv += ["--port", str(self.port), "--emulate", "--health-seconds", "0.5"]
         argv += ["--die-with-parent", str(os.getpid()), *extra]
-        self.process = Child(name, argv, cloud.folder / f"{name}.log", ONE_THREAD)
+        self.process = DemoProcess(name, argv, cloud.folder / f"{name}.log", ONE_THREAD)
 
     @property
     def url(self) -> str:

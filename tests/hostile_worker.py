@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from edgesplit_agent.worker import child
-from edgesplit_agent.worker.ipc import Channel, Opened, Placed, Ran
+from edgesplit_agent.worker.ipc import Channel, Opened, RunResult, SharedTensor
 
 FAR = 2**40
 
@@ -30,7 +30,7 @@ class Hostile(Channel[Any]):
                 os.kill(os.getpid(), signal.SIGSEGV)
             if mood == "opens other slices":
                 message = msgspec.structs.replace(message, slices=("t",))
-        if not isinstance(message, Ran):
+        if not isinstance(message, RunResult):
             return super().send(message, files, timeout_s)
         if mood in RAW:
             for _ in range(3):
@@ -43,7 +43,7 @@ class Hostile(Channel[Any]):
         return None
 
 
-def _spoiled(mood: str, ran: Ran, one: Placed | None) -> Ran:
+def _spoiled(mood: str, ran: RunResult, one: SharedTensor | None) -> RunResult:
     if mood == "answers another question":
         return msgspec.structs.replace(ran, number=ran.number + 1)
     if mood in SECONDS:

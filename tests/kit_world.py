@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from edgesplit_provisioning.kit import manifest
-from edgesplit_provisioning.kit.manifest import Described, encode, listed
+from edgesplit_provisioning.kit.manifest import KitManifest, encode, list_files
 
 INSTALL = Path(manifest.__file__).with_name("install.sh")
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -108,8 +108,8 @@ def describe(folder: Path, version: str, **other: str) -> None:
     """Write the folder's kit.json anew."""
     fields = {"python": HERE, "machine": MACHINE, "glibc": "2.17", **other}
     files = {one.name: one for one in folder.iterdir() if one.name not in ("kit.json", "claim.json")}
-    described = Described(
+    described = KitManifest(
         format="edgesplit.kit/1", version=version, extras=("agent",), needs_bytes=1 << 20, wheels=(),
-        files=listed(files), **fields,
+        files=list_files(files), **fields,
     )  # fmt: skip
     (folder / "kit.json").write_bytes(encode(described))

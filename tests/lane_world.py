@@ -19,20 +19,20 @@ import numpy as np
 from onnx import NodeProto
 
 from agent_world import CLASS, DIGEST, X, Y
-from edgesplit.client.direct.grant import LANE_PATH, READY, REQUEST, Grant, LaneWish, laid_out
+from edgesplit.client.direct.grant import LANE_PATH, READY, REQUEST, Grant, LaneRequest, layout_tensors
 from edgesplit.http1.server import Request, Response, Server, error_response, json_response
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor
 from edgesplit.shared_memory.segment import Segment
-from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics
 from edgesplit_agent.serving.request import Answer
-from edgesplit_agent.telemetry.release_health import HealthLedger
-from edgesplit_agent.worker.direct_broker import LaneNotes, LaneOrder
-from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
+from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
+from edgesplit_agent.worker.supervised_host import SupervisedHost
 from worker_world import BOUNDS, PLAIN, Shelf
 
 OTHER_DIGEST = "b" * 64
@@ -48,28 +48,28 @@ class LaneWorld:
     outcomes: list[tuple[str, Answer | Exception]] = field(default_factory=list)
     lost: list[Exception] = field(default_factory=list)
     own_part: list[Exception | None] = field(default_factory=list)
-    hosts: list[Hosted] = field(default_factory=list)
+    hosts: list[SupervisedHost] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.metrics = RequestMetrics()
-        self.health = HealthLedger()
+        self.health = ReleaseHealthTracker()
         self.engine = Engine(
-            CLASS, None, observe=self._observe,
-            outcome=lambda model, release, result: self.outcomes.append((release, result)),
-            own_part=lambda release, error: self.own_part.append(error),
+            CLASS, None, on_result=self._observe,
+            on_release_result=lambda model, release, result: self.outcomes.append((release, result)),
+            on_device_part=lambda release, error: self.own_part.append(error),
         )  # fmt: skip
         self.endpoint = Endpoint(self.engine, dict)
         self.server = Server(self._handle, path=self.folder / "a.sock")
         self.server.start()
         self.url = f"unix://{self.folder / 'a.sock'}"
 
-    def serve(self, nodes: list[NodeProto], digest: str = DIGEST) -> Hosted:
+    def serve(self, nodes: list[NodeProto], digest: str = DIGEST) -> SupervisedHost:
         """Answer by that model from now on."""
         shelf: Any = Shelf(self.folder / digest[:4], nodes)
         shelf.digest = digest
-        host = Hosted(shelf, shelf.plan, PLAIN, BOUNDS, lost=lambda release, error: self.lost.append(error))
+        host = SupervisedHost(shelf, shelf.plan, PLAIN, BOUNDS, on_lost=lambda release, error: self.lost.append(error))
         self.hosts.append(host)
-        self.engine.serve("one", ActiveRelease(digest, shelf.manifest, shelf.plan, host))
+        self.engine.serve("one", LoadedRelease(digest, shelf.manifest, shelf.plan, host))
         return host
 
     @property
@@ -84,7 +84,7 @@ class LaneWorld:
 
     def answered(self) -> int:
         """Answers that observers were told of, lanes' and others."""
-        self.engine.catch_up()
+        self.engine.flush_accounting()
         return sum(isinstance(one, Answer) for one in self.told)
 
     def _observe(self, model: str, result: Answer | Exception) -> None:
@@ -116,19 +116,19 @@ def lane_world(folder: Path, nodes: list[NodeProto]) -> Iterator[LaneWorld]:
 
 def grant(*, inputs: tuple[TensorSpec, ...] = (X,), outputs: tuple[TensorSpec, ...] = (Y,)) -> Grant:
     """What a client is granted."""
-    placed = laid_out(inputs, 0)
+    placed = layout_tensors(inputs, 0)
     assert placed is not None
-    given = laid_out(outputs, placed[1])
+    given = layout_tensors(outputs, placed[1])
     assert given is not None
     return Grant(
         release=DIGEST, row="local", inputs=placed[0], outputs=given[0], answers_at=placed[1], bytes=given[1]
     )  # fmt: skip
 
 
-def order(told: Callable[[LaneNotes], None] = lambda notes: None, **kind: Any) -> LaneOrder:
+def order(told: Callable[[LaneResults], None] = lambda notes: None, **kind: Any) -> LaneSpec:
     """The same for the worker."""
     one = grant(**kind)
-    return LaneOrder(("s",), one.inputs, one.outputs, one.answers_at, one.bytes, 0.01, 0.01, told)
+    return LaneSpec(("s",), one.inputs, one.outputs, one.answers_at, one.bytes, 0.01, 0.01, told)
 
 
 def asking(number: int, left_s: float = 10.0) -> bytes:
@@ -155,14 +155,14 @@ class GrantingAgent:
         if request.path != LANE_PATH:
             self.may_answer.wait(30)
             return _doubled(request)
-        assert request.channel is not None
-        descriptor = request.channel.only_descriptor()
+        assert request.connection_peer is not None
+        descriptor = request.connection_peer.received_fd()
         assert descriptor is not None
-        wish = msgspec.json.decode(request.body, type=LaneWish)
+        wish = msgspec.json.decode(request.body, type=LaneRequest)
         sock = socket.socket(fileno=descriptor)
         self._ends.append(sock)
         granted = grant()
-        segment = Segment.made(granted.bytes)
+        segment = Segment.create(granted.bytes)
         socket.send_fds(sock, [READY], [segment.descriptor] if wish.shared else [])
         segment.close()
         threading.Thread(target=self._serve, args=(sock,), daemon=True).start()

@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edgesplit_controller.history.buckets import SPANS, Span, begin_of, merged, of_message, of_window
-from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms
+from edgesplit_controller.history.buckets import (
+    SPANS,
+    Span,
+    bucket_start,
+    content_of_message,
+    content_of_window,
+    merged,
+)
+from edgesplit_controller.rollout.terms import Portion, Rate, RateState, Terms
 from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, TelemetryRow
-from edgesplit_controller.storage.tables.device_state import HeardRow, ModelRolledRow, RolledRow
+from edgesplit_controller.storage.tables.device_state import DeviceBucketRow, DeviceSessionRow, ModelBucketRow
 from edgesplit_controller.storage.tables.replan import ProposalRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
@@ -139,7 +146,7 @@ def make_fleet(
                 )
             )  # fmt: skip
         session.flush()
-        session.add_all(HeardRow(device=name, session=SESSION, emulated=True, simulated=True) for name in names)
+        session.add_all(DeviceSessionRow(device=name, session=SESSION, emulated=True, simulated=True) for name in names)
     return names
 
 
@@ -174,18 +181,18 @@ def make_past(database: Database, name: str, model: str, *, group: str = "doors"
     spans: tuple[tuple[Span, int], ...] = (("hour", 48), ("day", 60), ("month", 12))
     with database.write() as session:
         for span, count in spans:
-            begins = {begin_of(span, now - number * SPANS[span].seconds) for number in range(1, count + 1)}
+            begins = {bucket_start(span, now - number * SPANS[span].bucket_s) for number in range(1, count + 1)}
             for at in sorted(begins):
                 told = telemetry(rng, model, "")
                 window = {**told["models"][0], "joules": rng.uniform(0.3, 0.6), "joules_basis": "measured"}
-                content = merged(of_window(window), of_window(window))
-                place = {"span_s": SPANS[span].seconds, "begins": at}
+                content = merged(content_of_window(window), content_of_window(window))
+                place = {"span_s": SPANS[span].bucket_s, "begins": at}
                 bare = model.partition("@")[0]
-                own = of_message(told, late=False)
-                session.add(RolledRow(device=name, model="", content=own, **place))
-                session.add(RolledRow(device=name, model=bare, content=content, **place))
+                own = content_of_message(told, late=False)
+                session.add(DeviceBucketRow(device=name, model="", content=own, **place))
+                session.add(DeviceBucketRow(device=name, model=bare, content=content, **place))
                 many = {**content, "origins": {"simulated": content["requests"]}}
-                session.add(ModelRolledRow(model=bare, group=group, content=many, **place))
+                session.add(ModelBucketRow(model=bare, group=group, content=many, **place))
 
 
 def make_proposal(database: Database, names: Sequence[str], *, model: str, release: str, device_class: str) -> int:
@@ -241,7 +248,7 @@ def make_rollout(
                 id=number, model=model.partition("@")[0], release=release, state=state,
                 terms=msgspec.to_builtins(terms),
                 stage=0, approved=-1, excused=-1, why="", outcome="", following=False, superseded_by=0,
-                pace=msgspec.to_builtins(Pace()), who="anna", created=now - 900, began=now - 880,
+                pace=msgspec.to_builtins(RateState()), who="anna", created=now - 900, began=now - 880,
                 ended=0.0, changed=now,
             )
         )  # fmt: skip

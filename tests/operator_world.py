@@ -11,9 +11,9 @@ import pytest
 
 from edgesplit.release.manifest import release_digest
 from edgesplit.trust.store import TrustStore
-from edgesplit_cli.signing import signatures_for, signed_release, signed_renewal
+from edgesplit_cli.signing import sign_release_list, sign_renewal, signatures_for
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
-from edgesplit_controller.tuf.rotation import GivenSignature, Rotation
+from edgesplit_controller.tuf.rotation import ExternalSignature, Rotation
 from edgesplit_controller.tuf.signers import make_key_file, public_key
 from trust_world import World, sample_release
 
@@ -41,7 +41,7 @@ class Operator:
         if not file.exists():
             self.folder.mkdir(exist_ok=True)
             make_key_file(file)
-        return PublicKey.of(public_key(f"file2:{file}"))
+        return PublicKey.from_key(public_key(f"file2:{file}"))
 
     def uri(self, name: str) -> str:
         self.key(name)
@@ -54,7 +54,7 @@ class Operator:
     def sign(self, *signers: str, asked: KeyChange | None = None) -> bool:
         """Sign the change that waits."""
         body = signatures_for(self.rotation.to_sign(), asked, [self.uri(name) for name in signers])
-        given = {part: [GivenSignature(**one) for one in body[part]] for part in ("root", "targets")}
+        given = {part: [ExternalSignature(**one) for one in body[part]] for part in ("root", "targets")}
         return self.rotation.add_signatures(given["root"], given["targets"])
 
     def offline(self, *, threshold: int = 2, release: bool = True) -> KeyChange:
@@ -70,24 +70,24 @@ class Operator:
         """Sign a release elsewhere and publish it; its digest."""
         raw = sample_release(version)[0]
         answer = self.prepared(raw)
-        signed = signed_release(answer, [self.uri(signer)])
+        signed = sign_release_list(answer, [self.uri(signer)])
         self.world.repository.add_signed(signed.encode(), [raw])
         return str(answer["release"])
 
     def prepared(self, *manifests: bytes) -> dict[str, object]:
         """What the controller sends to be signed."""
-        root, targets = self.world.repository.published()
+        root, targets = self.world.repository.published_metadata()
         return {
             "root": root.decode(),
             "targets": targets.decode(),
-            "next_targets": self.world.repository.unsigned(*manifests).decode(),
+            "next_targets": self.world.repository.unsigned_targets(*manifests).decode(),
             "manifests": [raw.decode() for raw in manifests],
             "release": release_digest(manifests[0]) if manifests else "",
         }
 
     def renew(self) -> None:
         """As `edgectl keys renew --sign-with` does."""
-        signed = signed_renewal(self.prepared(), [self.uri("release")])
+        signed = sign_renewal(self.prepared(), [self.uri("release")])
         self.world.repository.add_signed(signed.encode(), [])
 
     def device(self, name: str = "cam-1") -> TrustStore:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.process.lifecycle import die_with_starting_thread
 
 PATIENCE_S = 60.0
 PROGRAMS = "/usr/lib/postgresql"
@@ -51,7 +51,7 @@ class Postgres:
         with log:
             self._process = subprocess.Popen(
                 [self._programs / "postgres", "-D", self._data, *options], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, cwd=self._folder, preexec_fn=ending_with_us(signal.SIGQUIT), **self._identity(),
+                stderr=log, cwd=self._folder, preexec_fn=die_with_starting_thread(signal.SIGQUIT), **self._identity(),
             )  # fmt: skip
         deadline = time.monotonic() + PATIENCE_S
         while True:

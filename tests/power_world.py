@@ -27,14 +27,14 @@ from edgesplit.mqtt.messages import ModelState
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import manifest
-from edgesplit.release.manifest import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.release.manifest import Chunk, DesiredRelease, GoldenExample, Manifest, Slice, SliceFile, Statement
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_agent.releases.chunk_store import ChunkStore
-from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.updates.actions import Work
-from edgesplit_agent.updates.reconciler import Step, Updater
+from edgesplit_agent.updates.actions import DeviceUpdateActions
+from edgesplit_agent.updates.reconciler import Reconciler, Step
 from edgesplit_agent.worker.host import StartHost, in_process
 from edgesplit_controller.tuf.repository import Repository
 
@@ -92,7 +92,7 @@ class Tiny:
             Manifest(
                 model=f"{MODEL}@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
-                golden=(Golden(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk(request), chunk(response)),),
             )
         )  # fmt: skip
         self.digest = manifest.release_digest(self.raw)
@@ -131,7 +131,7 @@ class Source:
     def say(self, *wanted: Tiny, lasts_s: float = DAY) -> bytes:
         """A newer statement than all before."""
         self.counter += 1
-        releases = tuple(Wanted(MODEL, one.digest) for one in wanted)
+        releases = tuple(DesiredRelease(MODEL, one.digest) for one in wanted)
         expires = int(self.now + lasts_s)
         self.retained = self.repository.sign_statement(
             Statement(device=DEVICE, releases=releases, counter=self.counter, expires=expires)
@@ -180,7 +180,7 @@ class Machine:
         source: Source,
         moods: Mapping[int, str] | None = None,
         start: StartHost | None = None,
-        own_version: Callable[[DataFolder], OwnVersion] = OwnVersion,
+        own_version: Callable[[DataFolder], VersionManager] = VersionManager,
     ) -> None:
         """`start` hosts releases in place of the runtime that shows what was loaded; `own_version`: what the agent's
         launcher told it."""
@@ -194,15 +194,17 @@ class Machine:
         self.told: Callable[[Any], None] = lambda what: None
         self.steps: list[Step] = []
         self.folder = DataFolder(folder)
-        self.folder.hold()
+        self.folder.acquire()
         me = Identity(device=DEVICE, device_class="pi4", broker="h:1", offload="", controller="",
                       tuf_root=source.root.decode())  # fmt: skip
         self.store = ChunkStore(self.folder.chunks, self.folder.releases)
-        self.engine = Engine("pi4", None, own_part=lambda release, error: self.updater.ran(release, error))
+        self.engine = Engine(
+            "pi4", None, on_device_part=lambda release, error: self.updater.on_device_run(release, error)
+        )
         start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
-        self.work = Work(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
-                         own_version=own_version(self.folder))  # fmt: skip
-        self.updater = Updater(self.work, clock=lambda: self.time, health_s=HEALTH_S)
+        self.work = DeviceUpdateActions(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
+                         version_manager=own_version(self.folder))  # fmt: skip
+        self.updater = Reconciler(self.work, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do
 
@@ -252,16 +254,16 @@ class Machine:
 
     def connected(self) -> None:
         """The broker is there, and repeats what it retains."""
-        self.updater.online(True)
+        self.updater.on_connection(True)
         if self.source.retained is not None:
-            self.updater.offer(self.source.retained)
+            self.updater.on_statement(self.source.retained)
 
     def offer(self, raw: bytes) -> Machine:
-        self.updater.offer(raw)
+        self.updater.on_statement(raw)
         return self
 
     def step(self) -> Step | None:
-        step = self.updater.take_step()
+        step = self.updater.run_step()
         if step is not None:
             self.steps.append(step)
             self.told(("runs", self.running))
@@ -303,7 +305,7 @@ class Machine:
 
     @property
     def standing(self) -> Any:
-        return self.work.standing()
+        return self.work.installed()
 
     def strangers(self) -> set[str]:
         """Digests of files that were loaded and never signed: there must be none."""
@@ -312,7 +314,7 @@ class Machine:
     def stop(self) -> None:
         """As at SIGTERM."""
         self.updater.stop()
-        self.work.stopped()
+        self.work.on_stopped()
         self.off()
 
     def off(self) -> None:
@@ -320,6 +322,6 @@ class Machine:
         self.engine.stop()
         for active in self.engine.serving.values():
             active.host.close()
-        if self.folder._lock_file is not None:
-            os.close(self.folder._lock_file)
-            self.folder._lock_file = None
+        if self.folder._lock_descriptor is not None:
+            os.close(self.folder._lock_descriptor)
+            self.folder._lock_descriptor = None

@@ -15,13 +15,13 @@ from tuf.api.metadata import TargetFile
 from cut_chunks import chunk_bytes
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import manifest as release
-from edgesplit.release.fingerprint import anatomy_file, encode_anatomy
-from edgesplit.release.manifest import Chunk, Golden, Manifest
+from edgesplit.release.fingerprint import encode_fingerprint, fingerprint_file
+from edgesplit.release.manifest import Chunk, GoldenExample, Manifest
 from edgesplit.trust.store import recut_path
 from edgesplit_controller.tuf.repository import Repository
-from edgesplit_partitioner.ir.chunking import plain_runs, slice_file
+from edgesplit_partitioner.ir.chunking import slice_file, split_into_chunks
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices, to_release_plan
 from trust_world import World
 from unit import onnx_models as tiny
 
@@ -76,10 +76,10 @@ class Made:
     def with_files(self, place: int, **files: bytes) -> Made:
         """One slice's files with these in place of its own (`graph`, `weights`), rightly described."""
         whole = {**self.cut[place].files, **{NAMES[name]: data for name, data in files.items()}}
-        described = tuple(slice_file(name, plain_runs(data)) for name, data in whole.items())  # type: ignore[arg-type]
+        described = tuple(slice_file(name, split_into_chunks(data)) for name, data in whole.items())  # type: ignore[arg-type]
         changed = self.with_slice(place, files=described)
         cut = [*changed.cut]
-        cut[place] = replace(cut[place], runs={name: plain_runs(data) for name, data in whole.items()})
+        cut[place] = replace(cut[place], runs={name: split_into_chunks(data) for name, data in whole.items()})
         return replace(changed, cut=tuple(cut))
 
     def with_graph(self, place: int, change: Callable[[onnx.ModelProto], object]) -> Made:
@@ -115,12 +115,12 @@ def made(
         never_leaves=tuple(never_leaves),
         earliest_cut=tuple(earliest_cut),
     )
-    anatomy = encode_anatomy(anatomy_for(model))
+    anatomy = encode_fingerprint(anatomy_for(model))
     manifest = msgspec.structs.replace(
         tiny.manifest_of(prepared, cut),
-        plans={CLASS: as_release_plan(table, cut, {})},
-        golden=(Golden(*map(chunk_of, golden)),),
-        anatomy=None if recut_of else anatomy_file(anatomy),
+        plans={CLASS: to_release_plan(table, cut, {})},
+        golden=(GoldenExample(*map(chunk_of, golden)),),
+        anatomy=None if recut_of else fingerprint_file(anatomy),
         recut_of=recut_of,
     )
     return Made(manifest, tuple(cut), golden)
@@ -155,7 +155,7 @@ class RecutWorld(World):
 
     def publish(self, one: Made) -> str:
         """Sign with the release key."""
-        self.repository.add_anatomy(encode_anatomy(anatomy_for(self.model)))
+        self.repository.add_anatomy(encode_fingerprint(anatomy_for(self.model)))
         return self.repository.add_release(one.raw)
 
     def recut(self, *after: int, **plan: Any) -> Made:
@@ -182,7 +182,7 @@ class RecutWorld(World):
 
     @staticmethod
     def encoded(anatomy: Any) -> bytes:
-        return encode_anatomy(anatomy)
+        return encode_fingerprint(anatomy)
 
     def stolen_proof(self, one: Made) -> dict[str, bytes]:
         """What lies beside that release once the thief has signed it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from edgesplit.mqtt.messages import PhaseSeconds, SliceSeconds, Window
-from edgesplit.plan import Conditions, Link, Plan, choose, latency_s
-from edgesplit_controller.replan.evidence import Kind, Told, Voice, voice, voices_of_best_kind
+from edgesplit.mqtt.messages import PhaseSeconds, SliceSeconds, TelemetryWindow
+from edgesplit.plan import Conditions, Link, Plan, choose_row, latency_s
+from edgesplit_controller.replan.evidence import DeviceMeasurements, Kind, TelemetryEvidence, best_kind, measurements_of
 from edgesplit_partitioner import plan as make_plan
 from edgesplit_partitioner.costs.model import Costs, LayerCost, TensorCost
 from edgesplit_partitioner.slicing import cut_sets
@@ -77,7 +77,9 @@ class Fleet:
     seed: int = 7
     kind: Kind = "measured"
 
-    def tells(self, name: str, moments: int = 20, *, every_s: float = 2.0, links: Sequence[Link] = ()) -> list[Told]:
+    def tells(
+        self, name: str, moments: int = 20, *, every_s: float = 2.0, links: Sequence[Link] = ()
+    ) -> list[TelemetryEvidence]:
         """What one device tells, oldest first; its link goes through `links`, round after round."""
         rng = random.Random(f"{self.seed} {name}")
         told = []
@@ -86,16 +88,16 @@ class Fleet:
             told.append(self.message(place * every_s, link, rng))
         return told
 
-    def message(self, at: float, link: Link, rng: random.Random) -> Told:
+    def message(self, at: float, link: Link, rng: random.Random) -> TelemetryEvidence:
         def about(value: float) -> float:
             return value * rng.lognormvariate(0.0, self.noise)
 
         seconds = {name: one * self.slow.get(name, 1.0) for name, one in self.plan.slice_s.items()}
         slowdown = sum(seconds.values()) / sum(self.plan.slice_s.values())
-        row = choose(self.plan, Conditions(link=link, device_slowdown=slowdown))
+        row = choose_row(self.plan, Conditions(link=link, device_slowdown=slowdown))
         assert row is not None
         phases = () if row.is_local else (PhaseSeconds("remote", 10 * about(row.remote_s * self.server), ()),)
-        window = Window(
+        window = TelemetryWindow(
             model=MODEL,
             release=RELEASE,
             row=row.name,
@@ -105,7 +107,7 @@ class Fleet:
             slices=tuple(SliceSeconds(name, about(seconds[name]), 50) for name in seconds),
             phases=phases,
         )
-        return Told(
+        return TelemetryEvidence(
             at=at,
             emulated=self.kind == "emulated",
             up_bytes_per_s=about(link.up_bytes_per_s),
@@ -116,10 +118,13 @@ class Fleet:
         )
 
 
-def voices(plan: Plan, told: Mapping[str, Sequence[Told]]) -> list[Voice]:
+def voices(plan: Plan, told: Mapping[str, Sequence[TelemetryEvidence]]) -> list[DeviceMeasurements]:
     """What these devices say of the plan; those whose name says so are simulated."""
-    spoken = [voice(name, each, MODEL, RELEASE, plan, simulated=name.startswith("sim")) for name, each in told.items()]
-    return voices_of_best_kind(one for one in spoken if one is not None)
+    spoken = [
+        measurements_of(name, each, MODEL, RELEASE, plan, simulated=name.startswith("sim"))
+        for name, each in told.items()
+    ]
+    return best_kind(one for one in spoken if one is not None)
 
 
 def world(

@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import ModelState, Reported
-from edgesplit.release.manifest import Signed, Statement, Wanted
+from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.rollout.engine import Rollouts
-from edgesplit_controller.rollout.engine import Wanted as WantedRollout
+from edgesplit_controller.rollout.engine import RolloutSpec as WantedRollout
 from edgesplit_controller.rollout.gates import Evidence
-from edgesplit_controller.rollout.request import Asked
+from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, Release
+from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, ReleaseRow
 
 OLD, NEW, NEWER, BAD = "0" * 64, "1" * 64, "2" * 64, "b" * 64
 Mood = Literal["good", "silent", "stuck", "frail"]
@@ -103,7 +103,7 @@ class World:
                 ))  # fmt: skip
                 session.flush()
                 session.add_all(
-                    Release(digest=one, model_id=1, created=0.0, options={}) for one in (OLD, NEW, NEWER, BAD)
+                    ReleaseRow(digest=one, model_id=1, created=0.0, options={}) for one in (OLD, NEW, NEWER, BAD)
                 )
 
     def _known(self, _session: object, rollout: Rollout, members: Collection[Member]) -> Mapping[str, Evidence]:
@@ -134,7 +134,7 @@ class World:
                     device.counter = row.counter = int(self.now)
                     row.statement_expires = self.now + 86_400
                     row.statement = sign(Statement(
-                        device=name, releases=(Wanted(self.model, runs),), counter=row.counter,
+                        device=name, releases=(DesiredRelease(self.model, runs),), counter=row.counter,
                         expires=int(row.statement_expires),
                     ))  # fmt: skip
             session.flush()
@@ -163,7 +163,7 @@ class World:
     def speak(self) -> None:
         """Every device that hears reports."""
         said = [(one.name, one.report()) for one in self.fleet.values() if one.mood != "silent"]
-        self.devices.hear([(name, report) for name, report in said if report is not None])
+        self.devices.ingest([(name, report) for name, report in said if report is not None])
 
     # ---- rollouts -------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ class World:
         """Begin a rollout to these devices (none: to all)."""
         targets = sorted(names) or ["all"]
         chosen = self.devices.select(targets)
-        wanted = WantedRollout(release, f"{self.model}@1", chosen, targets, asked=Asked(**asked))
-        return self.rollouts.make(wanted).number
+        wanted = WantedRollout(release, f"{self.model}@1", chosen, targets, request=RolloutRequest(**asked))
+        return self.rollouts.create(wanted).number
 
     def step(self, seconds: float = 1.0) -> None:
         """Time passes, and the loop looks until it has nothing to do at once."""
@@ -191,11 +191,11 @@ class World:
     @property
     def active(self) -> list[int]:
         """Rollouts on their way."""
-        return [one["id"] for one in self.rollouts.shown_all(1_000) if one["ended"] is None]
+        return [one["id"] for one in self.rollouts.list_views(1_000) if one["ended"] is None]
 
     def shown(self, number: int) -> dict[str, Any]:
         """As the API shows it."""
-        return self.rollouts.shown(number)
+        return self.rollouts.view(number)
 
     def state(self, number: int) -> str:
         """Of a rollout."""
@@ -206,7 +206,7 @@ class World:
         found: list[dict[str, Any]] = []
         while True:
             after = found[-1]["position"] if found else -1
-            more = self.rollouts.shown_devices(number, states=(), after=after, most=1_000)
+            more = self.rollouts.device_views(number, states=(), after=after, most=1_000)
             if not more:
                 return {one["device"]: one for one in found}
             found += more

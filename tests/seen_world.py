@@ -15,22 +15,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgesplit.http1.server import Request, Response, Server
-from edgesplit.observability.tracing import OFF, Tracer
-from edgesplit.offload_client.pool import Remote
-from edgesplit.oip.options import Wishes
+from edgesplit.observability.tracing import TRACING_OFF, Tracer
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.oip.options import InferOptions
 from edgesplit.plan import Hop
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.serving.engine import Engine, Observer, Settings
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.serving.engine import Engine, OnResult, Settings
 from edgesplit_agent.worker.host import InProcess
-from edgesplit_offload.inference.gateway_relay import Onward
+from edgesplit_offload.inference.gateway_relay import NextTier
 from edgesplit_offload.server import OffloadServer
 from handmade_release import DEVICE_CLASS, DIGEST, HandmadeRelease
 
 INPUTS = {"a": np.ones((1, 4), np.float32), "b": np.ones((1, 4), np.float32)}
 MODEL = "handmade"
-NO_HEDGE = Wishes(hedge="never")
+NO_HEDGE = InferOptions(hedge="never")
 """So that a busy machine does not let the local tail win."""
 TIERS = ("device", "edge", "cloud")
 
@@ -40,9 +40,9 @@ def both_sides(
     folder: Path,
     *,
     row: str = "cut-1",
-    device: Tracer = OFF,
-    server: Tracer = OFF,
-    observe: Observer | None = None,
+    device: Tracer = TRACING_OFF,
+    server: Tracer = TRACING_OFF,
+    observe: OnResult | None = None,
 ) -> Iterator[tuple[Engine, OffloadServer]]:
     """The device knows that row only, so each request is cut there and finished by the server."""
     release = HandmadeRelease(folder)
@@ -50,15 +50,15 @@ def both_sides(
     offload.start()
     engine = Engine(
         DEVICE_CLASS,
-        Remote(offload.url),
+        OffloadClient(offload.url),
         settings=Settings(idle_probe_s=3600.0, hedge="never"),
-        observe=observe,
+        on_result=observe,
         tracer=device,
     )
     plan = release.manifest.plans[DEVICE_CLASS]
     only = msgspec.structs.replace(plan, rows=tuple(one for one in plan.rows if one.name == row))
-    programs = load_slices(release.manifest, release.slice_folder, EngineByFormat(threads=1))
-    engine.serve(MODEL, ActiveRelease(DIGEST, release.manifest, only, InProcess(programs)))
+    programs = load_slices(release.manifest, release.slice_folder, DispatchingRuntime(threads=1))
+    engine.serve(MODEL, LoadedRelease(DIGEST, release.manifest, only, InProcess(programs)))
     engine.start()
     try:
         yield engine, offload
@@ -108,10 +108,10 @@ def three_tiers(folder: Path, *, device: Tracer, edge: Tracer, cloud: Tracer) ->
     release.manifest = msgspec.structs.replace(release.manifest, plans={DEVICE_CLASS: only})
     far = OffloadServer(folder, b"", open_release=release.open, tracer=cloud)
     far.start()
-    near = OffloadServer(folder, b"", open_release=release.open, tracer=edge, onward=Onward(Remote(far.url)))
+    near = OffloadServer(folder, b"", open_release=release.open, tracer=edge, onward=NextTier(OffloadClient(far.url)))
     near.start()
-    engine = Engine(DEVICE_CLASS, Remote(near.url), settings=Settings(idle_probe_s=3600.0), tracer=device)
-    engine.serve(MODEL, ActiveRelease(DIGEST, release.manifest, only, InProcess({})))
+    engine = Engine(DEVICE_CLASS, OffloadClient(near.url), settings=Settings(idle_probe_s=3600.0), tracer=device)
+    engine.serve(MODEL, LoadedRelease(DIGEST, release.manifest, only, InProcess({})))
     engine.start()
     try:
         yield engine

@@ -11,9 +11,9 @@ import msgspec
 
 from edgesplit.http1.server import Server
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.worker.host import InProcess
@@ -25,7 +25,7 @@ CLASS = "pi4"
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01)
 
 
-def loaded(raw: bytes, folder: Path, bindings: Mapping[str, int] | None = None) -> ActiveRelease:
+def loaded(raw: bytes, folder: Path, bindings: Mapping[str, int] | None = None) -> LoadedRelease:
     """The model of this file, all of it on the device."""
     model = prepare_model(raw, dict(bindings or {}))
     slices = cut_slices(model, model.graph, atoms(model.graph, []), None)
@@ -34,15 +34,15 @@ def loaded(raw: bytes, folder: Path, bindings: Mapping[str, int] | None = None) 
     row = Row(name="local", device=tuple(one.slice.name for one in slices), device_s=0.001)
     plan = Plan(model=manifest.model, device_class=CLASS, rows=(row,), link=LINK)
     manifest = msgspec.structs.replace(manifest, plans={CLASS: plan})
-    programs = load_slices(manifest, lambda name: folder / name, EngineByFormat())
-    return ActiveRelease("0" * 64, manifest, plan_for(manifest, CLASS), InProcess(programs))
+    programs = load_slices(manifest, lambda name: folder / name, DispatchingRuntime())
+    return LoadedRelease("0" * 64, manifest, plan_for(manifest, CLASS), InProcess(programs))
 
 
 @dataclass
 class Served:
     """These models on localhost, and on a Unix socket where a place for it is given."""
 
-    models: Mapping[str, ActiveRelease]
+    models: Mapping[str, LoadedRelease]
     socket: Path | None = None
 
     def __enter__(self) -> Served:

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from edgesplit.errors import NotFound
-from edgesplit_provisioning.ssh.adopt import Adoption, Wish
+from edgesplit_provisioning.ssh.adopt import Adopter, AdoptOptions
 from edgesplit_provisioning.ssh.connection import Ssh
 from edgesplit_provisioning.ssh.inventory import Host, parse_host
 
@@ -194,13 +194,13 @@ class Machine:
         """A connection to it, as `edgectl adopt` makes it."""
         return Ssh(host or self.host, self.options)
 
-    def wish(self, **more: Any) -> Wish:
+    def wish(self, **more: Any) -> AdoptOptions:
         """Adopt into this world."""
-        return Wish(prefix=str(self.prefix), data=str(self.data), **more)
+        return AdoptOptions(prefix=str(self.prefix), data=str(self.data), **more)
 
-    def adoption(self, controller: FakeController, kit: FakeKit, **more: Any) -> Adoption:
+    def adoption(self, controller: FakeController, kit: FakeKit, **more: Any) -> Adopter:
         """As `edgectl adopt` makes it."""
-        return Adoption(controller, CA.splitlines()[1], self.wish(**more), lambda means, seen, coral: kit)
+        return Adopter(controller, CA.splitlines()[1], self.wish(**more), lambda means, seen, coral: kit)
 
     @property
     def asked(self) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import manifest as release
-from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, TensorSpec, Wanted
+from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement, TensorSpec
 from edgesplit.trust.store import TrustStore
 from edgesplit_controller.tuf.repository import Repository
 
@@ -88,7 +88,7 @@ class World:
 
     def state(self, device: str = DEVICE, *, counter: int, digest: str = "", lasts_s: float = DAY) -> bytes:
         """The director's signed word for `device`."""
-        wanted = (Wanted("tiny", digest),) if digest else ()
+        wanted = (DesiredRelease("tiny", digest),) if digest else ()
         return self.repository.sign_statement(
             Statement(device=device, releases=wanted, counter=counter, expires=int(self.now + lasts_s))
         )

@@ -25,7 +25,7 @@ from edgesplit.mqtt.messages import FetchMetadata, decode, encode, topic
 from edgesplit.release import manifest as release
 from edgesplit.release.manifest import Statement
 from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path
-from edgesplit_agent.control.fetcher import PATIENCE_S as ROUNDS_S
+from edgesplit_agent.control.fetcher import REQUEST_TIMEOUTS_S as ROUNDS_S
 from edgesplit_agent.control.fetcher import MetadataFetcher
 from edgesplit_controller.messaging.delivery import pieces
 from trust_world import DAY, START, sample_release
@@ -209,7 +209,7 @@ class TufWorld:
         """A fresh repository and a fresh device, on the same connections."""
         self.simulator = Simulator()
         fetcher = MetadataFetcher(self._device.session, DEVICE, rounds_s)
-        self._device.session._callbacks = (lambda _, payload, tag: fetcher.received(payload, tag), None, None)
+        self._device.session._callbacks = (lambda _, payload, tag: fetcher.on_message(payload, tag), None, None)
         return Case(folder, self.simulator, fetcher)
 
     def close(self) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from edgesplit.errors import ModelRefused
 from edgesplit.release import manifest
-from edgesplit.release.agent_release import AGENT, Build, build_name, this_machine
-from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
-from edgesplit_agent.self_update.launcher import Launched, ready
-from edgesplit_agent.self_update.manager import OwnVersion
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit.release.agent_release import AGENT_MODEL, Build, build_name, this_machine
+from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement
+from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start
+from edgesplit_agent.self_update.manager import VersionManager
+from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.state.data_folder import DataFolder
 from power_world import DAY, DEVICE, MODEL, Machine, Source, Tiny
 
@@ -35,7 +35,8 @@ class AgentRelease:
         slices = (Slice(name or build_name(version, this_machine()), "agent", (), (), (), (file,)),)
         self.raw = manifest.encode_manifest(
             Manifest(
-                model=f"{AGENT}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None, inputs=(),
+                model=f"{AGENT_MODEL}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
+                inputs=(),
                 outputs=(), slices=slices, plans={}, recut_of=recut_of,
             )
         )  # fmt: skip
@@ -72,8 +73,8 @@ class World:
     def say(self, agent: AgentRelease | None, *, model: bool = True) -> bytes:
         """A newer statement than all before."""
         self.source.counter += 1
-        releases = [Wanted(MODEL, self.model.digest)] if model else []
-        releases += [Wanted(AGENT, agent.digest)] if agent is not None else []
+        releases = [DesiredRelease(MODEL, self.model.digest)] if model else []
+        releases += [DesiredRelease(AGENT_MODEL, agent.digest)] if agent is not None else []
         self.source.retained = self.source.repository.sign_statement(
             Statement(
                 device=DEVICE, releases=tuple(releases), counter=self.source.counter,
@@ -82,13 +83,13 @@ class World:
         )  # fmt: skip
         return self.source.retained
 
-    def install(self, shelf: Shelf, release: str, build: Build, folder: Path, question: tuple[str, ...]) -> None:
+    def install(self, shelf: VersionStore, release: str, build: Build, folder: Path, question: tuple[str, ...]) -> None:
         """As `put_together`, of one file."""
         if not shelf.damage(release):
             return
         if self.agents[release].unfit:
             raise ModelRefused(f"agent {build.version} cannot run here: it needs a newer launcher")
-        part = shelf.fresh(release)
+        part = shelf.new_part_folder(release)
         (part / "bin").mkdir()
         (part / "bin" / "python").write_bytes((folder / "wheels.tar").read_bytes())
         shelf.adopt(part, release, build.version)
@@ -97,16 +98,16 @@ class World:
         """The launcher, and the agent that it becomes."""
         told = None
         if self.launcher:
-            versions = ready(Shelf(self.data), self.installed)
-            told = Launched(versions.running, bool(versions.trial), ("launcher",), 1)
+            versions = prepare_start(VersionStore(self.data), self.installed)
+            told = LaunchContext(versions.running, bool(versions.trial), ("launcher",), 1)
         running = told.release if told is not None else ""
 
-        def own_version(folder: DataFolder) -> OwnVersion:
-            return OwnVersion(folder, told, self._restart, self.install)
+        def own_version(folder: DataFolder) -> VersionManager:
+            return VersionManager(folder, told, self._restart, self.install)
 
         machine = Machine(self.data, self.source, own_version=own_version)
         if running in self.forgets:
-            machine.work._serves = lambda model, release: False  # type: ignore[method-assign]
+            machine.work._try_serve = lambda model, release: False  # type: ignore[method-assign]
         return machine.boot(online=online and running not in self.mutes)
 
     def _restart(self) -> None:
@@ -114,7 +115,7 @@ class World:
 
     def runs(self, machine: Machine) -> str:
         """The release that this process is; empty for the installed version."""
-        return machine.standing.running.get(AGENT, "")
+        return machine.standing.running.get(AGENT_MODEL, "")
 
     def settle(self, machine: Machine, until: Callable[[Machine], bool] = lambda machine: False) -> Machine:
         """Until nothing is left to do, through every start that the agent asks for itself."""
@@ -125,10 +126,10 @@ class World:
                 return machine
             machine.stop()
             machine = self.start()
-        raise AssertionError(f"it starts over and over: {Shelf(self.data).read()}")
+        raise AssertionError(f"it starts over and over: {VersionStore(self.data).read()}")
 
 
 def told(machine: Machine) -> tuple[str, str, str]:
     """What was reported last of the agent: what runs, the state, and why."""
-    found = next(one for one in machine.reports[-1][1] if one.model == AGENT)
+    found = next(one for one in machine.reports[-1][1] if one.model == AGENT_MODEL)
     return found.release, found.state, found.detail

@@ -20,12 +20,12 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from agent_world import CLASS, DIGEST, LINK, X, Y
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
-from edgesplit.release.manifest import Golden, Manifest, Slice, encode_manifest, release_digest
+from edgesplit.release.manifest import GoldenExample, Manifest, Slice, encode_manifest, release_digest
 from edgesplit.runtime import Tensor, Timing
-from edgesplit.runtime.options import Setup
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.worker.host import SliceRun
+from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from power_world import _file as slice_file
 from power_world import chunk
@@ -36,7 +36,7 @@ ENDLESS = np.full((1, 4), 200, np.float32)
 GREEDY = np.full((1, 4), 2.0**29, np.float32)
 DEADLY = np.full((1, 4), -(2.0**31), np.float32)
 BOUNDS = Bounds(512 * 2**20)
-PLAIN = Setup()
+PLAIN = EngineOptions()
 LOCAL = Row(name="local", device=("s",), device_s=0.01)
 AWAY = Row(name="remote", remote=("s",), sends=("x",), receives=("y",), up_bytes=300, remote_s=0.5)
 
@@ -118,11 +118,11 @@ class Shelf:
 
 @contextmanager
 def hosted(
-    folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, setup: Setup = PLAIN, **kind: Any
-) -> Iterator[Hosted]:
+    folder: Path, nodes: list[NodeProto], *rows: Row, bounds: Bounds = BOUNDS, setup: EngineOptions = PLAIN, **kind: Any
+) -> Iterator[SupervisedHost]:
     """That model in a worker."""
     shelf: Any = Shelf(folder / "slice", nodes, *rows)
-    host = Hosted(shelf, shelf.plan, setup, bounds, **kind)
+    host = SupervisedHost(shelf, shelf.plan, setup, bounds, **kind)
     try:
         yield host
     finally:
@@ -130,16 +130,16 @@ def hosted(
 
 
 @contextmanager
-def loaded(folder: Path, nodes: list[NodeProto], *rows: Row, **kind: Any) -> Iterator[ActiveRelease]:
+def loaded(folder: Path, nodes: list[NodeProto], *rows: Row, **kind: Any) -> Iterator[LoadedRelease]:
     """The same as the engine has it."""
     with hosted(folder, nodes, *rows, **kind) as host:
         shelf = Shelf(folder / "slice", nodes, *rows)
-        yield ActiveRelease(DIGEST, shelf.manifest, shelf.plan, host)
+        yield LoadedRelease(DIGEST, shelf.manifest, shelf.plan, host)
 
 
-def run(host: Hosted, x: Tensor, *, within_s: float = 60.0, expected_s: float | None = 0.01) -> Tensor:
+def run(host: SupervisedHost, x: Tensor, *, within_s: float = 60.0, expected_s: float | None = 0.01) -> Tensor:
     """y."""
-    return host.run(Job(["s"], {"x": x}, perf_counter() + within_s, expected_s), Timing())["y"]
+    return host.run(SliceRun(["s"], {"x": x}, perf_counter() + within_s, expected_s), Timing())["y"]
 
 
 def is_there(pid: int) -> bool:
@@ -151,7 +151,7 @@ def is_there(pid: int) -> bool:
     return state not in "ZX"
 
 
-def signal_worker(host: Hosted, number: int) -> None:
+def signal_worker(host: SupervisedHost, number: int) -> None:
     """To the worker that is there now, if any."""
     if pid := host.status()["pid"]:
         os.kill(pid, number)
@@ -173,7 +173,7 @@ class OneSlice:
             Manifest(
                 model=f"tiny@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={CLASS: plan},
-                golden=(Golden(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk(request), chunk(response)),),
             )
         )  # fmt: skip
         self.digest = release_digest(self.raw)

@@ -1,4 +1,5 @@
-"""`edgesplit-agent`: run, status, enrol; unit, supervise and doctor are in `service`.
+"""`edgesplit-agent`: the commands run, status and enrol, and the command line as a whole. `service` has unit, supervise
+and doctor, `updates.bundle` has bundle.
 
 Exit codes are those of edgesplit.errors.
 """
@@ -23,35 +24,35 @@ from urllib.parse import urlsplit
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.links import host_and_port, parse_link, parse_rate
+from edgesplit.links import parse_host_and_port, parse_link, parse_rate
 from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import parse_address
 from edgesplit.oip.options import Hedge
-from edgesplit.process.lifecycle import add_die_with_parent, end_with_parent, on_stop_signals
+from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent, on_stop_signals
 from edgesplit.quantities import parse_size
-from edgesplit.release.privacy_floor import Floor
+from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.providers import PROVIDERS, check_names
 from edgesplit_agent.agent import Agent, AgentSettings, LocalSocket
-from edgesplit_agent.control.enrolment import enrol, enrol_patiently, read_claim
+from edgesplit_agent.control.enrolment import enrol, enrol_with_retries, read_claim
 from edgesplit_agent.control.gateway_server import listen_address
-from edgesplit_agent.host.log_buffer import keep_log
-from edgesplit_agent.host.sd_notify import Manager
-from edgesplit_agent.offload.foreign_server import Trust
+from edgesplit_agent.host.log_buffer import install_log_buffer
+from edgesplit_agent.host.sd_notify import ServiceManager
+from edgesplit_agent.offload.foreign_server import ForeignTls
 from edgesplit_agent.power.mode import POLICIES, parse_watts
-from edgesplit_agent.power.mode import Wishes as PowerWishes
+from edgesplit_agent.power.mode import PowerSettings as PowerWishes
 from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
 from edgesplit_agent.self_update import launcher
-from edgesplit_agent.self_update.launcher import Launched
-from edgesplit_agent.self_update.manager import OwnVersion
+from edgesplit_agent.self_update.launcher import LaunchContext
+from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.self_update.trial import TRIAL_S
 from edgesplit_agent.service.commands import add_service_commands
-from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service, is_own
-from edgesplit_agent.service.watchdog import Pulse
+from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service, is_in_data_folder
+from edgesplit_agent.service.watchdog import Watchdog
 from edgesplit_agent.serving.http_endpoint import STATUS_PATH
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
-from edgesplit_agent.telemetry.disk_ring import OLDEST_S, QUOTA_BYTES
+from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES
 from edgesplit_agent.updates.bundle import command as bundle
 from edgesplit_agent.updates.download_window import parse_span
 
@@ -62,11 +63,11 @@ LONGEST_HEALTH_S = 86_400.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["launch"]:
-        launcher.main(words[1:])
-    options = _parser().parse_args(words)
+    """Run the command; its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["launch"]:
+        launcher.main(arguments[1:])
+    options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except EdgeError as error:
@@ -88,31 +89,31 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     commands.add_parser("launch", help="as run, in the version of the agent that is to run: for services")
     status = commands.add_parser("status", help="what the agent on this folder does now")
-    _data(status)
+    _data_option(status)
     status.set_defaults(command=_status)
     enrolment = commands.add_parser("enrol", help="become the device that a claim names")
-    _data(enrolment)
+    _data_option(enrolment)
     enrolment.add_argument("--claim", type=Path, required=True, metavar="FILE")
     enrolment.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
     enrolment.set_defaults(command=_enrol)
-    bundle.add(commands, _asked)
+    bundle.add_bundle_command(commands, _read_status)
     add_service_commands(commands, _run_options)
     return parser
 
 
 def _run_options(run: argparse.ArgumentParser) -> None:
-    _data(run)
-    _whereabouts(run)
-    _releases(run)
-    _power(run)
-    _applications(run)
-    _models(run)
-    add_die_with_parent(run)
-    _seen(run)
+    _data_option(run)
+    _network_options(run)
+    _release_options(run)
+    _power_options(run)
+    _socket_options(run)
+    _model_options(run)
+    add_die_with_parent_option(run)
+    _observability_options(run)
 
 
-def _whereabouts(run: argparse.ArgumentParser) -> None:
-    """Who it is and whom it talks to."""
+def _network_options(run: argparse.ArgumentParser) -> None:
+    """Options of identity and network."""
     run.add_argument(
         "--claim", type=Path, metavar="FILE",
         help="enrol with this claim first, if not enrolled yet; one that lies in DIR is erased once it served",
@@ -140,8 +141,8 @@ def _whereabouts(run: argparse.ArgumentParser) -> None:
     run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
 
 
-def _releases(run: argparse.ArgumentParser) -> None:
-    """What is fetched, when, and what it may do with what it sees."""
+def _release_options(run: argparse.ArgumentParser) -> None:
+    """Options of fetching, storing and limiting releases."""
     run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
     run.add_argument(
         "--keep-raw-input", action="store_true", help="whatever a plan says, what applications give does not leave"
@@ -166,30 +167,30 @@ def _releases(run: argparse.ArgumentParser) -> None:
         f" (default {TRIAL_S:g})",
     )  # fmt: skip
     run.add_argument(
-        "--fetch-window", type=_told(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
+        "--fetch-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
     )  # fmt: skip
     run.add_argument(
         "--store-quota",
-        type=_told(parse_size),
+        type=_argparse_type(parse_size),
         metavar="SIZE",
         help="releases take no more, as in 2GB (default: half the disk)",
     )
     run.add_argument(
-        "--telemetry-quota", type=_told(parse_size), default=QUOTA_BYTES, metavar="SIZE",
+        "--telemetry-quota", type=_argparse_type(parse_size), default=QUOTA_BYTES, metavar="SIZE",
         help=f"what is measured while the link is gone takes no more (default {QUOTA_BYTES >> 20}MB)",
     )  # fmt: skip
     run.add_argument(
-        "--telemetry-days", type=_days, default=OLDEST_S / 86_400, metavar="N",
-        help=f"and is kept for no longer (default {OLDEST_S / 86_400:g})",
+        "--telemetry-days", type=_days, default=MAX_AGE_S / 86_400, metavar="N",
+        help=f"and is kept for no longer (default {MAX_AGE_S / 86_400:g})",
     )  # fmt: skip
 
 
-def _power(run: argparse.ArgumentParser) -> None:
-    """Battery, power, sensors."""
+def _power_options(run: argparse.ArgumentParser) -> None:
+    """Options of battery, power and sensors."""
     run.add_argument(
         "--power-budget",
-        type=_told(parse_watts),
+        type=_argparse_type(parse_watts),
         metavar="WATTS",
         help="draw no more than this on average, as in 4W: slower rows where they take less",
     )
@@ -210,19 +211,23 @@ def _power(run: argparse.ArgumentParser) -> None:
     )
 
 
-def _applications(run: argparse.ArgumentParser) -> None:
-    """The Unix socket."""
+def _socket_options(run: argparse.ArgumentParser) -> None:
+    """Options of the Unix socket."""
     run.add_argument(
         "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
     )
     run.add_argument(
-        "--socket-mode", type=_mode, default=0o600, metavar="MODE", help="who may use it, as in 660 (default 600)"
+        "--socket-mode",
+        type=_permissions,
+        default=0o600,
+        metavar="MODE",
+        help="who may use it, as in 660 (default 600)",
     )
     run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
 
 
-def _models(run: argparse.ArgumentParser) -> None:
-    """How models run, and when two run for one request."""
+def _model_options(run: argparse.ArgumentParser) -> None:
+    """Options of running models and of hedging."""
     run.add_argument(
         "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
     )
@@ -245,12 +250,12 @@ def _models(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--providers",
-        type=_told(_providers),
+        type=_argparse_type(_providers),
         metavar="NAMES",
         help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
     )
     run.add_argument(
-        "--worker-memory", type=_told(parse_size), default=0, metavar="SIZE",
+        "--worker-memory", type=_argparse_type(parse_size), default=0, metavar="SIZE",
         help="a worker process takes no more, as in 500MB (default: half of the memory)",
     )  # fmt: skip
     run.add_argument(
@@ -262,28 +267,28 @@ def _models(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--hedge-budget",
-        type=_part,
+        type=_ratio,
         metavar="PART",
         help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
         "would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)",
     )
 
 
-def _seen(run: argparse.ArgumentParser) -> None:
-    """What is told of it."""
+def _observability_options(run: argparse.ArgumentParser) -> None:
+    """Options of metrics and logs."""
     run.add_argument(
-        "--metrics", type=_told(parse_address), metavar="ADDRESS:PORT",
+        "--metrics", type=_argparse_type(parse_address), metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
     run.add_argument(
-        "--gateway-metrics", type=_told(_metrics_text), metavar="ADDRESS:PORT",
+        "--gateway-metrics", type=_argparse_type(_metrics_address), metavar="ADDRESS:PORT",
         help="the same for the server of a gateway",
     )  # fmt: skip
     run.add_argument("--log-level", default="info", choices=log_format.LEVELS)
     run.add_argument("--log-format", default="text", choices=log_format.FORMATS, help="json: an object per line")
 
 
-def _data(parser: argparse.ArgumentParser) -> None:
+def _data_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
 
 
@@ -319,34 +324,34 @@ def _days(text: str) -> float:
     return days
 
 
-def _part(text: str) -> float:
+def _ratio(text: str) -> float:
     try:
-        part = float(text)
+        ratio = float(text)
     except ValueError:
-        part = -1.0
-    if not 0 <= part <= 1:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no part: 0 to 1")
-    return part
+    return ratio
 
 
-def _told(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The same for argparse: what the parser says of a word that is none becomes the option's error."""
+def _argparse_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` for argparse: its UsageError becomes the option's error."""
 
-    def read(text: str) -> T:
+    def convert(text: str) -> T:
         try:
             return parse(text)
         except UsageError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
-    return read
+    return convert
 
 
 def _providers(text: str) -> tuple[str, ...]:
-    return check_names(tuple(one.strip() for one in text.split(",") if one.strip()))
+    return check_names(tuple(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _metrics_text(text: str) -> str:
-    if text:  # argparse asks for the default too
+def _metrics_address(text: str) -> str:
+    if text:  # argparse converts the default, an empty text, too
         parse_address(text)
     return text
 
@@ -357,32 +362,33 @@ def _threads(text: str) -> int:
     return int(text)
 
 
-def _mode(text: str) -> int:
+def _permissions(text: str) -> int:
     if not re.fullmatch(r"0?[0-7]{3}", text) or not int(text, 8) & 0o200:
         raise argparse.ArgumentTypeError(f"{text!r} is no mode that lets the agent's own user in, as 600 or 660")
     return int(text, 8)
 
 
-def _foreign(options: argparse.Namespace) -> Trust:
-    """How foreign servers are met; UsageError at once where the files are no use."""
-    trust = Trust(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
-    if trust != Trust():
+def _foreign_trust(options: argparse.Namespace) -> ForeignTls:
+    """TLS trust for foreign offload servers; UsageError where its files are invalid."""
+    trust = ForeignTls(ca_file=options.foreign_ca, certificate_file=options.foreign_cert, key_file=options.foreign_key)
+    if trust != ForeignTls():
         trust.context()
     return trust
 
 
-def _socket(options: argparse.Namespace) -> LocalSocket:
+def _socket_settings(options: argparse.Namespace) -> LocalSocket:
     wanted = options.socket != Path("none")
     return LocalSocket(options.socket if wanted else None, options.socket_mode, options.socket_group, wanted)
 
 
-def check(options: argparse.Namespace) -> None:
-    """What would stop the agent later stops it now, before a claim, which serves once, is used up."""
+def check_options(options: argparse.Namespace) -> None:
+    """Check the options that could stop the agent later, before a claim, which is valid once, is used up.
+    UsageError."""
     if options.link:
         parse_link(options.link)
-    _trace(options)
+    _link_trace(options)
     if options.broker:
-        host_and_port(options.broker, "broker")
+        parse_host_and_port(options.broker, "broker")
     if options.gateway:
         listen_address(options.gateway)
     if options.port:
@@ -394,8 +400,9 @@ def check(options: argparse.Namespace) -> None:
             ) from error
 
 
-def _trace(options: argparse.Namespace) -> UplinkTrace | None:
-    """What the emulated uplink follows; UsageError for a file that is none, or without a link to give the rest."""
+def _link_trace(options: argparse.Namespace) -> UplinkTrace | None:
+    """The bandwidth trace of the emulated uplink, or None; UsageError for an invalid file, or where `--link` is
+    missing."""
     if options.link_trace is None:
         return None
     if not options.link:
@@ -405,73 +412,73 @@ def _trace(options: argparse.Namespace) -> UplinkTrace | None:
 
 def _run(options: argparse.Namespace) -> int:
     log_format.configure(options.log_level, options.log_format)
-    keep_log()
-    launched = Launched.of(os.environ)
-    manager = Manager.of(os.environ)
+    install_log_buffer()
+    launch_context = LaunchContext.from_environment(os.environ)
+    manager = ServiceManager.from_environment(os.environ)
     fetch_bytes_per_s = parse_rate(options.fetch_rate) if options.fetch_rate else math.inf
-    stop, asked, again = threading.Event(), threading.Event(), threading.Event()
+    stop, end_requested, restart_requested = threading.Event(), threading.Event(), threading.Event()
 
     def end() -> None:
-        asked.set()
+        end_requested.set()
         stop.set()
 
     on_stop_signals(end)
     if options.die_with_parent is not None:
         end_with_parent(options.die_with_parent)
     folder = DataFolder(options.data)
-    folder.hold()
+    folder.acquire()
 
     def restart() -> None:
-        again.set()
+        restart_requested.set()
         stop.set()
 
     try:
-        own_version = OwnVersion(folder, launched, restart)
-        own_version.settle_format()
-        identity = _enrolled(options, folder, manager, stop)
+        version_manager = VersionManager(folder, launch_context, restart)
+        version_manager.write_format()
+        identity = _ensure_enrolled(options, folder, manager, stop)
         if identity is not None:
-            log_format.always(device=identity.device)
+            log_format.set_process_subjects(device=identity.device)
             _serve(AgentSettings(
                 data=options.data, port=options.port, emulate=options.emulate, offload=options.offload,
-                broker=options.broker, link=options.link, threads=options.threads, socket=_socket(options),
-                floor=Floor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
+                broker=options.broker, link=options.link, threads=options.threads, socket=_socket_settings(options),
+                privacy_floor=PrivacyFloor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 trial_s=options.trial_seconds,
-                fetch_hours=tuple(options.fetch_window),
-                foreign=_foreign(options),
+                download_spans=tuple(options.fetch_window),
+                foreign_trust=_foreign_trust(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
                 store_quota_bytes=options.store_quota,
                 telemetry_quota_bytes=options.telemetry_quota, telemetry_age_s=options.telemetry_days * 86_400,
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
-                link_trace=_trace(options),
+                link_trace=_link_trace(options),
                 isolate=options.worker == "process", lanes=options.lanes, worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
-            ), folder, identity, own_version, stop, manager)  # fmt: skip
+            ), folder, identity, version_manager, stop, manager)  # fmt: skip
     finally:
         folder.release()
-    if again.is_set() and not asked.is_set() and launched is not None:
-        launched.again()
+    if restart_requested.is_set() and not end_requested.is_set() and launch_context is not None:
+        launch_context.relaunch()
     return 0
 
 
-def _enrolled(
-    options: argparse.Namespace, folder: DataFolder, manager: Manager, stop: threading.Event
+def _ensure_enrolled(
+    options: argparse.Namespace, folder: DataFolder, manager: ServiceManager, stop: threading.Event
 ) -> Identity | None:
-    """Who we are, by the claim where we are not yet; None when we shall stop."""
-    identity, claim_file = folder.enrolled(), options.claim
+    """The device's identity, after enrolment by the claim where necessary; None when the agent is to stop."""
+    identity, claim_file = folder.read_identity(), options.claim
     if claim_file is None:
         if identity is None:
             raise UsageError(f"{options.data} is not enrolled: give a claim with --claim FILE")
         return identity
-    if identity is None and manager.listens:
-        check(options)
+    if identity is None and manager.is_present:
+        check_options(options)
         identity = enrol_as_service(folder, claim_file, options.controller, stop.wait, manager)
-    elif identity is None or (claim_file.exists() and not is_own(claim_file, folder)):
+    elif identity is None or (claim_file.exists() and not is_in_data_folder(claim_file, folder)):
         claim = read_claim(claim_file)
-        check(options)
-        identity = enrol_patiently(folder, claim, options.controller, stop.wait)
+        check_options(options)
+        identity = enrol_with_retries(folder, claim, options.controller, stop.wait)
     if identity is not None:
         discard_claim(claim_file, folder, identity)
     return identity
@@ -481,17 +488,17 @@ def _serve(
     settings: AgentSettings,
     folder: DataFolder,
     identity: Identity,
-    own_version: OwnVersion,
+    version_manager: VersionManager,
     stop: threading.Event,
-    manager: Manager,
+    manager: ServiceManager,
 ) -> None:
-    agent = Agent(settings, folder, identity, own_version)
+    agent = Agent(settings, folder, identity, version_manager)
     try:
         agent.start()
-        said = " (emulated)" if settings.emulate else ""
-        print(f"edgesplit-agent: {identity.device}{said} listening on {agent.url}", flush=True)
+        suffix = " (emulated)" if settings.emulate else ""
+        print(f"edgesplit-agent: {identity.device}{suffix} listening on {agent.url}", flush=True)
         manager.ready(f"{identity.device} listening on {agent.url}")
-        Pulse(manager, agent.proof).keep(stop)
+        Watchdog(manager, agent.check_alive).run_until(stop)
     finally:
         manager.stopping()
         agent.stop()
@@ -499,7 +506,7 @@ def _serve(
 
 def _enrol(options: argparse.Namespace) -> int:
     folder = DataFolder(options.data)
-    folder.hold()
+    folder.acquire()
     try:
         identity = enrol(folder, read_claim(options.claim), options.controller)
     finally:
@@ -509,22 +516,22 @@ def _enrol(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    print(json.dumps(_asked(DataFolder(options.data)), indent=2))
+    print(json.dumps(_read_status(DataFolder(options.data)), indent=2))
     return 0
 
 
-def _asked(folder: DataFolder) -> dict[str, Any]:
-    """What the agent on that folder says of itself."""
-    here = folder.here()
-    if here is None:
+def _read_status(folder: DataFolder) -> dict[str, Any]:
+    """Status of the agent that runs on that folder; UsageError where none runs, LinkError where it does not answer."""
+    address = folder.read_address()
+    if address is None:
         raise UsageError(f"no agent runs on {folder.path}")
-    parts = urlsplit(here.url)
+    parts = urlsplit(address.url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
         connection.request("GET", STATUS_PATH)
         status: dict[str, Any] = json.loads(connection.getresponse().read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {folder.path} does not answer at {here.url}: {error}") from error
+        raise LinkError(f"the agent on {folder.path} does not answer at {address.url}: {error}") from error
     finally:
         connection.close()
     return status

@@ -1,4 +1,5 @@
-"""The console script: `launch` becomes another process at once, so it loads nothing of the agent for that."""
+"""Console script `edgesplit-agent`. `launch` replaces this process at once, so nothing else of the agent is loaded for
+it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import sys
 
 
 def main() -> int:
-    """The command; its exit code."""
+    """Run the command; its exit code."""
     if sys.argv[1:2] == ["launch"]:
         from edgesplit_agent.self_update.launcher import main as launch
 

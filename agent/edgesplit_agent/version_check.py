@@ -1,7 +1,8 @@
-"""A version's own word, before it ever runs: can it live with this launcher and this data folder?
+"""Reports whether this version can run with the launcher and the data folder of a device, before it is ever started
+there.
 
-Run by the version before it, with this version's interpreter: that everything can be loaded is half of the answer, and
-has it compiled.
+The version that runs at present executes it with this version's interpreter. Loading every module is half of the check,
+and compiles them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 from collections.abc import Sequence
 
 NEEDS_LAUNCHER = 1
-"""`launch.CONTRACT` that this version needs of the installed version."""
+"""Lowest `launcher.CONTRACT` of the installed version with which this version can run."""
 
 
-def problem_with(launcher: int, folder_format: int) -> str:
-    """Why this version cannot run beside that launcher, on a data folder of that format; empty where it can."""
+def incompatibility(launcher: int, folder_format: int) -> str:
+    """Why this version cannot run with a launcher of that contract on a data folder of that format; empty where it
+    can."""
     from edgesplit_agent.state.data_folder import FORMAT, OLDEST_FORMAT
 
     if launcher < NEEDS_LAUNCHER:
@@ -30,17 +32,17 @@ def problem_with(launcher: int, folder_format: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the answer as JSON."""
+    """Load everything, and print this version and its incompatibility as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--launcher", type=int, default=0)
     parser.add_argument("--format", type=int, default=0)
     options = parser.parse_known_args(argv)[0]
     import edgesplit
     import edgesplit_agent.main  # noqa: F401 - as it is started
-    from edgesplit_agent.host.preload import warm
+    from edgesplit_agent.host.preload import preload
 
-    warm()
-    print(json.dumps({"version": edgesplit.__version__, "problem": problem_with(options.launcher, options.format)}))
+    preload()
+    print(json.dumps({"version": edgesplit.__version__, "problem": incompatibility(options.launcher, options.format)}))
     return 0
 
 

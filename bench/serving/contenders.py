@@ -1,7 +1,7 @@
-"""The servers: how each is started for one model, and how it is asked.
+"""The servers that are compared: how each is started for one model, and how requests to it are made.
 
-Each gets one thread a run and as many runs at once as there are cores, by its own means. Its process group is its own:
-stopping kills all of it.
+Each runs one thread per inference and as many inferences at once as there are cores, by its own options. Each has a
+process group of its own, and stopping it kills the whole group.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ BATCHER_WAIT_US = 500
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A server's command, and how to ask it."""
+class ServerCommand:
+    """A server's command line, and the requests for it."""
 
     argv: Sequence[str]
     requests: Mapping[str, tuple[int, Request]]
-    """Port and request, by what the wire is called; empty where one wire is all there is."""
+    """Port and request by name of the wire; the name is empty where there is only one wire."""
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model for one contender."""
+    """One model for one contender, with a folder for its files."""
 
     suffix: Suffix
     model: Path
@@ -53,46 +53,46 @@ class Contender:
     """A kind of server."""
 
     name: str
-    prepare: Callable[[Job, Environment | None], Prepared]
+    prepare: Callable[[Job, Environment | None], ServerCommand]
     environment: str = ""
-    """Where it is installed; ours where empty."""
+    """Name of the virtual environment in which it is installed; empty for the project's own."""
     suffixes: tuple[str, ...] = ()
-    """That it is asked for; all where empty."""
+    """Names of the suffixes that it is measured with; empty for all."""
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
-def _ours(*options: str) -> Callable[[Job, Environment | None], Prepared]:
-    """The real process with a signed release; without TLS, as nobody beside it has any."""
+def _ours(*options: str) -> Callable[[Job, Environment | None], ServerCommand]:
+    """Our offload server as a process with a signed release; without TLS, because no other contender has it."""
 
-    def prepare(job: Job, _: Environment | None) -> Prepared:
+    def prepare(job: Job, _: Environment | None) -> ServerCommand:
         served, port = ours.release(job.model, job.folder), free_port()
         argv = [sys.executable, "-m", "edgesplit_offload.main", "--releases", str(served.releases)]
         argv += ["--root", str(served.root), "--port", str(port), "--log", "warning", *options]
-        return Prepared(argv, {"": (port, wires.oip_http(job.suffix.sample(), served.model))})
+        return ServerCommand(argv, {"": (port, wires.oip_http(job.suffix.sample(), served.model))})
 
     return prepare
 
 
-def _ours_unbatched(job: Job, environment: Environment | None) -> Prepared:
-    """The same server told to run each request by itself."""
-    told = subprocess.run(
+def _ours_unbatched(job: Job, environment: Environment | None) -> ServerCommand:
+    """Our server with batching turned off."""
+    prepared = subprocess.run(
         [sys.executable, "-m", "edgesplit_offload.main", "--help"], capture_output=True, text=True, timeout=60
     )
-    if "--batching" not in told.stdout:
+    if "--batching" not in prepared.stdout:
         raise NotMeasured(f"{OURS_UNBATCHED}: this version of the server has no --batching")
     return _ours("--mode", "fast", "--batching", "off")(job, environment)
 
 
-def _triton(*, batching: bool) -> Callable[[Job, Environment | None], Prepared]:
+def _triton(*, batching: bool) -> Callable[[Job, Environment | None], ServerCommand]:
     """The server binary of the pytriton wheel, its Python backend, and the stub of this Python's version."""
 
-    def prepare(job: Job, environment: Environment | None) -> Prepared:
+    def prepare(job: Job, environment: Environment | None) -> ServerCommand:
         assert environment is not None
         packages, version = environment.packages, f"{sys.version_info.major}.{sys.version_info.minor}"
         whole = packages / "pytriton" / "tritonserver"
@@ -109,20 +109,23 @@ def _triton(*, batching: bool) -> Callable[[Job, Environment | None], Prepared]:
         argv += ["--backend-directory", str(backends), "--http-port", str(http), "--grpc-port", str(grpc)]
         argv += ["--allow-metrics=false", "--log-error=true", "--log-info=false", "--log-warning=false"]
         libraries = (str(sysconfig.get_config_var("LIBDIR")), str(packages / "nvidia_pytriton.libs"))
-        found = {"LD_LIBRARY_PATH": ":".join(libraries), "PATH": _first_on_path(environment.python.parent)}
+        found = {"LD_LIBRARY_PATH": ":".join(libraries), "PATH": _path_with_first(environment.python.parent)}
         sample = job.suffix.sample()
-        return Prepared(argv, {"HTTP": (http, wires.oip_http(sample)), "gRPC": (grpc, wires.oip_grpc(sample))}, found)
+        return ServerCommand(
+            argv, {"HTTP": (http, wires.oip_http(sample)), "gRPC": (grpc, wires.oip_grpc(sample))}, found
+        )
 
     return prepare
 
 
-def _first_on_path(folder: Path) -> str:
-    """An embedded Python takes its packages from the environment whose `python3` it finds first."""
+def _path_with_first(folder: Path) -> str:
+    """PATH with `folder` first: an embedded Python takes its packages from the environment whose `python3` comes
+    first."""
     return f"{folder}:{os.environ.get('PATH', '')}"
 
 
 def _triton_repository(job: Job, *, batching: bool) -> None:
-    """The model beside its program, in Triton's layout."""
+    """The model beside its program, in Triton's repository layout."""
     home = job.folder / "models" / wires.MODEL
     (home / "1").mkdir(parents=True)
     shutil.copy(job.model, home / "1" / "model.onnx")
@@ -140,15 +143,15 @@ def _triton_repository(job: Job, *, batching: bool) -> None:
     (home / "config.pbtxt").write_text(config, encoding="utf-8")
 
 
-def _kserve(job: Job, environment: Environment | None) -> Prepared:
+def _kserve(job: Job, environment: Environment | None) -> ServerCommand:
     assert environment is not None
     http, grpc, sample = free_port(), free_port(), job.suffix.sample()
     argv = [str(environment.python), str(PROGRAMS / "kserve_server.py"), str(job.model), str(http), str(grpc)]
     wire = {"gRPC": (grpc, wires.oip_grpc(sample)), "HTTP": (http, wires.oip_http(sample))}
-    return Prepared([*argv, str(WORKERS)], wire)
+    return ServerCommand([*argv, str(WORKERS)], wire)
 
 
-def _mlserver(job: Job, environment: Environment | None) -> Prepared:
+def _mlserver(job: Job, environment: Environment | None) -> ServerCommand:
     assert environment is not None
     http, grpc = free_port(), free_port()
     shutil.copy(PROGRAMS / "mlserver_model.py", job.folder / "mlserver_model.py")
@@ -160,10 +163,10 @@ def _mlserver(job: Job, environment: Environment | None) -> Prepared:
     (job.folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
     (job.folder / "model-settings.json").write_text(json.dumps(model), encoding="utf-8")
     argv = [str(environment.folder / "bin" / "mlserver"), "start", str(job.folder)]
-    return Prepared(argv, {"gRPC": (grpc, wires.oip_grpc(job.suffix.sample()))}, folder=job.folder)
+    return ServerCommand(argv, {"gRPC": (grpc, wires.oip_grpc(job.suffix.sample()))}, folder=job.folder)
 
 
-def _bentoml(job: Job, environment: Environment | None) -> Prepared:
+def _bentoml(job: Job, environment: Environment | None) -> ServerCommand:
     assert environment is not None
     port, sample = free_port(), job.suffix.sample()
     found = {"SUFFIX": str(job.model), "SUFFIX_WORKERS": str(WORKERS), "SUFFIX_SHAPE": json.dumps(sample.shape)}
@@ -171,22 +174,22 @@ def _bentoml(job: Job, environment: Environment | None) -> Prepared:
     shutil.copy(PROGRAMS / "bento_service.py", job.folder / "bento_service.py")
     argv = [str(environment.python), "-m", "bentoml", "serve", "bento_service:Suffix", "--host", "127.0.0.1"]
     wire = {"": (port, wires.raw_http(sample, "/raw/infer"))}
-    return Prepared([*argv, "--port", str(port)], wire, found, folder=job.folder)
+    return ServerCommand([*argv, "--port", str(port)], wire, found, folder=job.folder)
 
 
-def _litserve(job: Job, environment: Environment | None) -> Prepared:
+def _litserve(job: Job, environment: Environment | None) -> ServerCommand:
     assert environment is not None
     port, sample = free_port(), job.suffix.sample()
     argv = [str(environment.python), str(PROGRAMS / "litserve_server.py"), str(job.model), str(port), str(WORKERS)]
-    return Prepared([*argv, json.dumps(sample.shape)], {"": (port, wires.base64_http(sample, "/predict"))})
+    return ServerCommand([*argv, json.dumps(sample.shape)], {"": (port, wires.base64_http(sample, "/predict"))})
 
 
-def _floor(kind: str, processes: int) -> Callable[[Job, Environment | None], Prepared]:
-    def prepare(job: Job, environment: Environment | None) -> Prepared:
+def _floor(kind: str, processes: int) -> Callable[[Job, Environment | None], ServerCommand]:
+    def prepare(job: Job, environment: Environment | None) -> ServerCommand:
         assert environment is not None
         port = free_port()
         argv = [str(environment.python), str(PROGRAMS / "floors.py"), kind, str(job.model), str(port), str(processes)]
-        return Prepared(argv, {"": (port, wires.oip_http(job.suffix.sample()))})
+        return ServerCommand(argv, {"": (port, wires.oip_http(job.suffix.sample()))})
 
     return prepare
 

@@ -1,4 +1,4 @@
-"""Virtual environments for the servers beside ours, made once under `out/`; what cannot be had says why."""
+"""Virtual environments for the servers other than ours, made once under `out/`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "out" / "bench-env"
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
+"""Seconds after which an installation counts as failed."""
 PACKAGES = {
     "triton": ("nvidia-pytriton", "onnxruntime"),
     "kserve": ("kserve", "onnxruntime", "uvloop"),
@@ -21,32 +22,32 @@ PACKAGES = {
 
 
 class NotMeasured(Exception):
-    """This contender cannot be had here; the text says why."""
+    """Raised where a contender cannot be installed or does not work here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """One contender's Python."""
+    """The virtual environment of one contender."""
 
     name: str
 
     @property
     def folder(self) -> Path:
-        """Of the virtual environment."""
+        """Path of the virtual environment."""
         return FOLDER / self.name
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Path of its interpreter."""
         return self.folder / "bin" / "python"
 
     @cached_property
     def packages(self) -> Path:
-        """Where its packages lie."""
+        """Path of its site-packages."""
         return next(self.folder.glob("lib/python3*/site-packages"))
 
     def make(self) -> None:
-        """Install what is missing; NotMeasured where that fails."""
+        """Create the environment and install what is missing; NotMeasured where that fails."""
         done = self.folder / ".installed"
         wanted = " ".join(PACKAGES[self.name])
         if done.is_file() and done.read_text(encoding="utf-8") == wanted:
@@ -57,16 +58,16 @@ class Environment:
         done.write_text(wanted, encoding="utf-8")
 
     def version(self) -> str:
-        """Of its first package, as installed."""
+        """Installed version of the environment's first package."""
         name = PACKAGES[self.name][0]
         ask = f"from importlib.metadata import version; print(version({name!r}))"
         return subprocess.run([str(self.python), "-c", ask], capture_output=True, text=True, timeout=60).stdout.strip()
 
     def _run(self, argv: list[str]) -> None:
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise NotMeasured(f"{self.name}: not installed within {PATIENCE_S:.0f} s") from None
+            raise NotMeasured(f"{self.name}: not installed within {TIMEOUT_S:.0f} s") from None
         if done.returncode:
             last = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr[-200:]]
             raise NotMeasured(f"{self.name}: not installed: {last[-1][:300]}")

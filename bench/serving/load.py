@@ -1,8 +1,9 @@
-"""The client that all contenders have in common: a program of its own, so that it shares no interpreter with anyone.
+"""The client that sends the same load to every contender: a program of its own, so that it shares its interpreter with
+no server.
 
-It reads a job as one line of JSON, opens its connections, says `ready`, begins at the next line and prints what it
-counted. A request is bytes made once; an answer is read whole and its status looked at, nothing more. Needs the
-standard library alone; for gRPC grpcio, and no message classes: the bytes are sent as they are.
+It reads a job as one line of JSON, opens its connections, prints `ready`, begins at the next line and prints its
+counts. A request is bytes made once; a response is read whole and only its status is checked. Needs the standard
+library alone; for gRPC grpcio, but no message classes: the bytes are sent as they are.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_UNKNOWN = sys.maxsize
-"""The length of an answer in chunks: it ends where its last chunk does."""
+_CHUNKED = sys.maxsize
+"""Length of a response with chunked encoding, which ends with its last chunk."""
 _REFUSALS = (b"429", b"503")
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class Http:
-    """One persistent connection."""
+    """One persistent HTTP connection."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._request = Path(job["request"]).read_bytes()
         self._buffer = bytearray(job["answer_bytes"] + 65_536)
         self.answer: bytes | memoryview = b""
         self._view = memoryview(self._buffer)
-        self._socket = socket.create_connection((job["host"], job["port"]), timeout=PATIENCE_S)
+        self._socket = socket.create_connection((job["host"], job["port"]), timeout=TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self) -> bool:
-        """Send the request and read the answer; False where the server refused for load. OSError for all else."""
+        """Send the request and read the response; False where the server refused it for load. OSError for anything
+        else."""
         self._socket.sendall(self._request)
         got, whole, head = 0, None, b""
         while whole is None or got < whole:
@@ -49,10 +51,10 @@ class Http:
             if whole is None and end >= 0:
                 head = bytes(self._buffer[:end])
                 length = _LENGTH.search(head)
-                whole = end + 4 + int(length[1]) if length else _UNKNOWN
+                whole = end + 4 + int(length[1]) if length else _CHUNKED
                 if length and whole > len(self._buffer):
                     raise ConnectionError(f"an answer of {whole} bytes")
-            if whole == _UNKNOWN and self._buffer[got - 5 : got] == b"0\r\n\r\n":
+            if whole == _CHUNKED and self._buffer[got - 5 : got] == b"0\r\n\r\n":
                 break
         if head[9:12] == b"200":
             self.answer = self._view[:got]
@@ -63,7 +65,7 @@ class Http:
 
 
 class Grpc:
-    """One channel, with a connection of its own."""
+    """One gRPC channel, with a connection of its own."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         import grpc
@@ -77,9 +79,10 @@ class Grpc:
         self._call = self._channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None)
 
     def ask(self) -> bool:
-        """As `Http.ask`."""
+        """Send the request and read the response; False where the server refused it for load. OSError for anything
+        else."""
         try:
-            self.answer = self._call(self._request, timeout=PATIENCE_S)
+            self.answer = self._call(self._request, timeout=TIMEOUT_S)
         except self._error as error:
             if error.code() in self._refusals:  # type: ignore[attr-defined]
                 return False
@@ -90,8 +93,8 @@ class Grpc:
 _WAYS = ("send", "receive")
 
 
-class Counted:
-    """What all connections saw, from the end of warming up on."""
+class LoadCounts:
+    """Counts and latencies of all connections after the warm-up."""
 
     def __init__(self) -> None:
         self.latencies_s: list[float] = []
@@ -99,7 +102,7 @@ class Counted:
         self.problem = ""
 
     def run(self, ask: Callable[[], bool], begin: float, end: float) -> None:
-        """Ask again and again until `end`; what came back after it is not counted."""
+        """Send requests one after the other until `end`; a response that comes later is not counted."""
         try:
             while (start := time.perf_counter()) < end:
                 answered, now = ask(), time.perf_counter()
@@ -125,7 +128,7 @@ def main() -> None:
     sys.stdin.readline()
     start = time.perf_counter()
     begin = start + job["warm_s"]
-    counted = [Counted() for _ in connections]
+    counted = [LoadCounts() for _ in connections]
     threads = [
         threading.Thread(target=count.run, args=(one.ask, begin, begin + job["seconds"]))
         for one, count in zip(connections, counted, strict=True)

@@ -1,4 +1,4 @@
-"""Our release of a suffix: prepared, cut, signed and laid out for the offload server as the controller does."""
+"""Makes our release of a suffix: prepared, cut, signed, and laid out for the offload server as the controller does."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LINK = Link(up_bytes_per_s=1e8, down_bytes_per_s=1e8, rtt_s=0.001)
 
 
 @dataclass(frozen=True)
-class Served:
-    """What the server needs, and the name that its model is asked by."""
+class ServedRelease:
+    """Paths that the offload server needs, and the name under which the model is requested."""
 
     releases: Path
     root: Path
     model: str
 
 
-def release(model_file: Path, folder: Path) -> Served:
-    """The whole model as one slice beyond the link, for a batch of one, as devices send them."""
+def release(model_file: Path, folder: Path) -> ServedRelease:
+    """The whole model as one remote slice, for batch size one, as devices send them."""
     prepared = prepare_model(model_file.read_bytes(), {"batch": 1})
     layers = frozenset(layer.name for layer in prepared.graph.layers)
     (cut,) = cut_slices(prepared, prepared.graph, atoms(prepared.graph, [frozenset(), layers]), None)
@@ -59,4 +59,4 @@ def release(model_file: Path, folder: Path) -> Served:
         folder / "releases", digest, raw, repository.proof(digest), chunks.__getitem__,
         bootstrap_root=repository.root_bytes,
     )  # fmt: skip
-    return Served(folder / "releases", root, oip.remote_name(digest, DEVICE_CLASS, "remote"))
+    return ServedRelease(folder / "releases", root, oip.remote_name(digest, DEVICE_CLASS, "remote"))

@@ -1,7 +1,9 @@
-"""The models behind every server: an identity of 800 KB, convolutions of about 1 and 10 ms, large full connections.
+"""The models that every server runs: an identity of 800 KB, convolutions of about 1 and 10 ms, large fully connected
+layers.
 
-They are what lies beyond a cut: one boundary tensor in, one tensor out. Weights are random from a fixed seed; the batch
-is free, so that servers which batch can. Ours gets the same file as the product prepares it, one inference at a time.
+They are remote halves: one boundary tensor in, one tensor out. Weights are random from a fixed seed; the batch
+dimension is free, so that servers can batch. Our server gets the same file as the product prepares it, one inference at
+a time.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Suffix:
-    """One model, and the connections that it is asked over."""
+    """One model, and the numbers of connections that it is measured with."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the input, without the batch."""
+    """Shape of the input, without the batch."""
     output_shape: tuple[int, ...]
     connections: tuple[int, ...]
     nodes: Callable[[], tuple[list[onnx.NodeProto], list[onnx.TensorProto]]]
-    batches: bool = False
-    """Whether batching pays: weights that are read once for many inputs."""
+    gains_from_batching: bool = False
+    """Whether batching is faster: the weights are read once for many inputs."""
 
     def write(self, path: Path) -> Path:
-        """The ONNX file."""
+        """Write the ONNX file."""
         nodes, weights = self.nodes()
         ends = [
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", *shape))]
@@ -49,13 +51,13 @@ class Suffix:
         path.write_bytes(model.SerializeToString())
         return path
 
-    def answer(self, model: Path) -> npt.NDArray[np.float32]:
-        """What the sample gives, by onnxruntime in this process."""
+    def expected_output(self, model: Path) -> npt.NDArray[np.float32]:
+        """The model's output for the sample, by onnxruntime in this process."""
         session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
         return np.asarray(session.run([OUTPUT], {INPUT: self.sample()})[0], np.float32)
 
     def sample(self) -> npt.NDArray[np.float32]:
-        """One input, half of it zero, as a boundary behind a ReLU is."""
+        """One input, half of it zeros, as a boundary behind a ReLU has."""
         drawn = np.random.default_rng(SEED).standard_normal((1, *self.shape))
         return np.maximum(drawn, 0).astype(np.float32)
 
@@ -106,5 +108,5 @@ SUFFIXES = (
     Suffix("identity", (200_704,), (200_704,), (1, 8), _identity),
     Suffix("conv-1ms", (CHANNELS, 28, 28), (10,), (1, 8, 32), _convolutions(4)),
     Suffix("conv-10ms", (CHANNELS, 28, 28), (10,), (1, 8, 32), _convolutions(36)),
-    Suffix("dense", (2048,), (1000,), (1, 8, 32), _dense((2048, 4096, 2048, 1000)), batches=True),
+    Suffix("dense", (2048,), (1000,), (1, 8, 32), _dense((2048, 4096, 2048, 1000)), gains_from_batching=True),
 )

@@ -1,7 +1,7 @@
-"""Writes the synthetic uplink traces beside it, in mahimahi's format, from a seed: they are ours and no recording.
+"""Generates the synthetic uplink traces in this folder, in mahimahi's format, from a seed. They are not recordings.
 
-`bench/adapt.py` takes recordings too (mahimahi's `*.up`, or any file in its format), by name. What is imitated: a rate
-that wanders in its logarithm (an autoregressive walk at steps of 100 ms), fades to almost nothing, and schedules.
+`bench/adapt.py` takes recordings too (mahimahi's `*.up`, or any file in its format), by path. The traces imitate a rate
+whose logarithm wanders (an autoregressive walk at steps of 100 ms), fades to almost nothing, and schedules.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ BITS = 1500 * 8
 
 
 def wander(rng: random.Random, seconds: float, median_mbps: float, spread: float, memory_s: float) -> Iterator[float]:
-    """Mbit/s step by step: the logarithm forgets where it was within `memory_s`."""
-    keep = math.exp(-STEP_MS / 1e3 / memory_s)
-    place = rng.gauss(0, 1)
+    """Yield a rate in Mbit/s for each step: the logarithm's correlation decays within `memory_s`."""
+    retention = math.exp(-STEP_MS / 1e3 / memory_s)
+    deviation = rng.gauss(0, 1)
     for _ in range(int(seconds * 1e3 / STEP_MS)):
-        place = keep * place + math.sqrt(1 - keep**2) * rng.gauss(0, 1)
-        yield median_mbps * math.exp(spread * place)
+        deviation = retention * deviation + math.sqrt(1 - retention**2) * rng.gauss(0, 1)
+        yield median_mbps * math.exp(spread * deviation)
 
 
 def faded(rng: random.Random, rates: Iterator[float], every_s: float, longest_s: float, to: float) -> Iterator[float]:
-    """The same with fades: on average one in `every_s`, half a second to `longest_s` long."""
+    """Yield the rates with fades: on average one in `every_s`, half a second to `longest_s` long."""
     left_ms = 0.0
     for rate in rates:
         if left_ms <= 0 and rng.random() < STEP_MS / 1e3 / every_s:
@@ -37,12 +37,12 @@ def faded(rng: random.Random, rates: Iterator[float], every_s: float, longest_s:
 
 
 def lte_driving(rng: random.Random) -> Iterator[float]:
-    """Deep fades between cells, a rate that halves and doubles within seconds."""
+    """Deep fades between cells, and a rate that halves and doubles within seconds."""
     return faded(rng, wander(rng, 60, 3.0, 0.7, 2.0), every_s=9, longest_s=4, to=0.03)
 
 
 def lte_parked(rng: random.Random) -> Iterator[float]:
-    """Standing still: a good rate that hardly moves."""
+    """Stationary: a good rate with little variation."""
     return wander(rng, 24, 6.0, 0.15, 5.0)
 
 
@@ -54,7 +54,7 @@ def wifi_walk(rng: random.Random) -> Iterator[float]:
 
 
 def umts_bursts(rng: random.Random) -> Iterator[float]:
-    """Slow, given in turns: some hundred milliseconds of service, some of none."""
+    """A slow rate with scheduling: some hundred milliseconds of service, then none."""
     serving, left_ms = True, 0
     for rate in wander(rng, 60, 1.6, 0.4, 3.0):
         if left_ms <= 0:
@@ -64,7 +64,7 @@ def umts_bursts(rng: random.Random) -> Iterator[float]:
 
 
 def flapping(rng: random.Random) -> Iterator[float]:
-    """10 Mbit/s and 100 kbit/s in turns of two seconds."""
+    """10 Mbit/s and 100 kbit/s, alternating every two seconds."""
     for place in range(240):
         yield 10.0 if place // 20 % 2 == 0 else 0.1
 
@@ -79,19 +79,20 @@ TRACES = {
 
 
 def moments_ms(rates: list[float]) -> list[int]:
-    """When each packet may leave: evenly within a step, what is left of one carried into the next."""
+    """Milliseconds at which each packet may leave: evenly within a step, with the remainder carried into the next
+    step."""
     edges = [0.0]
     for rate in rates:
         edges.append(edges[-1] + rate * 1e6 * STEP_MS / 1e3 / BITS)
-    found = []
+    moments = []
     for step, (before, after) in enumerate(pairwise(edges)):
         for packet in range(math.floor(before) + 1, math.floor(after) + 1):
-            found.append(step * STEP_MS + math.ceil((packet - before) / (after - before) * STEP_MS))
-    return found
+            moments.append(step * STEP_MS + math.ceil((packet - before) / (after - before) * STEP_MS))
+    return moments
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write all traces."""
     for name, make in TRACES.items():
         rng = random.Random(f"{SEED} {name}")
         moments = moments_ms(list(make(rng)))

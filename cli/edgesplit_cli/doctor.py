@@ -1,4 +1,4 @@
-"""What `edgectl doctor` looks at: the controller as an operator sees it, step by step, each with what to do."""
+"""The checks of `edgectl doctor`: the controller as seen from an operator's machine, each with a remedy."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.credentials import Credentials
 from edgesplit.errors import EdgeError
 from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
-from edgesplit_agent.service.doctor_network import reach
+from edgesplit_agent.service.doctor_network import check_server
 from edgesplit_cli.settings import chosen_credentials
 
 SOON_S = 14 * 86_400.0
-PLACES = {"broker": "broker", "offload": "offload server"}
-"""What devices are told the address of, and the part of the controller that it is."""
-OF_DEVICES = frozenset({"gateway", "way to the cloud"})
-"""Parts that are not the controller's own: it works without them."""
+"""Credentials that expire within this time give a warning."""
+ADDRESSED_PARTS = {"broker": "broker", "offload": "offload server"}
+"""Components whose addresses devices are given, and their names among the controller's parts."""
+DEVICE_SIDE_PARTS = frozenset({"gateway", "way to the cloud"})
+"""Parts that are not the controller's own; it works without them."""
 
 
 def examine(data: Path, now: float | None = None) -> Iterator[Finding]:
-    """All findings; where the controller is not reached or does not know us, what would need it is left out."""
+    """All findings. Where the controller is not reachable or refuses access, checks that need it are left out."""
     now = time.time() if now is None else now
     try:
         file = chosen_credentials(data)
-        held = credentials.read(file) if file else credentials.of_folder(data)
+        login = credentials.read(file) if file else credentials.from_data_folder(data)
     except EdgeError as error:
         yield bad("credentials", str(error), "edgectl up on this machine, or edgectl login FILE for one elsewhere")
         return
-    yield _credentials(held, file or data, now)
-    way = list(reach("controller", held.url, None, now, ca_pem=held.ca_pem))
-    yield from way
-    if any(one.level == "bad" for one in way):
+    yield _credentials(login, file or data, now)
+    path_findings = list(check_server("controller", login.url, None, now, ca_pem=login.ca_pem))
+    yield from path_findings
+    if any(item.level == "bad" for item in path_findings):
         return
-    api = ControllerClient.by(held)
+    api = ControllerClient.from_credentials(login)
     try:
-        you = api.get("/v1/session")
-        own = api.get("/v1/condition")
+        session = api.get("/v1/session")
+        status = api.get("/v1/condition")
         parts = api.get("/v1/parts")
         keys = api.get("/v1/keys")
         fleet = api.get("/v1/fleet")
     except EdgeError as error:
         yield bad("access", str(error), "an admin makes new credentials: edgectl operator add; then edgectl login FILE")
         return
-    yield good("access", f"{you['operator']} ({you['role']})")
-    yield _version(own["version"])
-    yield from _places(own["addresses"], {one["name"]: one for one in parts}, held, now)
-    yield from (_part(one) for one in parts if one["name"] not in PLACES.values())
+    yield good("access", f"{session['operator']} ({session['role']})")
+    yield _version(status["version"])
+    yield from _addressed_parts(status["addresses"], {item["name"]: item for item in parts}, login, now)
+    yield from (_part(item) for item in parts if item["name"] not in ADDRESSED_PARTS.values())
     yield from _keys(keys)
     counted = ", ".join(f"{number} {state}" for state, number in fleet["devices"].items() if number) or "none yet"
     yield good("devices", counted)
 
 
-def _credentials(held: Credentials, place: Path, now: float) -> Finding:
-    if held.expires is not None and held.expires < now + SOON_S:
-        day = time.strftime("%Y-%m-%d", time.gmtime(held.expires))
-        return warning("credentials", f"{place}: until {day}", "an admin makes new ones: edgectl operator add")
-    return good("credentials", f"{held.operator} at {held.url}, from {place}")
+def _credentials(login: Credentials, file: Path, now: float) -> Finding:
+    if login.expires is not None and login.expires < now + SOON_S:
+        day = time.strftime("%Y-%m-%d", time.gmtime(login.expires))
+        return warning("credentials", f"{file}: until {day}", "an admin makes new ones: edgectl operator add")
+    return good("credentials", f"{login.operator} at {login.url}, from {file}")
 
 
 def _version(theirs: str) -> Finding:
@@ -70,31 +71,33 @@ def _version(theirs: str) -> Finding:
     return good("version", theirs)
 
 
-def _places(
-    addresses: Mapping[str, str], parts: Mapping[str, Mapping[str, Any]], held: Credentials, now: float
+def _addressed_parts(
+    addresses: Mapping[str, str], parts: Mapping[str, Mapping[str, Any]], login: Credentials, now: float
 ) -> Iterator[Finding]:
-    """Broker and offload server: as the controller sees them, and where it is content, as whoever stands here does."""
-    for name, part in PLACES.items():
-        seen, address = parts.get(part), addresses.get(name)
-        if seen is not None and seen["state"] != "good":
-            yield _part(seen)
+    """Broker and offload server: the controller's own finding, and where that is good, whether they are reachable from
+    here."""
+    for name, part in ADDRESSED_PARTS.items():
+        state, address = parts.get(part), addresses.get(name)
+        if state is not None and state["state"] != "good":
+            yield _part(state)
         elif address:
             url = f"mqtts://{address}" if name == "broker" else address
-            yield from reach(name, url, None, now, ca_pem=held.ca_pem, enters=False)
+            yield from check_server(name, url, None, now, ca_pem=login.ca_pem, must_accept=False)
 
 
-def _part(told: Mapping[str, Any]) -> Finding:
-    """What the controller says of a part of itself, or of what devices depend on."""
-    name = f"{told['name']} {told['subject']}".strip()
-    if told["state"] == "good":
-        return good(name, told["text"])
-    found = warning if told["state"] == "unknown" or told["name"] in OF_DEVICES else bad
-    return found(name, told["text"], told["do"])
+def _part(part: Mapping[str, Any]) -> Finding:
+    """The controller's finding about one of its parts, or one that devices depend on."""
+    name = f"{part['name']} {part['subject']}".strip()
+    if part["state"] == "good":
+        return good(name, part["text"])
+    finding = warning if part["state"] == "unknown" or part["name"] in DEVICE_SIDE_PARTS else bad
+    return finding(name, part["text"], part["do"])
 
 
-def _keys(told: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is due; above all, that the root key still lies where everybody on that machine could take it."""
-    notices = [str(one) for one in told["notices"]]
+def _keys(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Notices about keys that are due; above all, that the root key is still on the controller, where anyone with
+    access to that machine could take it."""
+    notices = [str(notice_text) for notice_text in status["notices"]]
     for notice in notices:
         yield warning("keys", notice, "edgectl keys show; edgectl keys init --folder DIR moves the root key away")
     if not notices:

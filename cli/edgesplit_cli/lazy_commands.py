@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for: what `edgectl device list` does not need costs it nothing."""
+"""Commands that are imported on first use, so that `edgectl device list` does not load what it does not need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from importlib import import_module
 import click
 
 
-class LateCommands(MutableMapping[str, click.Command]):
-    """Commands by name, each the attribute of that name in a module of `edgesplit_cli.commands`."""
+class LazyCommands(MutableMapping[str, click.Command]):
+    """Commands by name, each the attribute of that name in a module of `edgesplit_cli.commands`, imported on first
+    access."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
         self._modules = dict(modules)

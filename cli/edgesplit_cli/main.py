@@ -1,7 +1,8 @@
-"""`edgectl`: the operator's command. Each command is a thin client of the controller's HTTP API, or of a library room.
+"""`edgectl`: the operator's command. Each command is a thin client of the controller's HTTP API or of a library
+package.
 
-Exit codes are those of `edgesplit.errors` (2 for a wrong call, 3 for a refused model, and so on), 130 after
-Ctrl-C; who follows a rollout exits by how it ended (`rollouts.EXITS`).
+Exit codes are those of `edgesplit.errors` (2 for wrong usage, 3 for a refused model, and so on), 130 after Ctrl-C;
+commands that follow a rollout exit by how it ended (`views.rollout.EXIT_CODES`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import click
 from edgesplit import __version__
 from edgesplit.controller_client.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 from edgesplit.errors import EdgeError, InfeasibleLimits
-from edgesplit_cli.commands.options.plan_limits import LIMIT, in_flags
-from edgesplit_cli.lazy_commands import LateCommands
+from edgesplit_cli.commands.options.plan_limits import LIMIT_PATTERN, to_options
+from edgesplit_cli.lazy_commands import LazyCommands
 
 COMMANDS = {
     "up": "up", "demo": "demo", "sim": "sim", "model": "model", "profile": "model", "profiles": "profiles",
@@ -27,11 +28,11 @@ COMMANDS = {
     "restore": "backup", "flash": "flash", "fleet": "fleet", "adopt": "adopt", "bundle": "bundle",
     "doctor": "doctor",
 }  # fmt: skip
-"""Each command's module of `edgesplit_cli.commands`."""
+"""The module of `edgesplit_cli.commands` that defines each command."""
 
 
 @click.group(
-    commands=LateCommands(COMMANDS),
+    commands=LazyCommands(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="edgectl")
@@ -56,7 +57,7 @@ def cli(context: click.Context, data: Path | None, credentials: Path | None) -> 
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -65,11 +66,11 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        click.echo(f"edgectl: {misused(error)}", err=True)
+        click.echo(f"edgectl: {usage_error_text(error)}", err=True)
         code = error.exit_code
     except EdgeError as error:
-        limits = isinstance(error, InfeasibleLimits) or LIMIT.match(str(error))
-        click.echo(f"edgectl: {in_flags(str(error)) if limits else error}", err=True)
+        limits = isinstance(error, InfeasibleLimits) or LIMIT_PATTERN.match(str(error))
+        click.echo(f"edgectl: {to_options(str(error)) if limits else error}", err=True)
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -82,8 +83,8 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def misused(error: click.ClickException) -> str:
-    """What was wrong with the call, in one line, and where it says how to call."""
+def usage_error_text(error: click.ClickException) -> str:
+    """One line that describes a usage error, with a reference to the command's help."""
     text = error.format_message()
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return text

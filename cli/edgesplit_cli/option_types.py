@@ -1,4 +1,4 @@
-"""Addresses on the command line."""
+"""Click parameter type for addresses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgesplit.observability.metrics_server import parse_address
 
 
 class MetricsAddress(click.ParamType[tuple[str, int]]):
-    """ADDRESS:PORT, checked."""
+    """ADDRESS:PORT of a metrics endpoint."""
 
     name = "ADDRESS:PORT"
 
@@ -24,7 +24,7 @@ class MetricsAddress(click.ParamType[tuple[str, int]]):
 
     @staticmethod
     def text(address: tuple[str, int] | None) -> str:
-        """As a process that is started reads it; empty for none."""
+        """The address as an argument of a child process; empty for None."""
         if address is None:
             return ""
         return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"

@@ -1,4 +1,4 @@
-"""How results are printed: tables for people, JSON for scripts."""
+"""Formats results: tables for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def console(*, quiet: bool = False) -> Console:
-    """Standard output; wide enough for tables where there is no terminal. Quiet: nothing is printed.
+    """A console on standard output, at least 140 columns wide where it is not a terminal. Quiet: nothing is printed.
 
-    No markup: what models and layers are called is printed as it is, brackets too. Styles come as `Text`.
+    Markup is off: names of models and layers are printed unchanged, brackets too. Styles are given as `Text`.
     """
     out = Console(highlight=False, markup=False, quiet=quiet)
     return out if out.is_terminal else Console(highlight=False, markup=False, quiet=quiet, width=max(out.width, 140))
 
 
-def can_write(file: Path) -> None:
-    """UsageError where nothing can be written there: better before long work than after it."""
+def check_writable(file: Path) -> None:
+    """UsageError where the file cannot be written; called before long work."""
     if not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
     new = not file.exists()
@@ -39,55 +39,65 @@ def can_write(file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
 
 
-def headed(head: str, rest: str) -> Text:
+def bold_head(head: str, rest: str) -> Text:
     """A line that begins in bold."""
     return Text.assemble((head, "bold"), rest)
 
 
 def print_json(value: Any) -> None:
-    """JSON on standard output, keys as they come."""
+    """Print JSON on standard output, keys in their order."""
     click.echo(json.dumps(value, indent=2))
 
 
-def plain(said: Any) -> Any:
-    """What a device said of itself, with nothing left in it that a terminal would obey."""
-    if isinstance(said, str):
-        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in said)
-    if isinstance(said, dict):
-        return {plain(key): plain(value) for key, value in said.items()}
-    return [plain(one) for one in said] if isinstance(said, list) else said
+def printable(data: Any) -> Any:
+    """Text from a device with unprintable characters escaped, so that it cannot control the terminal; recurses into
+    lists and dicts."""
+    if isinstance(data, str):
+        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in data)
+    if isinstance(data, dict):
+        return {printable(key): printable(value) for key, value in data.items()}
+    return [printable(item) for item in data] if isinstance(data, list) else data
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
-    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are never broken."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    """A table; a column whose heading begins with `>` is aligned to the right, and its figures are not wrapped."""
+    result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        right = column.startswith(">")
-        made.add_column(
-            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right and "\n" in column
+        is_right_aligned = column.startswith(">")
+        result.add_column(
+            column.lstrip(">"),
+            justify="right" if is_right_aligned else "left",
+            overflow="fold",
+            no_wrap=is_right_aligned and "\n" in column,
         )
     for row in rows:
-        made.add_row(*row)
-    return made
+        result.add_row(*row)
+    return result
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds as milliseconds, for people."""
+    """Seconds as milliseconds with one decimal."""
     return "-" if seconds is None else f"{seconds * 1000:.1f}"
 
 
 def fine_ms(seconds: float | None) -> str:
-    """The same where single layers are timed: most of them take less than 0.1 ms."""
+    """Seconds as milliseconds with three decimals, for single layers, most of which take less than 0.1 ms."""
     return "-" if seconds is None else f"{seconds * 1000:.3f}"
 
 
-def share(part: float | None) -> str:
-    """A part of one as per cent, for people: small ones with as many digits as say something."""
-    return "-" if part is None else f"{part:.2%}" if part >= 1e-3 or not part else f"{part:.1e}".replace("e-0", "e-")
+def percent_text(fraction: float | None) -> str:
+    """A fraction as a percentage; small ones in scientific notation."""
+    return (
+        "-"
+        if fraction is None
+        else f"{fraction:.2%}"
+        if fraction >= 1e-3 or not fraction
+        else f"{fraction:.1e}".replace("e-0", "e-")
+    )
 
 
 def size(count: float | None) -> str:
-    """Bytes, for people."""
+    """A size in binary units."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB"):
@@ -98,7 +108,7 @@ def size(count: float | None) -> str:
 
 
 def rate(bytes_per_s: float | None) -> str:
-    """Bytes per second as Mbit/s, for people."""
+    """Bytes per second as Mbit/s or Gbit/s."""
     if bytes_per_s is None:
         return "-"
     if bytes_per_s == float("inf"):

@@ -1,10 +1,11 @@
-"""docs/cli.md: the help text of every command, as `edgectl COMMAND --help` prints it.
+"""Generates docs/cli.md: the help text of every command, as `edgectl COMMAND --help` prints it.
 
 `python -m edgesplit_cli.reference > docs/cli.md` writes it; a test compares the two.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import click
@@ -33,24 +34,25 @@ def reference() -> str:
 
 
 def _exit_codes() -> Iterator[str]:
-    """One line per kind of error, least code first."""
+    """One line per exit code, in ascending order."""
     kinds: list[type[EdgeError]] = [EdgeError, *_subclasses(EdgeError)]
     first_of: dict[int, type[EdgeError]] = {}
     for kind in sorted(kinds, key=lambda kind: kind.exit_code):
         first_of.setdefault(kind.exit_code, kind)
     for code, first in first_of.items():
-        summary = "something else failed" if first is EdgeError else (first.__doc__ or "").strip().split("\n")[0]
+        paragraph = inspect.cleandoc(first.__doc__ or "").partition("\n\n")[0]
+        summary = "something else failed" if first is EdgeError else paragraph.replace("\n", " ")
         yield f"| {code} | {summary} |\n"
     yield "| 130 | stopped by Ctrl-C |\n"
 
 
 def _subclasses(kind: type[EdgeError]) -> list[type[EdgeError]]:
-    own = [one for one in kind.__subclasses__() if one.__module__ == EdgeError.__module__]
-    return own + [deeper for one in own for deeper in _subclasses(one)]
+    direct = [subclass for subclass in kind.__subclasses__() if subclass.__module__ == EdgeError.__module__]
+    return direct + [deeper for subclass in direct for deeper in _subclasses(subclass)]
 
 
 def _sections(command: click.Command, path: tuple[str, ...], parent: click.Context | None = None) -> Iterator[str]:
-    """The command's help, then that of its commands, in order of their names."""
+    """The command's help, then that of its subcommands, by name."""
     context = click.Context(
         command,
         info_name=path[-1],

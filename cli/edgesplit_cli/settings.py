@@ -1,4 +1,4 @@
-"""What the command line goes by: its variables of the environment, and the controller that a call means."""
+"""Environment variables of the command line, and the controller that a call addresses."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from edgesplit.controller_client.settings import credentials_file
 from edgesplit.errors import UsageError
 
 SIGN_VARIABLE = "EDGESPLIT_SIGN_WITH"
-"""The release key, for `edgectl deploy` and `edgectl keys renew`."""
+"""URI of the release key, for `edgectl deploy` and `edgectl keys renew`."""
 PASSPHRASE_VARIABLE = "EDGESPLIT_PASSPHRASE"
 PIN_VARIABLE = "EDGESPLIT_PIN"
 
 
 def chosen_credentials(data: Path) -> Path | None:
-    """The credentials file of this call: the one that it names; else, where it names no data folder and no controller
-    runs on `data`, the one of the last login. None: the credentials in the data folder."""
+    """The credentials file of this call: the one given by option or variable; else, where no data folder is given and
+    no controller runs on `data`, that of the last login. None means the credentials in the data folder."""
     context = click.get_current_context(silent=True)
     root = context.find_root() if context is not None else None
-    given: dict[str, Any] = root.params if root is not None else {}
-    named: Path | None = given.get("credentials")
-    folder = given.get("data")
+    options: dict[str, Any] = root.params if root is not None else {}
+    named: Path | None = options.get("credentials")
+    folder = options.get("data")
     if root is not None and folder is not None and named is not None:
         if root.get_parameter_source("credentials") is ParameterSource.COMMANDLINE:
             raise UsageError("--data and --credentials name two controllers: give one of them")
-        named = None  # an option of the call goes before a variable of the environment
+        named = None  # an option takes precedence over an environment variable
     if named is None and folder is None:
         return credentials_file(data)
     return named
 
 
 def connect(data: Path) -> ControllerClient:
-    """A client of the controller that this call names."""
+    """A client of the controller that this call addresses."""
     return ControllerClient.connect(data, chosen_credentials(data))

@@ -1,4 +1,4 @@
-"""The console script: ends quietly where Ctrl-C comes before the commands are loaded."""
+"""The console script: exits quietly on Ctrl-C while the commands are still being imported."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the commands and run one."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _leave)
+    """Import the commands and run one."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _on_interrupt)
     from edgesplit_cli.main import main as run
 
-    if before is not signal.SIG_IGN:
+    if previous is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)  # nothing has been begun
+def _on_interrupt(_signal: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)  # nothing has started yet, so there is nothing to clean up

@@ -1,6 +1,6 @@
-"""Who asks something of the controller: an operator with a role, over some groups of devices or over all.
+"""The authenticated caller of a request: an operator with a role, limited to some groups of devices or to none.
 
-What a caller may is decided here and nowhere else; how it is found out who calls is `api.access`'s.
+What a caller may do is decided here; `access.authenticator` finds out which operator calls.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from edgesplit.errors import UsageError
 
 OWNER = "operator"
-"""The operator who owns the data folder: made at the first start, an admin of everything, without an end."""
-_asking: ContextVar[str] = ContextVar("asking", default=OWNER)
+"""Name of the operator that owns the data folder: created at the first start, admin of all groups, never expires."""
+_current_operator: ContextVar[str] = ContextVar("asking", default=OWNER)
 
 
 class Role(enum.IntEnum):
-    """What an operator may: each what those before it may, and more."""
+    """Role of an operator; each role includes the permissions of the lower ones."""
 
     VIEWER = 1
-    """Read."""
+    """May read."""
     OPERATOR = 2
-    """Change models, devices and deployments."""
+    """May also change models, devices and deployments."""
     ADMIN = 3
-    """Change operators; where it is of all groups: keys too."""
+    """May also change operators and, if not limited to some groups, the signing keys."""
 
     @classmethod
     def parse(cls, word: str) -> Role:
-        """The role of that name; UsageError lists them."""
+        """The role with this lower-case name; UsageError, naming the valid roles, for any other text."""
         try:
             return cls[word.upper()] if word.islower() else cls[""]
         except KeyError:
@@ -37,41 +37,41 @@ class Role(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """The role's name in lower case, as the command line and the API spell it."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who was let in."""
+    """An operator that was authenticated."""
 
     operator: str
     role: Role
     groups: frozenset[str] | None = None
-    """Groups of devices that exist for this caller; None: all."""
+    """Groups of devices that are visible to this caller; None: all groups."""
     serial: str = ""
-    """Of the certificate that was shown; empty for a browser's session."""
+    """Serial number of the client certificate; empty for a browser session."""
     address: str = ""
 
     @property
-    def everywhere(self) -> bool:
-        """Are all groups this caller's?"""
+    def has_all_groups(self) -> bool:
+        """Whether this caller is not limited to some groups."""
         return self.groups is None
 
-    def sees(self, group: str) -> bool:
-        """Does a device of that group exist for this caller?"""
+    def can_see(self, group: str) -> bool:
+        """Whether devices of this group are visible to the caller."""
         return self.groups is None or group in self.groups
 
     def covers(self, groups: Iterable[str] | None) -> bool:
-        """Are all of these this caller's? None stands for all there are and will be."""
+        """Whether all of these groups are the caller's. `groups=None` stands for every group, present and future."""
         return self.groups is None or (groups is not None and self.groups.issuperset(groups))
 
 
-def asks(operator: str) -> None:
-    """From here on, in this request, it is this operator who asks."""
-    _asking.set(operator)
+def set_current_operator(operator: str) -> None:
+    """Set the operator on whose behalf the rest of this request (this context) runs."""
+    _current_operator.set(operator)
 
 
-def who_asks() -> str:
-    """The operator for whom this is done; the data folder's owner where nobody asked."""
-    return _asking.get()
+def current_operator() -> str:
+    """The operator on whose behalf the current context runs; `OWNER` outside of a request."""
+    return _current_operator.get()

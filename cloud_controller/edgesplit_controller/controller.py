@@ -1,6 +1,8 @@
-"""The controller's work as plain calls: what the API offers, without HTTP. Holds the parts together and keeps no state.
+"""The controller's operations as plain calls: everything that the API offers, without HTTP. Connects the parts and
+holds no state of its own.
 
-Calls that measure, plan, cut or sign are marked heavy: the API runs them one at a time, away from everything else.
+Calls marked "Heavy." measure, plan, slice or sign; the API runs them one at a time on a thread of their own
+(`api.dispatch`).
 """
 
 from __future__ import annotations
@@ -16,92 +18,105 @@ from cryptography import x509
 from sqlalchemy import select
 
 from edgesplit.errors import TrustError
-from edgesplit.links import host_and_port
+from edgesplit.links import parse_host_and_port
 from edgesplit.plan import Link
 from edgesplit.release.manifest import Manifest
 from edgesplit.trust.identity import Claim, Enrolled, Renewal, check_renewal
-from edgesplit_controller.caller import who_asks
-from edgesplit_controller.components.overview import Parts
-from edgesplit_controller.errors import Conflict, Forbidden
-from edgesplit_controller.fleet.device_view import shown_device
-from edgesplit_controller.fleet.devices import ClaimWish, Devices, Enrolment
-from edgesplit_controller.fleet.gateways import Gateways, through_by_class
-from edgesplit_controller.fleet.listing import Asked as AskedDevices
+from edgesplit_controller.caller import current_operator
+from edgesplit_controller.components.overview import HealthOverview
+from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.device_view import device_to_dict
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment
+from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
 from edgesplit_controller.fleet.listing import Listing
-from edgesplit_controller.fleet.log_bundles import Bundles
-from edgesplit_controller.fleet.overview import Fleet
-from edgesplit_controller.fleet.rows import narrowed, shown_claim, shown_deployment, shown_event, shown_model
+from edgesplit_controller.fleet.listing import ListingQuery as AskedDevices
+from edgesplit_controller.fleet.log_bundles import LogBundleStore
+from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.fleet.rows import (
+    claim_to_dict,
+    deployment_to_dict,
+    event_to_dict,
+    limit_deployment,
+    model_to_dict,
+)
 from edgesplit_controller.history.buckets import Span
-from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.model_registry.registry import Registry
-from edgesplit_controller.planning.planner_service import OWN_CLASS, Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.planning.planner_service import (
+    OWN_CLASS,
+    PlanningService,
+    PlanOptions,
+    device_profile,
+    link_of,
+    slowest_link,
+)
 from edgesplit_controller.releases.agent_releases import AgentReleases
-from edgesplit_controller.releases.build import Releasing, signature
-from edgesplit_controller.releases.bundle import Offline
-from edgesplit_controller.releases.content_keys import check_can_decrypt, check_introduced
+from edgesplit_controller.releases.build import ReleaseBuilder, signature_view
+from edgesplit_controller.releases.bundle import ReleaseBundler
+from edgesplit_controller.releases.content_keys import check_can_decrypt, check_key_ownership
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.releases.export import Exporting
-from edgesplit_controller.releases.signing import Signing
+from edgesplit_controller.releases.export import Exporter
+from edgesplit_controller.releases.signing import KeyManagement
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.commands import Verb
-from edgesplit_controller.rollout.engine import Rollouts, Wanted
-from edgesplit_controller.rollout.request import PLAIN, Asked
+from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
+from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database, Device, Event, Model
 
 
 class Authority(Protocol):
-    """What is needed of the certificate authority."""
+    """The part of the certificate authority that the controller uses."""
 
     @property
     def ca_pem(self) -> str:
-        """Its certificate."""
+        """The authority's own certificate (PEM)."""
         ...
 
     def sign_request(self, csr_pem: bytes, name: str) -> bytes:
-        """A device's certificate."""
+        """A client certificate (PEM) for the device of this name."""
         ...
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
-        """The certificate of a gateway's server."""
+        """A server certificate (PEM) for the gateway of this name."""
         ...
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
-        """Its word on who is not to be believed any more."""
+        """A signed certificate revocation list (PEM) with these serial numbers."""
         ...
 
-    def recognise(self, certificate_pem: bytes) -> x509.Certificate:
-        """A certificate that it once issued to a device."""
-        ...
-
-
-class Tell(Protocol):
-    """How devices learn that something new is wanted of them."""
-
-    def tell(self, devices: Sequence[str]) -> None:
-        """State soon what these devices shall run."""
-        ...
-
-    def forget(self, devices: Sequence[str]) -> None:
-        """Clear soon what the broker retains of these devices."""
+    def parse_device_certificate(self, certificate_pem: bytes) -> x509.Certificate:
+        """The certificate, if this authority once issued it to a device, expired or not."""
         ...
 
 
-class Revoke(Protocol):
-    """How a revocation comes true."""
+class StatementNotifier(Protocol):
+    """Publishes desired state to devices."""
+
+    def publish_statements(self, devices: Sequence[str]) -> None:
+        """Queue publication of the current statement (desired state) of these devices."""
+        ...
+
+    def clear_retained(self, devices: Sequence[str]) -> None:
+        """Queue removal of the messages that the broker retains for these devices."""
+        ...
+
+
+class RevocationPublisher(Protocol):
+    """Makes revocations effective."""
 
     def publish(self) -> None:
-        """Let everybody know which certificates are revoked."""
+        """Publish the current certificate revocation list."""
         ...
 
-    def cut(self, device: str) -> None:
-        """End soon the session that a device has."""
+    def end_session(self, device: str) -> None:
+        """Queue disconnection of the device's MQTT session."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where devices find us."""
+    """Addresses at which devices reach the installation."""
 
     api_url: str
     mqtt_host: str
@@ -111,147 +126,163 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The parts of one running controller."""
+    """The parts of one running controller, and the operations over them."""
 
     database: Database
     blobs: BlobStore
     registry: Registry
-    planning: Planning
-    releasing: Releasing
+    planner: PlanningService
+    release_builder: ReleaseBuilder
     devices: Devices
     gateways: Gateways
     director: Director
     rollouts: Rollouts
     authority: Authority
-    tell: Tell
-    revocations: Revoke
+    statements: StatementNotifier
+    revocations: RevocationPublisher
     addresses: Addresses
-    signing: Signing
-    exporting: Exporting
+    signing: KeyManagement
+    exporter: Exporter
     listing: Listing
-    fleet: Fleet
-    rolling: Rolling
-    bundles: Bundles
-    offline: Offline
+    fleet_overview: FleetOverview
+    roll_up: RollUp
+    log_bundle_store: LogBundleStore
+    release_bundles: ReleaseBundler
     replanner: Replanner
     agents: AgentReleases
-    parts: Parts
+    components: HealthOverview
 
-    def within(self, groups: frozenset[str] | None) -> Controller:
-        """The same controller, for a caller for whom only devices of these groups exist; None: all do."""
+    def scoped_to(self, groups: frozenset[str] | None) -> Controller:
+        """This controller limited to the devices of these groups; None: all devices. Devices of other groups do not
+        exist for its calls."""
         return replace(
             self,
-            devices=self.devices.within(groups),
-            rollouts=self.rollouts.within(groups),
-            replanner=self.replanner.within(groups),
+            devices=self.devices.scoped_to(groups),
+            rollouts=self.rollouts.scoped_to(groups),
+            replanner=self.replanner.scoped_to(groups),
         )
 
     # ---- models -----------------------------------------------------------------------------------------------
 
-    def push(self, part: Path, name: str, input_text: str, bindings: Mapping[str, int]) -> dict[str, Any]:
-        """Heavy. Keep a model file."""
-        before = {model.id for model in self.registry.all()}
+    def push_model(self, part: Path, name: str, input_text: str, bindings: Mapping[str, int]) -> dict[str, Any]:
+        """Heavy. Store a model file and return the model; `created` is false if the same file was stored before."""
+        known_ids = {model.id for model in self.registry.all()}
         model = self.registry.push(part, name, input_text, bindings)
-        return {**shown_model(model), "created": model.id not in before}
+        return {**model_to_dict(model), "created": model.id not in known_ids}
 
     def models(self) -> list[dict[str, Any]]:
-        """Every model, its layers only counted."""
-        return [{**shown_model(model), "layers": len(model.shown["layers"])} for model in self.registry.all()]
+        """Every model, with the number of its layers instead of the layers."""
+        return [{**model_to_dict(model), "layers": len(model.shown["layers"])} for model in self.registry.all()]
 
     def model(self, reference: str) -> dict[str, Any]:
         """One model with its layers."""
-        return shown_model(self.registry.get(reference))
+        return model_to_dict(self.registry.get(reference))
 
-    def file(self, reference: str, *, optimised: bool) -> Path:
-        """Where the model's file lies: as it came, or as it is cut."""
+    def model_file(self, reference: str, *, optimised: bool) -> Path:
+        """Path of a model's file: as it was pushed or, with `optimised`, as it is sliced."""
         model = self.registry.get(reference)
         return self.blobs.path(model.optimised_sha256 if optimised else model.sha256)
 
     def add_samples(
         self, reference: str, frames: Sequence[bytes], tensors: Sequence[bytes], labels: Mapping[bytes, int]
     ) -> dict[str, Any]:
-        """Heavy. Keep sample inputs."""
+        """Heavy. Store sample inputs of a model; returns how many it has then."""
         model = self.registry.get(reference)
         return {"model": model.ref, "samples": self.registry.add_samples(model, frames, tensors, labels=labels)}
 
     def profile(self, reference: str, codecs: bool = False, device_class: str = OWN_CLASS) -> dict[str, Any]:
-        """Heavy. Measure a model on this machine; with `codecs`, what each does to the answers for its samples too."""
-        return self.planning.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
+        """Heavy. Measure a model's layers on this machine; with `codecs` also the effect of each lossy codec on the
+        results for the model's samples."""
+        return self.planner.profile(self.registry.get(reference), device_class=device_class, codecs=codecs)
 
-    def profile_at_work(self, reference: str, device: str) -> dict[str, Any]:
-        """Heavy, if the model was not measured here yet. What a device measured of a model that it runs, as costs."""
-        return self.replanner.measured_on(reference, self.devices.get(device))
+    def profile_from_device(self, reference: str, device: str) -> dict[str, Any]:
+        """Heavy, if the model was not measured here yet. The costs file of a model that a device runs, from that
+        device's measurements."""
+        return self.replanner.costs_measured_on(reference, self.devices.get(device))
 
     def costs(
         self, reference: str, device_class: str, lossy: bool = False, tiers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Heavy, if not measured yet. The costs file."""
-        costs = self.planning.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers, whole=True)
-        built: dict[str, Any] = msgspec.to_builtins(costs)
-        return built
+        """Heavy, if the model was not measured yet. The costs file of a model for a device class."""
+        costs = self.planner.costs(self.registry.get(reference), device_class, lossy=lossy, tiers=tiers, whole=True)
+        result: dict[str, Any] = msgspec.to_builtins(costs)
+        return result
 
     # ---- plans and deployments --------------------------------------------------------------------------------
 
-    def plan(self, reference: str, device_class: str, link: str, wish: Wish) -> dict[str, Any]:
-        """Heavy. A plan for people; nothing is deployed."""
-        return self.planning.describe(self.registry.get(reference), device_class, link, wish)
+    def plan(self, reference: str, device_class: str, link: str, options: PlanOptions) -> dict[str, Any]:
+        """Heavy. A plan with its explanation; nothing is deployed."""
+        return self.planner.describe(self.registry.get(reference), device_class, link, options)
 
     def deploy(
         self,
         reference: str,
         targets: Sequence[str],
         link: str,
-        wish: Wish,
+        plan_options: PlanOptions,
         *,
         recut: bool = False,
         elsewhere: bool = False,
         now: bool = False,
-        asked: Asked = PLAIN,
+        asked: RolloutRequest = ALL_AT_ONCE,
     ) -> dict[str, Any]:
-        """Heavy. Plan, cut, sign, and begin a rollout on the terms asked for; with `now` devices fetch it at any hour.
+        """Heavy. Plan, slice and sign a release and begin its rollout on the terms in `asked`; with `now` devices fetch
+        it outside of their fetch hours too.
 
-        With `recut`, and where the release key lies elsewhere, the planner signs another cut of a release. With
-        `elsewhere`: what the release key must sign, and nothing is published yet.
+        With `recut`, and where the release key is not on this machine, the planner's key signs another cut of an
+        existing release. With `elsewhere` the result is what the release key must sign on another machine, and nothing
+        is published yet.
         """
         model = self.registry.get(reference)
-        chosen = self.devices.select(targets)
-        self.rollouts.check(asked, len(chosen))
-        gateways = self.gateways.of([device.name for device in chosen])
-        through = through_by_class(chosen, gateways)
-        if wish.encrypt:
-            check_can_decrypt([*chosen, *gateways.values()])
+        devices = self.devices.select(targets)
+        self.rollouts.checked_terms(asked, len(devices))
+        gateways = self.gateways.by_device([device.name for device in devices])
+        through = gateway_tier_by_class(devices, gateways)
+        if plan_options.encrypt:
+            check_can_decrypt([*devices, *gateways.values()])
         by_planner = recut or not (elsewhere or self.signing.signs_releases)
-        links = links_by_class(chosen, link)
-        digest, manifest = self.releasing.prepare(model, links, wish, recut=by_planner, through=through)
+        links = links_by_class(devices, link)
+        digest, manifest = self.release_builder.prepare(model, links, plan_options, recut=by_planner, gateways=through)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
-            names = sorted(device.name for device in chosen)
-            return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
-        self.releasing.publish(model, digest, wish)
-        options = {**wish.as_options(), "now": now}
-        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked, who_asks()))
+            names = sorted(device.name for device in devices)
+            return {
+                **_deployment_summary(digest, model, names, manifest),
+                **self.signing.to_sign(self.release_builder.raw(digest)),
+            }
+        self.release_builder.publish(model, digest, plan_options)
+        options = {**plan_options.as_options(), "now": now}
+        return self._roll_out(
+            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
+        )
 
     def deploy_signed(
         self,
         reference: str,
         targets: Sequence[str],
-        wish: Wish,
+        plan_options: PlanOptions,
         release: str,
         signed: bytes,
         *,
         now: bool = False,
-        asked: Asked = PLAIN,
+        asked: RolloutRequest = ALL_AT_ONCE,
     ) -> dict[str, Any]:
-        """Heavy. Publish a release that was prepared by `deploy` and signed elsewhere, and begin its rollout."""
+        """Heavy. Publish a release that `deploy` prepared and that was signed on another machine, and begin its
+        rollout.
+
+        Conflict if devices of a class without a plan in the release joined the targets meanwhile.
+        """
         model = self.registry.get(reference)
-        manifest = self.releasing.prepared(model, release)
-        chosen = self.devices.select(targets)
-        if late := sorted({device.device_class for device in chosen} - set(manifest.plans)):
-            raise Conflict(f"the release has no plan for {', '.join(late)}, which joined meanwhile: deploy again")
-        self.rollouts.check(asked, len(chosen))
-        self.releasing.publish(model, release, wish, signed)
-        options = {**wish.as_options(), "now": now}
-        return self._roll_out(model, manifest, Wanted(release, model.ref, chosen, targets, options, asked, who_asks()))
+        manifest = self.release_builder.prepared(model, release)
+        devices = self.devices.select(targets)
+        if missing := sorted({device.device_class for device in devices} - set(manifest.plans)):
+            raise Conflict(f"the release has no plan for {', '.join(missing)}, which joined meanwhile: deploy again")
+        self.rollouts.checked_terms(asked, len(devices))
+        self.release_builder.publish(model, release, plan_options, signed)
+        options = {**plan_options.as_options(), "now": now}
+        return self._roll_out(
+            model, manifest, RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
+        )
 
     def deploy_agent(
         self,
@@ -261,241 +292,262 @@ class Controller:
         elsewhere: bool = False,
         signed: tuple[str, bytes] | None = None,
         now: bool = False,
-        asked: Asked = PLAIN,
+        asked: RolloutRequest = ALL_AT_ONCE,
     ) -> dict[str, Any]:
-        """Heavy. Sign a version of the agent as a release, and begin a rollout on the terms asked for.
+        """Heavy. Sign a version of the agent as a release and begin its rollout on the terms in `asked`.
 
-        With `elsewhere`: what the release key must sign, and nothing is published yet; with `signed` (the release, the
-        list of releases with it) it was.
+        With `elsewhere` the result is what the release key must sign on another machine, and nothing is published yet;
+        `signed` (digest of the release, signed targets metadata with it) is the result of that signing.
         """
         model = self.agents.get(version)
-        chosen = self.devices.select(targets)
-        self.rollouts.check(asked, len(chosen))
+        devices = self.devices.select(targets)
+        self.rollouts.checked_terms(asked, len(devices))
         digest, manifest = self.agents.prepare(model)
-        self.agents.check_fit(manifest, chosen)
+        self.agents.check_fit(manifest, devices)
         if signed is not None and signed[0] != digest:
             raise Conflict(f"agent {version} got another build meanwhile: deploy it again, and sign that")
         known = signed is not None or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not known:
-            names = sorted(device.name for device in chosen)
-            return {**_planned(digest, model, names, manifest), **self.signing.to_sign(self.releasing.raw(digest))}
-        whole = Wish(partition="device")
-        self.releasing.publish(model, digest, whole, signed[1] if signed is not None else None)
-        options = {**whole.as_options(), "now": now, "agent": version}
-        return self._roll_out(model, manifest, Wanted(digest, model.ref, chosen, targets, options, asked, who_asks()))
+            names = sorted(device.name for device in devices)
+            return {
+                **_deployment_summary(digest, model, names, manifest),
+                **self.signing.to_sign(self.release_builder.raw(digest)),
+            }
+        options_for_agent = PlanOptions(partition="device")
+        self.release_builder.publish(model, digest, options_for_agent, signed[1] if signed is not None else None)
+        options = {**options_for_agent.as_options(), "now": now, "agent": version}
+        return self._roll_out(
+            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
+        )
 
-    def _roll_out(self, model: Model, manifest: Manifest, wanted: Wanted) -> dict[str, Any]:
+    def _roll_out(self, model: Model, manifest: Manifest, wanted: RolloutSpec) -> dict[str, Any]:
         if self.devices.groups is not None:
             wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
-        made = self.rollouts.make(wanted)
-        taken_over = [{"rollout": number, "devices": count} for number, count in sorted(made.supersedes.items())]
+        rollout = self.rollouts.create(wanted)
+        superseded = [{"rollout": number, "devices": count} for number, count in sorted(rollout.supersedes.items())]
         names = sorted(device.name for device in wanted.devices)
-        told = {"deployment": made.number, "rollout": made.number, "supersedes": taken_over}
-        return {**told, **_planned(wanted.release, model, names, manifest)}
+        summary = {"deployment": rollout.number, "rollout": rollout.number, "supersedes": superseded}
+        return {**summary, **_deployment_summary(wanted.release, model, names, manifest)}
 
-    def ask_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
-        """Pause it, let it go on, approve its next stage, abort it, or take its devices back."""
-        self.rollouts.command(number, verb, who_asks())
-        return self.rollouts.shown(number)
+    def command_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
+        """Apply an operator's command to a rollout: pause, resume, approve the next stage, abort or roll back."""
+        self.rollouts.command(number, verb, current_operator())
+        return self.rollouts.view(number)
 
     def deployments(self) -> list[dict[str, Any]]:
-        """Every deployment, oldest first; of each only the devices that exist for who asks."""
-        mine = self._mine()
-        shown = [shown_deployment(row) for row in self.director.deployments()]
-        return shown if mine is None else [within for one in shown if (within := narrowed(one, mine))]
+        """Every deployment, oldest first, limited to the devices that are visible to the caller."""
+        visible = self._visible_names()
+        rows = [deployment_to_dict(row) for row in self.director.deployments()]
+        return (
+            rows
+            if visible is None
+            else [limited for deployment in rows if (limited := limit_deployment(deployment, visible))]
+        )
 
     def releases(self) -> list[dict[str, Any]]:
-        """Every release, oldest first."""
+        """Every release of a model, oldest first."""
         models: dict[int, Model] = {model.id: model for model in self.registry.all()}
         return [
             {"release": row.digest, "model": models[row.model_id].ref, "created": row.created, **row.options}
-            for row in self.releasing.all()
-            if row.model_id in models  # the agent's own are not of a model
+            for row in self.release_builder.all()
+            if row.model_id in models  # releases of the agent have no model
         ]
 
     # ---- devices ----------------------------------------------------------------------------------------------
 
-    def claim(self, wish: ClaimWish, gateway: str = "") -> dict[str, Any]:
-        """A one-time claim for a device to come, as the operator carries it there; with `gateway` for one that others
-        offload through, at that HOST:PORT."""
-        device_profile(wish.device_class)
-        link_of(wish.link)
+    def claim(self, request: ClaimRequest, gateway: str = "") -> dict[str, Any]:
+        """A one-time claim with which a device can enrol, as an operator carries it there. With `gateway` (HOST:PORT)
+        the device is a gateway, which others reach at that address."""
+        device_profile(request.device_class)
+        link_of(request.link)
         if gateway:
-            host_and_port(gateway, "gateway")
-        token, expires = self.devices.claim(wish)
+            parse_host_and_port(gateway, "gateway")
+        token, expires = self.devices.claim(request)
         if gateway:
-            self.gateways.appoint(wish.device, gateway)
-            self.settle()
+            self.gateways.register(request.device, gateway)
+            self.restate_gateways()
         claim = Claim(
-            device=wish.device,
-            device_class=wish.device_class,
+            device=request.device,
+            device_class=request.device_class,
             token=token,
             controller_url=self.addresses.api_url,
             ca_pem=self.authority.ca_pem,
             tuf_root=self.signing.root_text,
             expires=expires,
         )
-        carried: dict[str, Any] = msgspec.to_builtins(claim)
-        return carried
+        result: dict[str, Any] = msgspec.to_builtins(claim)
+        return result
 
     def enrol(
         self, token: str, csr_pem: str, encryption_key: bytes = b"", encryption_signature: bytes = b""
     ) -> dict[str, Any]:
-        """A certificate for a token, and where everything is."""
-        if encryption_key:
-            check_introduced(csr_pem, encryption_key, encryption_signature)
-        let_in = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
-        self.director.wrap_anew(let_in.device)
-        self.settle()
-        if let_in.replaced:
-            self.revocations.publish()
-            self.revocations.cut(let_in.device)
-        if let_in.fresh:
-            self.tell.forget([let_in.device])
-        self.tell.tell([let_in.device])
-        return self._enrolled(let_in)
+        """Exchange a claim token and a certificate request for a certificate and the installation's addresses.
 
-    def papers(self, targets: Sequence[str], models: Sequence[str], valid_s: int) -> dict[str, Any]:
-        """What a bundle for these devices holds, all but the chunks."""
-        chosen = self.devices.select(targets)
-        if not chosen:
+        If the name was taken from other hardware, that hardware's certificates are revoked and its session is ended. If
+        the key is new for this name, the messages that the broker retains for it are cleared.
+        """
+        if encryption_key:
+            check_key_ownership(csr_pem, encryption_key, encryption_signature)
+        enrolment = self.devices.enrol(token, csr_pem.encode(), self.authority.sign_request, encryption_key)
+        self.director.rewrap_keys(enrolment.device)
+        self.restate_gateways()
+        if enrolment.replaced:
+            self.revocations.publish()
+            self.revocations.end_session(enrolment.device)
+        if enrolment.fresh:
+            self.statements.clear_retained([enrolment.device])
+        self.statements.publish_statements([enrolment.device])
+        return self._enrolled(enrolment)
+
+    def release_bundle_index(self, targets: Sequence[str], models: Sequence[str], valid_s: int) -> dict[str, Any]:
+        """Content of a release bundle for these devices, without the chunks. Conflict if `targets` match no device."""
+        devices = self.devices.select(targets)
+        if not devices:
             raise Conflict(f"no device is meant by {', '.join(targets)[:200]}")
-        return self.offline.papers(chosen, models, valid_s)
+        return self.release_bundles.metadata_for(devices, models, valid_s)
 
     def renew(self, renewal: Renewal, *, shown_serial: int | None) -> dict[str, Any]:
-        """A new certificate for a device that proves to hold the key of one of ours, expired or not.
+        """A new certificate for a device that holds the private key of one of ours, also of an expired one.
 
-        `shown_serial` is of the certificate that the connection showed: the same one, or none where it has expired.
+        `shown_serial` is the serial number of the client certificate of this connection: of the same certificate, or
+        None if that has expired. Unauthenticated otherwise.
         """
-        old = self.authority.recognise(renewal.certificate_pem.encode())
+        old = self.authority.parse_device_certificate(renewal.certificate_pem.encode())
         expired = old.not_valid_after_utc.timestamp() <= time()
         if shown_serial != old.serial_number and not (expired and shown_serial is None):
-            raise Forbidden("a certificate is renewed over a connection that shows it, until it has expired")
+            raise Unauthenticated("a certificate is renewed over a connection that shows it, until it has expired")
         try:
             check_renewal(renewal, old)
         except TrustError as error:
-            raise Forbidden(str(error)) from error
+            raise Unauthenticated(str(error)) from error
         return self._enrolled(self.devices.renew(old, renewal.csr_pem.encode(), self.authority.sign_request))
 
-    def _enrolled(self, let_in: Enrolment) -> dict[str, Any]:
+    def _enrolled(self, enrolment: Enrolment) -> dict[str, Any]:
         enrolled = Enrolled(
-            device=let_in.device,
-            certificate_pem=let_in.certificate.decode(),
+            device=enrolment.device,
+            certificate_pem=enrolment.certificate.decode(),
             ca_pem=self.authority.ca_pem,
             broker_host=self.addresses.mqtt_host,
             broker_port=self.addresses.mqtt_port,
             offload_url=self.addresses.offload_url,
         )
-        answer: dict[str, Any] = msgspec.to_builtins(enrolled)
-        return answer
+        result: dict[str, Any] = msgspec.to_builtins(enrolled)
+        return result
 
-    def describe(self, name: str, group: str | None, labels: Mapping[str, str | None]) -> dict[str, Any]:
-        """Another group or other labels for a device. What it was told to run stays; later deployments go by it."""
-        described = self.devices.describe(name, group, labels)
-        return {"device": name, "group": described.group, "labels": described.labels}
+    def update_device(self, name: str, group: str | None, labels: Mapping[str, str | None]) -> dict[str, Any]:
+        """Change a device's group or labels. What it runs stays; later deployments select by the new values."""
+        device = self.devices.update(name, group, labels)
+        return {"device": name, "group": device.group, "labels": device.labels}
 
     def revoke(self, name: str) -> dict[str, Any]:
-        """Take a device's right away, and forget what it was told."""
+        """Revoke a device: its certificates, its desired state and its session."""
         self.devices.revoke(name)
         self.revocations.publish()
-        self.revocations.cut(name)
-        self.tell.tell([name])
-        self.settle()
+        self.revocations.end_session(name)
+        self.statements.publish_statements([name])
+        self.restate_gateways()
         return {"device": name, "state": "revoked"}
 
     # ---- gateways ---------------------------------------------------------------------------------------------
 
-    def lead(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:
-        """Let devices offload through a gateway, or with `none` to the cloud."""
+    def assign_gateway(self, targets: Sequence[str], gateway: str, link: str = "") -> dict[str, Any]:
+        """Set the gateway that devices offload through; `none` means the cloud."""
         if gateway != "none" and self.devices.groups is not None and self.devices.open_claim(gateway) is None:
             self.devices.get(gateway)
-        led = self.gateways.lead(self.devices.select(targets), gateway, link)
-        self.settle()
-        return {"devices": led, "gateway": None if gateway == "none" else gateway}
+        names = self.gateways.assign(self.devices.select(targets), gateway, link)
+        self.restate_gateways()
+        return {"devices": names, "gateway": None if gateway == "none" else gateway}
 
     def gateway_certificate(self, name: str, serial: int, csr_pem: str) -> dict[str, Any]:
-        """A server's certificate for the gateway of that name, whose own certificate has that serial number."""
+        """A server certificate for the gateway `name`, whose client certificate has this serial number."""
         self._check_gateway(name, serial)
         return {"certificate_pem": self.authority.sign_gateway(csr_pem.encode(), name).decode()}
 
-    def revoked_for(self, name: str, serial: int) -> bytes:
-        """The revocation list (PEM), for a gateway to go by."""
+    def revocation_list_for(self, name: str, serial: int) -> bytes:
+        """The certificate revocation list (PEM) for the gateway `name`."""
         self._check_gateway(name, serial)
         return self.authority.revocation_list(self.devices.revoked_serials())
 
     def _check_gateway(self, name: str, serial: int) -> None:
-        self.gateways.check_serves(name)
+        self.gateways.check_is_gateway(name)
         if serial in self.devices.revoked_serials():
-            raise Forbidden("this certificate was revoked")
+            raise Unauthenticated("this certificate was revoked")
 
-    def settle(self) -> None:
-        """Tell gateways what they keep now, and devices through whom they offload, where that has changed."""
-        if changed := self.director.settle():
-            self.tell.tell(changed)
+    def restate_gateways(self) -> None:
+        """Publish new statements to gateways whose releases to keep have changed, and to devices whose gateway has
+        changed."""
+        if changed := self.director.refresh_gateway_statements():
+            self.statements.publish_statements(changed)
 
-    def all_devices(self, asked: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
-        """A page of devices and of claims that are still open for one not seen yet, by name; and the name to go on
-        after, empty on the last page."""
-        wanted = replace(asked or AskedDevices(), groups=self.devices.groups)
-        page, now = self.listing.page(wanted), time()
-        led = self.gateways.of([one.name for one in page.devices])
+    def list_devices(self, query: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
+        """A page of devices and of open claims, by name, and the name after which the next page begins (empty on the
+        last page)."""
+        limited = replace(query or AskedDevices(), groups=self.devices.groups)
+        page, now = self.listing.page(limited), time()
+        gateways = self.gateways.by_device([device.name for device in page.devices])
         enrolled = [
-            shown_device(one, self.devices.state(one), page, now)
-            | {"gateway": led[one.name].name if one.name in led else None}
-            for one in page.devices
+            device_to_dict(device, self.devices.state(device), page, now)
+            | {"gateway": gateways[device.name].name if device.name in gateways else None}
+            for device in page.devices
         ]
-        every = [*enrolled, *(shown_claim(claim) for claim in page.claims)]
-        return sorted(every, key=lambda one: str(one["name"])), page.after
+        entries = [*enrolled, *(claim_to_dict(claim) for claim in page.claims)]
+        return sorted(entries, key=lambda device: str(device["name"])), page.after
 
     def overview(self) -> dict[str, Any]:
-        """The fleet at a glance."""
-        return self.fleet.overview(self.devices.groups)
+        """Counts over the fleet."""
+        return self.fleet_overview.overview(self.devices.groups)
 
-    def how_parts_are(self) -> list[dict[str, Any]]:
-        """Broker, offload server, database, disk, processes and gateways."""
-        return self.parts.shown(self.devices.groups)
+    def component_status(self) -> list[dict[str, Any]]:
+        """Status of broker, offload server, database, disk, controller processes and gateways."""
+        return self.components.to_dicts(self.devices.groups)
 
     def history(self, name: str, span: Span, since: float, until: float) -> dict[str, Any]:
-        """What a device told, added up by minutes, hours, days or months."""
+        """A device's telemetry aggregated by minutes, hours, days or months, from `since` to `until` (Unix seconds)."""
         self.devices.get(name)
-        return {"device": name, "span": span, "buckets": self.rolling.history(name, span, since, until)}
+        return {"device": name, "span": span, "buckets": self.roll_up.device_history(name, span, since, until)}
 
     def model_history(self, reference: str, span: Span, since: float, until: float) -> dict[str, Any]:
-        """The same of a model, whatever its version, on all devices that exist for who asks."""
+        """Telemetry of a model, of all versions, on all devices that are visible to the caller, aggregated by minutes,
+        hours, days or months."""
         name = self.registry.get(reference).name
-        found = self.rolling.of_model(name, span, since, until, self.devices.groups)
-        return {"model": name, "span": span, "buckets": found}
+        buckets = self.roll_up.model_history(name, span, since, until, self.devices.groups)
+        return {"model": name, "span": span, "buckets": buckets}
 
-    def ask_for_logs(self, name: str) -> dict[str, Any]:
-        """Ask a device for its log."""
+    def request_log_bundle(self, name: str) -> dict[str, Any]:
+        """Request a log bundle from a device."""
         self.devices.get(name)
-        return self.bundles.request(name, who_asks())
+        return self.log_bundle_store.request(name, current_operator())
 
     def log_bundles(self, name: str) -> list[dict[str, Any]]:
         """The log bundles of a device, newest first."""
         self.devices.get(name)
-        return self.bundles.of(name)
+        return self.log_bundle_store.of_device(name)
 
     def log_bundle(self, name: str, number: str) -> dict[str, Any]:
-        """One of them, with its content once it is here."""
+        """One log bundle, with its content once all pieces have arrived."""
         self.devices.get(name)
-        return self.bundles.get(name, number)
+        return self.log_bundle_store.get(name, number)
 
     def device(self, name: str) -> dict[str, Any]:
-        """One device: what it was told, what it does."""
+        """One device: desired state, reported state and the plans in use; or the open claim of that name."""
         claim = self.devices.open_claim(name)
         if claim is not None:
-            return shown_claim(claim)
+            return claim_to_dict(claim)
         device = self.devices.get(name)
-        shown = shown_device(device, self.devices.state(device), self.listing.of(device), time())
-        led = self.gateways.of([name])
-        through = {"gateway": led[name].name if name in led else None, "serves_at": self.gateways.address(name) or None}
-        return {**shown, **through, "plans": self._plans_in_use(device)}
+        view = device_to_dict(device, self.devices.state(device), self.listing.page_of_device(device), time())
+        gateways = self.gateways.by_device([name])
+        gateway_fields = {
+            "gateway": gateways[name].name if name in gateways else None,
+            "serves_at": self.gateways.address_of(name) or None,
+        }
+        return {**view, **gateway_fields, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:
-        """By model, the table that the device chooses from."""
-        running = {one["model"]: one["release"] for one in (device.reported or {}).get("models", []) if one["release"]}
-        manifests = {model: self.releasing.find(release) for model, release in running.items()}
+        """The switching table (plan) in use on the device, by model."""
+        running = {
+            entry["model"]: entry["release"] for entry in (device.reported or {}).get("models", []) if entry["release"]
+        }
+        manifests = {model: self.release_builder.find(release) for model, release in running.items()}
         return {
             model: msgspec.to_builtins(manifest.plans[device.device_class])
             for model, manifest in manifests.items()
@@ -503,33 +555,33 @@ class Controller:
         }
 
     def telemetry(self, name: str, newest: int) -> list[dict[str, Any]]:
-        """What a device told of itself, oldest first."""
+        """The newest telemetry messages of a device, oldest first."""
         return self.devices.history(name, newest)
 
     def events(self, newest: int) -> list[dict[str, Any]]:
-        """The newest events, oldest first; who is for some groups sees those of their devices."""
-        mine = self._mine()
-        wanted = select(Event).order_by(Event.id.desc()).limit(newest)
-        if mine is not None:
-            wanted = wanted.where(Event.what.like("device.%"), Event.subject.in_(mine))
+        """The newest events, oldest first. A caller of some groups gets those about its own devices only."""
+        visible = self._visible_names()
+        query = select(Event).order_by(Event.id.desc()).limit(newest)
+        if visible is not None:
+            query = query.where(Event.what.like("device.%"), Event.subject.in_(visible))
         with self.database.read() as session:
-            rows = session.scalars(wanted).all()
-        return [shown_event(row) for row in reversed(rows)]
+            rows = session.scalars(query).all()
+        return [event_to_dict(row) for row in reversed(rows)]
 
-    def _mine(self) -> frozenset[str] | None:
-        """The names of the devices that exist for who asks; None: of all there are and were."""
+    def _visible_names(self) -> frozenset[str] | None:
+        """Names of the devices that are visible to the caller; None: all, also those that were deleted."""
         return None if self.devices.groups is None else frozenset(device.name for device in self.devices.all())
 
 
 def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:
-    """The link that each device class is planned for: the deployment's, else the slowest among its devices."""
+    """The link that each device class is planned for: `link` if given, else the slowest link of the class's devices."""
     by_class: dict[str, list[Link]] = {}
     for device in devices:
         by_class.setdefault(device.device_class, []).append(link_of(link, device.link))
-    return {device_class: slowest(links) for device_class, links in sorted(by_class.items())}
+    return {device_class: slowest_link(links) for device_class, links in sorted(by_class.items())}
 
 
-def _planned(digest: str, model: Model, devices: Sequence[str], manifest: Manifest) -> dict[str, Any]:
+def _deployment_summary(digest: str, model: Model, devices: Sequence[str], manifest: Manifest) -> dict[str, Any]:
     plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-    told = {"release": digest, "model": model.ref, "devices": list(devices), "encrypted": manifest.is_encrypted}
-    return {**told, "plans": plans, **signature(manifest)}
+    summary = {"release": digest, "model": model.ref, "devices": list(devices), "encrypted": manifest.is_encrypted}
+    return {**summary, "plans": plans, **signature_view(manifest)}

@@ -1,7 +1,7 @@
-"""What `edgectl up` is told: where its state lies, by which names devices reach it, which ports it takes.
+"""Settings of one controller process (`edgectl up`): data folder, host names, ports, database, broker.
 
-Port 0 means: choose one and remember it in the data folder, so that a restart is found where it was. Reading and
-writing of that memory is here too; opening the ports is `up`'s.
+Port 0 means: choose a free port and remember it in `ports.json` in the data folder, so that a restarted controller has
+the same address. This module reads and writes that file and probes ports; `app.main` opens them.
 """
 
 from __future__ import annotations
@@ -20,68 +20,74 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
-from edgesplit.links import host_and_port
-from edgesplit.mqtt.messages import TELEMETRY_S
+from edgesplit.links import parse_host_and_port
+from edgesplit.mqtt.messages import TELEMETRY_INTERVAL_RANGE_S
 from edgesplit.observability.log_format import Format
 
 if TYPE_CHECKING:
     from edgesplit.runtime.options import Optimise
 
 BrokerKind = Literal["mosquitto", "emqx"]
-"""Brokers that somebody else may run for us."""
-PROCESSES = 16
-"""Of one controller, on all machines together: as many names the broker knows."""
-PORTS = ("api_port", "mqtt_port", "offload_port")
-_CHOSEN = range(15_000, 32_000)
-"""Below Linux's range for outgoing connections, so that a remembered port is not lost to one of them."""
+"""Broker products for which configuration can be written, when the broker is not run by the controller."""
+MAX_PROCESSES = 16
+"""Limit of processes of one controller, over all machines: the broker's access rules list that many client names."""
+PORT_FIELDS = ("api_port", "mqtt_port", "offload_port")
+"""Names of the fields of `Settings` that are ports."""
+_PORT_RANGE = range(15_000, 32_000)
+"""Range from which ports are chosen: below Linux's range for outgoing connections, so that a remembered port is not
+taken by an outgoing connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one controller runs."""
+    """Settings of one controller process."""
 
     data: Path
     hosts: tuple[str, ...] = ()
-    """Names and addresses by which devices reach us; the first is what they are told. Empty: this machine only."""
+    """Names and addresses at which devices reach the controller; the first is the one that is given to devices. Empty:
+    only this machine reaches it."""
     bind: str = ""
-    """Address to listen on; empty: loopback without `hosts`, every address with them."""
+    """Address to listen on. Empty: loopback if `hosts` is empty, otherwise every address."""
     api_port: int = 8443
     mqtt_port: int = 8883
     offload_port: int = 8500
     offload: bool = True
-    """Run the offload server too, as a supervised child."""
+    """Run the offload server too, as a supervised child process."""
     offload_url: str = ""
-    """What devices are told instead of our own offload server's address."""
+    """URL of the offload server that is given to devices, instead of the own offload server's."""
     metrics: tuple[str, int] | None = None
-    """Where Prometheus may read the controller's metrics, in plain HTTP; None: nowhere."""
+    """Address and port at which Prometheus scrapes this process's metrics over plain HTTP; None: no metrics server."""
     offload_metrics: str = ""
-    """ADDRESS:PORT of the same for the offload server; empty: nowhere."""
+    """ADDRESS:PORT at which Prometheus scrapes the offload server's metrics; empty: no metrics server."""
     offload_mode: Optimise = "exact"
-    """fast: the offload server may fuse further than slices were cut, and last digits differ."""
+    """Graph optimisation of the offload server. `fast` allows fusions beyond those in the slices, which may change the
+    last digits of results."""
     log_format: Format = "text"
-    """Of this process's log lines, and the offload server's."""
+    """Format of the log lines of this process and of the offload server."""
     database: str = ""
-    """URL of PostgreSQL; empty: SQLite in the data folder."""
+    """URL of a PostgreSQL database; empty: SQLite in the data folder."""
     broker: str = ""
-    """mqtts://HOST:PORT of a broker that somebody else runs; empty: our own, as a supervised child."""
+    """mqtts://HOST:PORT of an external broker; empty: the controller runs mosquitto as a supervised child process."""
     broker_told: str = ""
-    """HOST:PORT that devices are told instead of `broker`."""
+    """HOST:PORT of the broker that is given to devices, instead of the address in `broker`."""
     on_revocation: str = ""
-    """Command that brings a new revocation list to that broker."""
+    """Command that installs a new certificate revocation list at the external broker."""
     processes: int = 1
-    """Controller processes on this machine, behind one address."""
+    """Number of controller processes on this machine; they share one listening socket."""
     join: bool = False
-    """Be a further process of a controller that runs elsewhere on the same database and folder."""
+    """Run as an additional process of a controller on another machine, with its database and data folder."""
     api_url: str = ""
-    """What devices are told instead of our own API's address."""
+    """URL of the API that is given to devices, instead of this machine's."""
     model_bytes: int = 16 * 2**30
-    """Largest model file taken."""
+    """Largest model file that is accepted, in bytes."""
     telemetry_s: float = 2.0
-    """How often devices are told to send telemetry; at once besides, where something changed."""
+    """Interval at which devices are asked to send telemetry, in seconds; changes are sent at once besides."""
     stale_after_s: float = 10.0
-    """A device that said nothing for so long is not called online any more; at least five times `telemetry_s`."""
+    """Seconds without a message after which a device is stale instead of online; the effective value
+    (`effective_stale_after_s`) is at least five times `telemetry_s`."""
     statement_s: int = 30 * 86_400
-    """How long a director statement may install something new; it is renewed at half of that."""
+    """Validity of a director statement in seconds: until then it may install something new. It is renewed at half of
+    that."""
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -89,35 +95,35 @@ class Settings:
         if self.broker:
             broker_address(self.broker)
         if self.broker_told:
-            host_and_port(self.broker_told, "broker")
+            parse_host_and_port(self.broker_told, "broker")
         if self.on_revocation and not self.broker:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
-        if not 1 <= self.processes <= PROCESSES:
-            raise UsageError(f"--processes is 1 to {PROCESSES}, not {self.processes}")
-        least, most = TELEMETRY_S
+        if not 1 <= self.processes <= MAX_PROCESSES:
+            raise UsageError(f"--processes is 1 to {MAX_PROCESSES}, not {self.processes}")
+        least, most = TELEMETRY_INTERVAL_RANGE_S
         if not least <= self.telemetry_s <= most:
             raise UsageError(f"--telemetry-every is {least:g} to {most:g} seconds, not {self.telemetry_s:g}")
 
     @property
-    def silent_after_s(self) -> float:
-        """A device that said nothing for so long is stale."""
+    def effective_stale_after_s(self) -> float:
+        """Seconds without a message after which a device is stale: `stale_after_s`, but at least 5 `telemetry_s`."""
         return max(self.stale_after_s, 5 * self.telemetry_s)
 
     @property
     def database_url(self) -> str:
-        """The database that is used."""
+        """URL of the database in use."""
         return self.database or f"sqlite:///{self.data / 'controller.db'}"
 
     @property
     def broker_address(self) -> tuple[str, int]:
-        """Where we reach the broker."""
+        """Host and port at which the controller reaches the broker."""
         return broker_address(self.broker) if self.broker else (self.own_address, self.mqtt_port)
 
     @property
-    def told_broker(self) -> tuple[str, int]:
-        """Where devices reach it."""
+    def advertised_broker(self) -> tuple[str, int]:
+        """Host and port at which devices reach the broker."""
         if self.broker_told:
-            return host_and_port(self.broker_told, "broker")
+            return parse_host_and_port(self.broker_told, "broker")
         return self.broker_address if self.broker else (self.host, self.mqtt_port)
 
     @property
@@ -127,28 +133,28 @@ class Settings:
 
     @property
     def host(self) -> str:
-        """The name that devices are told."""
+        """The host name or address that is given to devices."""
         return self.hosts[0] if self.hosts else "127.0.0.1"
 
     @property
     def url_host(self) -> str:
-        """The same as it stands in a URL."""
+        """`host` as it is written in a URL (IPv6 addresses in brackets)."""
         return url_host(self.host)
 
     @property
     def own_address(self) -> str:
-        """The address at which we reach our own servers."""
+        """The address at which the controller reaches its own servers."""
         return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
 
     @property
     def certificate_hosts(self) -> tuple[str, ...]:
-        """Every name and address that the server certificates carry, each once."""
+        """Every name and address in the server certificates, without duplicates."""
         always = ("localhost", "127.0.0.1", "::1", socket.gethostname())
         return tuple(dict.fromkeys((*self.hosts, self.own_address, *always)))
 
 
 def check_host(host: str) -> None:
-    """UsageError where devices could never reach us by this: no address, and no name as DNS has them."""
+    """Raise UsageError unless `host` is an IP address or a valid DNS name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -166,17 +172,17 @@ def check_host(host: str) -> None:
 
 
 def broker_address(url: str) -> tuple[str, int]:
-    """Host and port of mqtts://HOST[:PORT]; UsageError for anything else."""
+    """Host and port of an mqtts://HOST[:PORT] URL; the port defaults to 8883. UsageError for anything else."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() != "mqtts" or not rest.strip("/"):
         raise UsageError(f"--broker {url[:80]!r} is no broker's URL: mqtts://HOST:8883 (mutual TLS is needed)")
-    place = rest.rstrip("/")
-    bare = not re.search(r":\d+$", place) or (place.count(":") > 1 and "]" not in place)
-    return host_and_port(f"{place}:8883" if bare else place, "broker")
+    authority = rest.rstrip("/")
+    has_no_port = not re.search(r":\d+$", authority) or (authority.count(":") > 1 and "]" not in authority)
+    return parse_host_and_port(f"{authority}:8883" if has_no_port else authority, "broker")
 
 
 def url_host(host: str) -> str:
-    """`host` as it stands in a URL: IPv6 addresses in brackets."""
+    """`host` as it is written in a URL: IPv6 addresses in brackets."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:
@@ -184,36 +190,37 @@ def url_host(host: str) -> str:
 
 
 def with_ports(settings: Settings) -> Settings:
-    """`settings` with every port known: as given, else as remembered, else chosen and remembered."""
-    memory = settings.data / "ports.json"
-    remembered = _remembered(memory)
+    """`settings` with every port set: as given, else as remembered in `ports.json`, else chosen and written there."""
+    ports_file = settings.data / "ports.json"
+    remembered = _read_ports(ports_file)
     chosen: dict[str, Any] = {}
-    for name in PORTS:
+    for name in PORT_FIELDS:
         if getattr(settings, name) == 0:
-            chosen[name] = remembered.get(name) or free_port(settings.address, taken=tuple(chosen.values()))
+            chosen[name] = remembered.get(name) or find_free_port(settings.address, taken=tuple(chosen.values()))
     if any(remembered.get(name) != port for name, port in chosen.items()):
-        write_durably(memory, json.dumps({**remembered, **chosen}, indent=1).encode())
+        write_durably(ports_file, json.dumps({**remembered, **chosen}, indent=1).encode())
     return replace(settings, **chosen)
 
 
-def _remembered(memory: Path) -> dict[str, int]:
+def _read_ports(ports_file: Path) -> dict[str, int]:
     try:
-        found = json.loads(memory.read_bytes())
+        ports = json.loads(ports_file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return {name: found[name] for name in PORTS if isinstance(found, dict) and isinstance(found.get(name), int)}
+    return {name: ports[name] for name in PORT_FIELDS if isinstance(ports, dict) and isinstance(ports.get(name), int)}
 
 
-def free_port(address: str, taken: Sequence[int] = ()) -> int:
-    """A port that nobody listens on now."""
-    for port in random.sample(_CHOSEN, 200):
+def find_free_port(address: str, taken: Sequence[int] = ()) -> int:
+    """A port on `address` on which no program listens now and which is not in `taken`; UsageError if 200 tries found
+    none."""
+    for port in random.sample(_PORT_RANGE, 200):
         if port not in taken and not listen_problem(address, port):
             return port
-    raise UsageError(f"no free port found on {address}: {listen_problem(address, _CHOSEN[0])}")
+    raise UsageError(f"no free port found on {address}: {listen_problem(address, _PORT_RANGE[0])}")
 
 
 def listen_problem(address: str, port: int) -> str:
-    """What stops a server from listening there now; empty for nothing."""
+    """Why a server cannot listen on this address and port now; empty if it can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -227,10 +234,11 @@ def listen_problem(address: str, port: int) -> str:
     return ""
 
 
-def await_port(settings: Settings, name: str, patience_s: float) -> None:
-    """Wait for a child of a killed controller to let its port go; UsageError if it is not free after `patience_s`."""
+def await_port(settings: Settings, name: str, timeout_s: float) -> None:
+    """Wait until a port is free, as after a crash, while the child processes of the killed controller still end.
+    UsageError if it is not free after `patience_s` seconds."""
     port = getattr(settings, name)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while problem := listen_problem(settings.address, port):
         if time.monotonic() > deadline:
             option = "--" + name.replace("_", "-")

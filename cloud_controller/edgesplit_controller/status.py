@@ -1,4 +1,4 @@
-"""Which controller answers, and what waits in it. How its parts are is `parts`' to say."""
+"""Status of the controller process that answers an API request. The status of its components is in `components`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 import edgesplit
 
-Waits = Callable[[], Mapping[str, float]]
-"""What waits now, by queue; and `broker`, 1 where it is connected."""
+ReadQueueLengths = Callable[[], Mapping[str, float]]
+"""Reads the length of each queue by name; the entry `broker` is 1 while the MQTT session is connected."""
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Of one controller process."""
+class ProcessStatus:
+    """Status of one controller process."""
 
-    waits: Waits = dict
+    read_queue_lengths: ReadQueueLengths = dict
     addresses: Mapping[str, str] | None = None
-    """Where devices are told to go: `broker`, `offload`."""
+    """Addresses that are given to devices, under the keys `broker` and `offload`."""
 
-    def told(self) -> dict[str, Any]:
-        """Everything, as it is now."""
-        waiting = {name: count for name, count in self.waits().items() if name != "broker"}
+    def to_dict(self) -> dict[str, Any]:
+        """The status as the API returns it: version, Unix time, addresses, queue lengths."""
+        queue_lengths = {name: count for name, count in self.read_queue_lengths().items() if name != "broker"}
         return {
             "version": edgesplit.__version__,
             "time": time.time(),
             "addresses": dict(self.addresses or {}),
-            "waiting": waiting,
+            "waiting": queue_lengths,
         }

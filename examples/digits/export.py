@@ -74,5 +74,5 @@ def _parts(path: list[str]) -> Iterator[str]:
     for module, inner in zip(modules, [*modules[1:], ""], strict=True):
         if module not in ("0", "1") and not inner.startswith(f"{module}."):
             yield module
-    if operator in ("Add", "Softmax"):  # these are no modules of ours, so nothing else names them
+    if operator in ("Add", "Softmax"):  # operators that are no module of the network have no name of their own
         yield operator.lower()

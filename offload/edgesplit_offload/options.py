@@ -1,4 +1,5 @@
-"""The command line of the offload server, and what follows from it; read alike by the supervisor and its processes."""
+"""Command line of the offload server, and the objects built from it; used by the supervisor and its serving processes
+alike."""
 
 from __future__ import annotations
 
@@ -9,29 +10,29 @@ from collections.abc import Container
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit.links import host_and_port
+from edgesplit.links import parse_host_and_port
 from edgesplit.observability import log_format
-from edgesplit.offload_client.pool import Remote
-from edgesplit.process.lifecycle import add_die_with_parent
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.process.lifecycle import add_die_with_parent_option
 from edgesplit.quantities import parse_size
-from edgesplit.runtime.dispatch import EngineByFormat
-from edgesplit.runtime.options import Setup
-from edgesplit_offload.inference.gateway_relay import WAITING, Onward
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_offload.inference.gateway_relay import MAX_WAITING, NextTier
 
 DEFAULT_PORT = 8500
 FEW_CORES = 4
-"""Up to so many, each has a process of its own, which runs one request at a time where its weights are warm; machines
-with more get a process for each `CORES_PER_PROCESS`."""
+"""Up to this many cores each has a process of its own, which runs one request at a time while its weights are in the
+cache; larger machines get one process per `CORES_PER_PROCESS`."""
 CORES_PER_PROCESS = 4
 TOO_FEW_CORES = 2
-"""On so many one process serves: what several take in memory gains nothing."""
+"""Up to this many cores one process serves: more would cost memory and gain nothing."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def parser() -> argparse.ArgumentParser:
-    """What `python -m edgesplit_offload.main` takes."""
-    made = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
-    add = made.add_argument
+    """The parser of `python -m edgesplit_offload.main`."""
+    arguments = argparse.ArgumentParser(prog="edgesplit-offload", description="Finishes inferences for devices.")
+    add = arguments.add_argument
     add("--releases", type=Path, required=True, help="folder of releases, one per digest")
     add("--root", type=Path, required=True, help="the TUF root that releases must lead back to")
     add("--cert", type=Path, help="this server's certificate (PEM); with --key and --ca")
@@ -77,13 +78,13 @@ def parser() -> argparse.ArgumentParser:
         choices=log_format.FORMATS,
         help="json: an object per line (default %(default)s)",
     )
-    add_die_with_parent(made)
+    add_die_with_parent_option(arguments)
     add("--worker", help=argparse.SUPPRESS)
-    return made
+    return arguments
 
 
-def checked(options: argparse.Namespace) -> argparse.Namespace:
-    """The same, with what makes no sense refused (UsageError)."""
+def validate(options: argparse.Namespace) -> argparse.Namespace:
+    """`options`, validated. UsageError for values out of range."""
     for name, least in (("processes", 0), ("runs", 0), ("threads", 1), ("connections", 1)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name} must be at least {least}")
@@ -93,32 +94,33 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
-def process_count(wanted: int, cores: int | None = None) -> int:
-    """How many serve; by default as docs/decisions/0034 says."""
+def process_count(requested: int, cores: int | None = None) -> int:
+    """Number of serving processes; 0 stands for the default by cores (docs/decisions/0034)."""
     known = cores or len(os.sched_getaffinity(0))
     by_cores = 1 if known <= TOO_FEW_CORES else min(known, max(FEW_CORES, known // CORES_PER_PROCESS))
-    return wanted or by_cores
+    return requested or by_cores
 
 
 def runs_at_once(processes: int, threads: int, cores: int | None = None) -> int:
-    """Runs of one process at a time, so that all together have the cores, and a run more each when others idle."""
+    """Concurrent runs per process, so that all processes together use all cores; rounded up, as some processes idle."""
     known = cores or len(os.sched_getaffinity(0))
     share = -(-known // (processes * threads))
     return max(1, share)
 
 
 def has_cores_for(stack_threads: int, threads: int, cores: int | None = None) -> bool:
-    """May a run of many requests take so many threads, where one takes `threads`? There are cores for it then."""
+    """Whether a batch may run with `stack_threads` threads, where a single request has `threads`: there must be as many
+    cores."""
     return threads < stack_threads and stack_threads <= (cores or len(os.sched_getaffinity(0)))
 
 
-def engine(options: argparse.Namespace, threads: int | None = None) -> EngineByFormat:
-    """What runs the slices, as `--threads` and `--mode` say."""
-    return EngineByFormat(setup=Setup(threads=threads or options.threads, optimise=options.mode))
+def engine(options: argparse.Namespace, threads: int | None = None) -> DispatchingRuntime:
+    """The engine for the slices, by `--threads` and `--mode`."""
+    return DispatchingRuntime(setup=EngineOptions(threads=threads or options.threads, optimise=options.mode))
 
 
 def tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    """Mutual TLS, or none on loopback."""
+    """The context for mutual TLS; None without certificates, which is allowed on loopback only (UsageError)."""
     files = (options.cert, options.key, options.ca)
     if not any(files):
         if options.host not in _LOOPBACK:
@@ -132,18 +134,18 @@ def tls(options: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 def revoked(options: argparse.Namespace) -> Container[object]:
-    """Serial numbers of certificates that count no more."""
+    """Serial numbers of revoked certificates."""
     if options.revoked is None:
         return frozenset()
     if options.ca is None:
         raise UsageError("--revoked needs --ca: nobody else's list counts")
-    from edgesplit_offload.revocation import Revoked
+    from edgesplit_offload.revocation import RevokedSerials
 
-    return Revoked(options.revoked, options.ca)
+    return RevokedSerials(options.revoked, options.ca)
 
 
-def onward(options: argparse.Namespace) -> Onward | None:
-    """The next tier, over mutual TLS unless its URL says http."""
+def next_tier(options: argparse.Namespace) -> NextTier | None:
+    """The next tier of a gateway, over mutual TLS unless its URL is http; None for other servers."""
     if not options.onward:
         return None
     files = (options.onward_key, options.onward_cert, options.ca)
@@ -154,12 +156,12 @@ def onward(options: argparse.Namespace) -> Onward | None:
         from edgesplit.trust.identity import Credentials
 
         context = Credentials(*files).client_context()
-    via = host_and_port(options.onward_via, "server") if options.onward_via else None
-    return Onward(Remote(options.onward, context, via=via, idle=WAITING))
+    via = parse_host_and_port(options.onward_via, "server") if options.onward_via else None
+    return NextTier(OffloadClient(options.onward, context, via=via, idle=MAX_WAITING))
 
 
 def root(options: argparse.Namespace) -> bytes:
-    """The TUF root's bytes."""
+    """The bytes of the TUF root."""
     path: Path = options.root
     try:
         return path.read_bytes()

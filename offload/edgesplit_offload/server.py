@@ -1,12 +1,15 @@
-"""The offload server: the Open Inference Protocol over HTTP for the far halves of releases.
+"""The offload server: serves the remote halves of releases over the Open Inference Protocol on HTTP.
 
-Promises: a request names its release, so halves of different releases never meet; tensors are checked against the
-manifest before anything runs; a bounded number runs at once and waits, the rest hears 503 (429 where one client asks
-for more than its share) with Retry-After; work for a client that has gone, or that cannot be done in time, is not
-begun. Requests for one model share a run where that was measured to gain (`gain`). Each response tells the seconds
-spent in here (`edgesplit-seconds`), those of them in the queue (`edgesplit-queue-seconds`), and how much others
-stretch a run (`edgesplit-load`, at least 1). Leaves to others: what operators ask (`management`), several processes
-(`supervisor`), the next tier (`onward`). tests/conformance runs Triton's own client against it.
+A request names its release, so halves of different releases are never combined; tensors are checked against the
+manifest before anything runs. A bounded number of runs is active and a bounded number of requests waits; the rest is
+answered 503 (429 if one client has more than its share) with Retry-After. Work for a client that has disconnected, or
+that cannot be finished in time, is not begun. Requests for one model are batched if that was measured to pay
+(`edgesplit_offload.models.batch_benefit`). Each response reports the seconds spent in this server
+(`edgesplit-seconds`), the part of them in the queue (`edgesplit-queue-seconds`), and the load factor (`edgesplit-load`,
+at least 1).
+
+Operators' requests are handled by `inference.management_api`, several processes by `processes.supervisor`, the next
+tier by `inference.gateway_relay`. tests/conformance runs Triton's own client against it.
 """
 
 from __future__ import annotations
@@ -28,66 +31,73 @@ from typing import cast
 
 import edgesplit
 from edgesplit.errors import EdgeError, NotFound
-from edgesplit.http1.content_coding import decoded
-from edgesplit.http1.head import Asked as AskedHead
-from edgesplit.http1.server import Request, Response, answer_of, error_response, json_response
+from edgesplit.http1.content_coding import decode_body
+from edgesplit.http1.head import ParsedHead as AskedHead
+from edgesplit.http1.server import Request, Response, call_handler, error_response, json_response
 from edgesplit.observability import metrics
 from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
-from edgesplit.observability.registry import Series, gauge
-from edgesplit.observability.tracing import OFF, Tracer
+from edgesplit.observability.registry import Series, gauge_series
+from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Runtime
-from edgesplit.runtime.dispatch import EngineByFormat
-from edgesplit_offload.batching.batcher import Gathering
-from edgesplit_offload.batching.remote_batcher import Elsewhere
-from edgesplit_offload.frontend.event_loop import Loop
-from edgesplit_offload.frontend.server import Front
-from edgesplit_offload.inference.gateway_relay import NOT_HERE, Asked, Finished, Onward, Tensors, deadline_left_s
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit_offload.batching.batcher import Batcher
+from edgesplit_offload.batching.remote_batcher import RemoteBatcher
+from edgesplit_offload.frontend.event_loop import EventLoop
+from edgesplit_offload.frontend.server import HttpServer
+from edgesplit_offload.inference.gateway_relay import (
+    NOT_HERE,
+    NextTier,
+    RowRequest,
+    RowResult,
+    Tensors,
+    request_timeout_s,
+)
 from edgesplit_offload.inference.management_api import Management
 from edgesplit_offload.inference.pipeline import (
     QUEUE_HEADER,
     Answer,
-    Inferring,
+    InferencePipeline,
     Route,
-    encoded_answer,
-    error_answer,
-    given,
+    decode_inference,
+    encode_answer,
+    error_to_response,
     route_of,
 )
-from edgesplit_offload.models.batch_benefit import CLOCKS, Background
-from edgesplit_offload.models.remote_half import FarHalf, OpenRelease
-from edgesplit_offload.models.repository import VERSION, Opener, RemoteModel, Shelf
-from edgesplit_offload.models.slice_cache import Memory
-from edgesplit_offload.models.warm_up import Warming
-from edgesplit_offload.observability.request_metrics import RELAYED, Visit, Visits
-from edgesplit_offload.observability.statistics import Counts
-from edgesplit_offload.processes.metric_totals import told
-from edgesplit_offload.processes.peers import Alone, Siblings
-from edgesplit_offload.scheduling.arrivals import Habit
+from edgesplit_offload.models.batch_benefit import CLOCKS, BackgroundMeasurements
+from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
+from edgesplit_offload.models.repository import VERSION, ModelRepository, Opener, RemoteModel
+from edgesplit_offload.models.slice_cache import SliceCache
+from edgesplit_offload.models.warm_up import WarmUp
+from edgesplit_offload.observability.request_metrics import RELAYED, MetricsRecorder, RequestMetrics
+from edgesplit_offload.observability.statistics import StatisticsRecorder
+from edgesplit_offload.processes.metric_totals import metrics_answer
+from edgesplit_offload.processes.peers import PeerProcesses, SingleProcess
+from edgesplit_offload.scheduling.arrivals import ArrivalStats
 from edgesplit_offload.scheduling.queue import Job
-from edgesplit_offload.scheduling.scheduler import Turns, is_short
+from edgesplit_offload.scheduling.scheduler import Scheduler, is_short
 
 log = logging.getLogger(__name__)
 
-WAITING_PER_RUN = 16
+MAX_WAITING_PER_RUN = 16
 SHORT_RUN_S = 0.005
-"""What is not expected to take longer the leader runs by itself, where nothing else could begin meanwhile, and nobody
-is to be read who would share the next run."""
+"""Longest expected run that the leader executes by itself: all slots are taken, so nothing else could start, and it
+does not batch, so no further request read meanwhile could join it."""
 STACK_THREADS = 4
-"""Of a run of several requests, in the process that gathers them: on four cores one such run is on at a time, and all
-that come meanwhile share the next."""
+"""Threads of a batched run in the batcher: on four cores one such run is active at a time, and all requests that arrive
+meanwhile share the next (docs/decisions/0044)."""
 STOP_S = 5.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "trace", "logging")
 SERIES = "series"
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<verb>/ready|/config|/infer)?")
 
 
-def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
-    """Opens releases under `folder`, believing what leads from `bootstrap_root` to them."""
+def release_opener(folder: Path, bootstrap_root: bytes) -> Opener:
+    """Opens the releases under `folder`, verified from the TUF root `bootstrap_root`."""
 
     def open_(digest: str) -> OpenRelease:
         from edgesplit.crypto.key_file import read_keys
-        from edgesplit.crypto.key_wrapping import fitting
+        from edgesplit.crypto.key_wrapping import select_keys
         from edgesplit.crypto.slice_encryption import needed_keys
         from edgesplit.release.manifest import remote_slices
         from edgesplit.release_store import open_release
@@ -96,13 +106,13 @@ def releases_in(folder: Path, bootstrap_root: bytes) -> Opener:
             raise NotFound(f"release {digest[:12]} is not here")
         release = open_release(folder, digest, bootstrap_root)
         needed = needed_keys(release.manifest, remote_slices(release.manifest), golden=False)
-        return dataclasses.replace(release, keys=fitting(read_keys(release.folder), needed)) if needed else release
+        return dataclasses.replace(release, keys=select_keys(read_keys(release.folder), needed)) if needed else release
 
     return open_
 
 
 class OffloadServer:
-    """Serves the far halves of the releases in a folder."""
+    """Serves the remote halves of the releases in a folder."""
 
     def __init__(
         self,
@@ -122,48 +132,52 @@ class OffloadServer:
         batching: bool = False,
         connections: int = 256,
         revoked: Container[object] = frozenset(),
-        siblings: Siblings | None = None,
-        elsewhere: Elsewhere | None = None,
+        siblings: PeerProcesses | None = None,
+        elsewhere: RemoteBatcher | None = None,
         on_closed: Callable[[], None] = lambda: None,
-        tracer: Tracer = OFF,
-        onward: Onward | None = None,
+        tracer: Tracer = TRACING_OFF,
+        onward: NextTier | None = None,
     ) -> None:
-        """`onward`: of a gateway, the next tier. `runtime`: instead of each slice's engine with `threads`. `wide`: the
-        same with STACK_THREADS, of one process among several, for requests that run together. `elsewhere`:
-        of one process among several, who gathers what had better run together."""
-        self._onward = onward
+        """`runtime`: replaces each slice's default engine with `threads`. `wide`: the engine for batches with
+        STACK_THREADS, of one process among several. `elsewhere`: the route to batchers in other processes, of one
+        process among several. `onward`: the next tier, of a gateway."""
+        self._next_tier = onward
         self._revoked = revoked
-        self._visits = Visits(tracer)
-        self._mark = uuid.uuid4().hex
-        self._counts = Counts()
-        self._memory = Memory(memory)
-        self._shelf = Shelf(
-            open_release or releases_in(folder, bootstrap_root), runtime or EngineByFormat(threads), self._memory,
+        self._metrics = MetricsRecorder(tracer)
+        self._process_id = uuid.uuid4().hex
+        self._statistics = StatisticsRecorder()
+        self._cache = SliceCache(memory)
+        self._models = ModelRepository(
+            open_release or release_opener(folder, bootstrap_root), runtime or DispatchingRuntime(threads), self._cache,
             wide=wide,
         )  # fmt: skip
         cores = max(1, (os.cpu_count() or 1) // threads)
         runs = at_once or cores
-        self._loop = Loop(self._run, self._look, lambda left: self._turns.is_enough(left, SHORT_RUN_S))
-        self._turns = Turns(
-            runs, WAITING_PER_RUN * runs if waiting is None else waiting,
-            cores // (1 if wide is None else STACK_THREADS) if elsewhere else runs,
-            self._loop.lend, self._loop.away,
-        )  # fmt: skip
-        self._gathering = Gathering(self._shelf, self._turns, self._loop, self._asked)
-        self._elsewhere = elsewhere
-        if elsewhere is not None:
-            elsewhere.serve(self._loop, self._turns.told_load)
-        self._inferring = Inferring(
-            self._shelf, self._turns, self._loop, elsewhere, (self._visits, self._counts), self._asked
+        self._loop = EventLoop(
+            self._on_turn_end, self._on_timer, lambda left: self._scheduler.should_run_now(left, SHORT_RUN_S)
         )
-        self._measuring = Background() if batching else None
+        self._scheduler = Scheduler(
+            runs, MAX_WAITING_PER_RUN * runs if waiting is None else waiting,
+            cores // (1 if wide is None else STACK_THREADS) if elsewhere else runs,
+            self._loop.run_in_thread, self._loop.run_watched,
+        )  # fmt: skip
+        self._batcher = Batcher(self._models, self._scheduler, self._loop, self._on_requested)
+        self._remote_batcher = elsewhere
+        if elsewhere is not None:
+            elsewhere.bind(self._loop, self._scheduler.on_remote_load)
+        self._pipeline = InferencePipeline(
+            self._models, self._scheduler, self._loop, elsewhere, (self._metrics, self._statistics), self._on_requested
+        )
+        self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
-        self._warming = Warming(folder, self._shelf)
-        self._siblings = siblings or Alone()
-        self._management = Management(self._shelf, self._counts, self._siblings, mutual=tls is not None)
-        self._siblings.listen({**self._management.answerers, SERIES: lambda _: told(self._mark, self.series())})
+        self._warm_up = WarmUp(folder, self._models)
+        self._peers = siblings or SingleProcess()
+        self._management = Management(self._models, self._statistics, self._peers, mutual=tls is not None)
+        self._peers.listen(
+            {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}
+        )
         self._ending = threading.Event()
-        self.http = Front(
+        self.http = HttpServer(
             self, self._loop, host=host, port=port, tls=tls, max_connections=connections, on_closed=on_closed
         )
         self._fixed: dict[str, tuple[str, Callable[[Request], Response]]] = {
@@ -180,113 +194,122 @@ class OffloadServer:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL under which clients reach the server."""
         return self.http.url
 
     def start(self) -> None:
-        """Listen; UsageError where the address cannot be had."""
+        """Listen and serve; UsageError if the address is unavailable."""
         self.http.start()
-        self.look_out()
+        self.start_serving()
 
-    def look_out(self) -> None:
-        """Serve what is handed over, and get releases ready as they come."""
+    def start_serving(self) -> None:
+        """Serve handed-over connections, and warm up releases as they arrive, without listening."""
         self._loop.start()
-        self._warming.start()
+        self._warm_up.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Not ready any more; accept no more, finish what runs, close."""
-        self.not_ready()
-        self._warming.stop()
+        """Report not ready, stop accepting, finish running requests for `drain_s` seconds, close."""
+        self.set_not_ready()
+        self._warm_up.stop()
         if self._measuring is not None:
             self._measuring.stop()
         self.http.stop(drain_s)
         self._loop.stop(STOP_S)
-        if self._onward is not None:
-            self._onward.close()
+        if self._next_tier is not None:
+            self._next_tier.close()
 
-    def not_ready(self) -> None:
-        """Say so from now on, and go on serving: it will end soon."""
+    def set_not_ready(self) -> None:
+        """Report not ready from now on, while still serving, because the server will stop soon."""
         self._ending.set()
 
-    def gather(self, sock: socket.socket) -> None:
-        """Run what another process of this server reads, and sends by `sock`, together with our own."""
-        self._gathering.serve(sock)
+    def serve_peer(self, sock: socket.socket) -> None:
+        """Batch the requests that a peer process sends by `sock` with this process's own."""
+        self._batcher.serve(sock)
 
     def longest_run_s(self) -> float:
-        """For how long the oldest run has been running: a model that never returns shows here."""
-        return self._turns.longest_s()
+        """Seconds since the oldest active run started: detects a model that never returns."""
+        return self._scheduler.longest_run_s()
 
-    def _run(self) -> None:
-        """All that was ready has been read: do what may run now, this thread or another. By the leader."""
-        while (run := self._turns.next_run()) is not None:
-            stays = self._turns.is_full() and is_short(run.members[0].pace, SHORT_RUN_S)
-            if self._turns.waiting:
-                self._loop.post(_nothing)  # whoever leads then looks here again before it waits
-            if self._loop.is_mine and not stays:
-                self._loop.hand_over()
-            self._turns.do(run)
-            if self._loop.is_mine:
-                return  # what came meanwhile is read before the next
-        if self._turns.begins_by < math.inf and self._loop.is_mine:
-            self._loop.look_by(self._turns.begins_by)
+    def _on_turn_end(self) -> None:
+        """Loop callback at the end of a turn: execute what may run now, in this thread or another. Leader only."""
+        while (run := self._scheduler.next_run()) is not None:
+            # docs/decisions/0041. The leader executes a run itself only if nothing else could start beside it (all
+            # slots are taken) and the run is expected to be short. Otherwise another thread becomes the leader first,
+            # and this one executes the run: transferring leadership is cheaper than transferring the run.
+            keeps_leading = self._scheduler.is_full() and is_short(run.jobs[0].run_times, SHORT_RUN_S)
+            if self._scheduler.waiting:
+                self._loop.call_soon(_no_operation)  # makes the leader come here again before it polls
+            if self._loop.is_leader and not keeps_leading:
+                self._loop.transfer_leadership()
+            self._scheduler.execute(run)
+            if self._loop.is_leader:
+                return  # still the leader: read what arrived meanwhile before the next run
+        # A run that is held back for returning clients must start when they are given up.
+        if self._scheduler.recheck_at < math.inf and self._loop.is_leader:
+            self._loop.wake_by(self._scheduler.recheck_at)
 
-    def _look(self, now: float) -> float:
-        """Whose time is up? The moment of the next look. By the leader."""
-        there = math.inf if self._elsewhere is None else self._elsewhere.look(now)
-        return min(self._turns.look(now), self._gathering.look(now), there, self.http.look(now))
+    def _on_timer(self, now: float) -> float:
+        """Timer callback: enforce deadlines; returns when to check again. Leader only."""
+        remote_at = math.inf if self._remote_batcher is None else self._remote_batcher.on_timer(now)
+        return min(self._scheduler.on_timer(now), self._batcher.on_timer(now), remote_at, self.http.on_timer(now))
 
-    def route(self, asked: AskedHead) -> Route | None:
-        """Of requests for inference that this server finishes by itself."""
-        found = _MODEL.fullmatch(asked.path.rstrip("/"))
-        if found is None or found["verb"] != "/infer" or asked.head.method != "POST" or self._onward is not None:
+    def route(self, parsed: AskedHead) -> Route | None:
+        """The route of inference requests that this server finishes by itself; None for all others."""
+        match = _MODEL.fullmatch(parsed.path.rstrip("/"))
+        if match is None or match["verb"] != "/infer" or parsed.head.method != "POST" or self._next_tier is not None:
             return None
-        return route_of(found["model"], asked) if found["version"] in (None, VERSION) else None
+        return route_of(match["model"], parsed) if match["version"] in (None, VERSION) else None
 
-    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
-        """Have it answered. By the leader, so what may take long is another thread's."""
+    def handle(self, request: Request, route: object, arrival_stats: ArrivalStats, answer: Answer) -> None:
+        """Have the request answered. Called by the leader, so slow work is passed to other threads."""
         if isinstance(route, Route) and request.peer_serial not in self._revoked:
-            self._inferring.begin(request, route, habit, answer)
+            self._pipeline.begin(request, route, arrival_stats, answer)
         elif request.path.rstrip("/") in self._fixed:
-            answer(answer_of(self._answer, request))
+            answer(call_handler(self._answer, request))
         else:
-            self._loop.lend(lambda: answer(answer_of(self._answer, request)))
+            self._loop.run_in_thread(lambda: answer(call_handler(self._answer, request)))
 
     def _answer(self, request: Request) -> Response:
-        """The response, with what it took in here and how loaded that is."""
+        """The response, with headers for the time spent here and the load."""
         began = perf_counter()
         try:
             if request.peer_serial in self._revoked:
-                self._visits.refused()
+                self._metrics.on_refused()
                 return error_response(403, "this certificate was revoked")
             response = self._route(request)
         except EdgeError as error:
-            response = error_answer(error)
-        told = self._inferring.told(began)
-        return Response(response.status, {**response.headers, **told}, response.body, after=self._inferring.add_up)
+            response = error_to_response(error)
+        server_headers = self._pipeline.server_headers(began)
+        return Response(
+            response.status,
+            {**response.headers, **server_headers},
+            response.body,
+            after=self._pipeline.flush_statistics,
+        )
 
     def _route(self, request: Request) -> Response:
         path = request.path.rstrip("/")
         if path in self._fixed:
             method, handle = self._fixed[path]
             return handle(request) if request.method == method else _not_allowed(method)
-        found = _MODEL.fullmatch(path)
-        if found is None or found["model"] == "stats":
+        match = _MODEL.fullmatch(path)
+        if match is None or match["model"] == "stats":
             managed = self._management.answer(request, path)
             if managed is None:
                 raise NotFound(f"nothing is at {request.path[:200]}")
             return managed
-        verb, method = found["verb"], "POST" if found["verb"] == "/infer" else "GET"
+        verb, method = match["verb"], "POST" if match["verb"] == "/infer" else "GET"
         if request.method != method:
             return _not_allowed(method)
-        if found["version"] not in (None, VERSION):
-            raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
+        if match["version"] not in (None, VERSION):
+            raise NotFound(f"model {match['model'][:200]!r} has no version {match['version'][:80]!r}")
         if verb == "/infer":
-            assert self._onward is not None, "else it is not asked here"
-            with self._visits.visit(request) as visit:
-                return self._infer_or_relay(request, found["model"], self._onward, visit)
-        return self._of_model(self._shelf.model(found["model"]), verb)
+            assert self._next_tier is not None, "else it is not asked here"
+            with self._metrics.measure(request) as visit:
+                return self._infer_or_relay(request, match["model"], self._next_tier, visit)
+        return self._describe_model(self._models.model(match["model"]), verb)
 
-    def _of_model(self, model: RemoteModel, verb: str | None) -> Response:
+    def _describe_model(self, model: RemoteModel, verb: str | None) -> Response:
         if verb == "/ready":
             model.half.load()
             return Response()
@@ -294,89 +317,110 @@ class OffloadServer:
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer_or_relay(self, request: Request, name: str, onward: Onward, visit: Visit) -> Response:
-        """A gateway's answer: by itself, by itself and the next tier, or the next tier's as it is."""
+    def _infer_or_relay(
+        self, request: Request, name: str, next_tier: NextTier, request_metrics: RequestMetrics
+    ) -> Response:
+        """A gateway's response: run by itself, with the next tier, or relayed."""
         try:
-            model = self._shelf.model(name)
+            model = self._models.model(name)
             if model.through_gateway:
-                return self._infer(request, model, visit, onward)
+                return self._infer(request, model, request_metrics, next_tier)
         except NOT_HERE as error:
             log.info("%s is relayed: %s", name[:200], error)
-        visit.model, visit.row = RELAYED, ""
-        body = decoded(request.body, request.headers.get("content-encoding", ""))
-        with visit.timeline.phase(HOP):
-            return onward.relay(request, deadline_left_s(request, body))
+        request_metrics.model, request_metrics.row = RELAYED, ""
+        body = decode_body(request.body, request.headers.get("content-encoding", ""))
+        with request_metrics.timeline.phase(HOP):
+            return next_tier.relay(request, request_timeout_s(request, body))
 
-    def _infer(self, request: Request, model: RemoteModel, visit: Visit, onward: Onward) -> Response:
-        """The row's answers, by the slices here and the next tier's."""
+    def _infer(
+        self, request: Request, model: RemoteModel, request_metrics: RequestMetrics, next_tier: NextTier
+    ) -> Response:
+        """The row's outputs, from the slices here and at the next tier."""
         arrived = perf_counter()
-        visit.model, visit.row = model.served, model.row.name
+        request_metrics.model, request_metrics.row = model.served, model.row.name
         try:
-            response = self._inferred(request, model, visit, onward)
+            response = self._run_row(request, model, request_metrics, next_tier)
         except Exception:
-            self._counts.failed(model.name, perf_counter() - arrived)
+            self._statistics.record_failure(model.name, perf_counter() - arrived)
             raise
         took_s = perf_counter() - arrived
-        self._counts.answered(model.name, visit.timeline.seconds(), took_s, visit.batch, visit.leads)
-        self._asked(model.half)
+        self._statistics.record_answer(
+            model.name,
+            request_metrics.timeline.seconds_by_phase(),
+            took_s,
+            request_metrics.batch,
+            request_metrics.counts_run,
+        )
+        self._on_requested(model.half)
         return response
 
-    def _asked(self, half: FarHalf) -> None:
-        """It was; the first time it is measured, when there is time."""
-        if self._measuring is not None and half.first_asked():
-            self._measuring.ask(partial(half.measure, self._clock))
+    def _on_requested(self, half: RemoteHalf) -> None:
+        """Have the half's batching benefit measured after its first request."""
+        if self._measuring is not None and half.claim_measurement():
+            self._measuring.submit(partial(half.measure, self._clock))
 
-    def _inferred(self, request: Request, model: RemoteModel, visit: Visit, onward: Onward) -> Response:
-        arrived, began, timeline = monotonic(), perf_counter(), visit.timeline
+    def _run_row(
+        self, request: Request, model: RemoteModel, request_metrics: RequestMetrics, next_tier: NextTier
+    ) -> Response:
+        arrived, began, timeline = monotonic(), perf_counter(), request_metrics.timeline
         try:
-            wanted, inputs = given(request, model)
+            decoded_request, inputs = decode_inference(request, model)
         finally:
-            timeline.since(DECODE, began)
-        patience_s = oip.timeout_s(wanted.parameters)
-        deadline = None if patience_s is None else arrived + patience_s
-        asked = Asked(wanted.id, inputs, deadline, request.closed, timeline)
-        run = partial(self._taken, asked, request.peer, visit)
-        finished = onward.finish(model, asked, run) if model.row.hops else Finished(run(model, inputs), {})
+            timeline.add_until_now(DECODE, began)
+        timeout_s = oip.timeout_s(decoded_request.parameters)
+        deadline = None if timeout_s is None else arrived + timeout_s
+        row_request = RowRequest(decoded_request.id, inputs, deadline, request.is_closed, timeline)
+        run = partial(self._run_part, row_request, request.peer, request_metrics)
+        result = next_tier.finish(model, row_request, run) if model.row.hops else RowResult(run(model, inputs), {})
         began = perf_counter()
-        headers, buffers = encoded_answer(model, wanted, finished.outputs, request.headers.get("accept-encoding", ""))
-        timeline.since(ENCODE, began)
-        visit.sent = sum(map(len, buffers))
-        queue = {QUEUE_HEADER: f"{timeline.total(QUEUE):.6f}"}
-        return Response(200, {**headers, **queue, **finished.headers, **visit.headers()}, buffers)
+        headers, buffers = encode_answer(
+            model, decoded_request, result.outputs, request.headers.get("accept-encoding", "")
+        )
+        timeline.add_until_now(ENCODE, began)
+        request_metrics.sent = sum(map(len, buffers))
+        queue = {QUEUE_HEADER: f"{timeline.total_of(QUEUE):.6f}"}
+        return Response(200, {**headers, **queue, **result.headers, **request_metrics.headers()}, buffers)
 
-    def _taken(self, asked: Asked, client: str | None, visit: Visit, part: RemoteModel, inputs: Tensors) -> Tensors:
-        """What a part of a row gives, when its turn has come."""
+    def _run_part(
+        self,
+        row_request: RowRequest,
+        client: str | None,
+        request_metrics: RequestMetrics,
+        part: RemoteModel,
+        inputs: Tensors,
+    ) -> Tensors:
+        """The outputs of a part of a row, run through the scheduler; this thread waits."""
         half = part.half
-        job = Job(inputs, half.run, half.pace, client, asked.deadline, asked.is_gone)
+        job = Job(inputs, half.run, half.run_times, client, row_request.deadline, row_request.is_client_gone)
         try:
             if not half.is_loaded:
-                with asked.timeline.phase(LOAD):
+                with row_request.timeline.phase(LOAD):
                     half.load()
-            return cast(Tensors, self._turns.take(job))
+            return cast(Tensors, self._scheduler.submit_and_wait(job))
         finally:
-            visit.batch, visit.leads = max(1, job.together), job.leads
+            request_metrics.batch, request_metrics.counts_run = max(1, job.batch_size), job.counts_run
             ran = job.arrived + job.queue_s
-            asked.timeline.add(QUEUE, job.arrived, ran if job.together else perf_counter())
-            if job.together:
-                asked.timeline.add(RUN, ran, ran + job.run_s)
+            row_request.timeline.add(QUEUE, job.arrived, ran if job.batch_size else perf_counter())
+            if job.batch_size:
+                row_request.timeline.add(RUN, ran, ran + job.run_s)
 
     def series(self) -> list[Series]:
-        """What this process counted, and how it is now, for /metrics."""
-        models = self._shelf.models()
+        """The metrics of this process for /metrics."""
+        models = self._models.models()
         return [
-            *self._visits.ledger.series(),
-            gauge(metrics.OFFLOAD_INFO, 1.0, edgesplit.__version__),
-            gauge(metrics.OFFLOAD_RUNNING, self._turns.running),
-            gauge(metrics.OFFLOAD_WAITING, self._turns.waiting),
-            gauge(metrics.OFFLOAD_LOAD, self._turns.load),
-            gauge(metrics.OFFLOAD_LOADED_BYTES, self._memory.bytes),
-            gauge(metrics.OFFLOAD_LOADED_MODELS, sum(models.values())),
-            gauge(metrics.OFFLOAD_PROCESSES, 1),
+            *self._metrics.registry.series(),
+            gauge_series(metrics.OFFLOAD_INFO, 1.0, edgesplit.__version__),
+            gauge_series(metrics.OFFLOAD_RUNNING, self._scheduler.running),
+            gauge_series(metrics.OFFLOAD_WAITING, self._scheduler.waiting),
+            gauge_series(metrics.OFFLOAD_LOAD, self._scheduler.load),
+            gauge_series(metrics.OFFLOAD_LOADED_BYTES, self._cache.bytes),
+            gauge_series(metrics.OFFLOAD_LOADED_MODELS, sum(models.values())),
+            gauge_series(metrics.OFFLOAD_PROCESSES, 1),
         ]
 
 
-def _nothing() -> None:
-    """A turn is taken for it all the same."""
+def _no_operation() -> None:
+    """Posted to make the leader take another turn before it waits."""
 
 
 def _not_allowed(method: str) -> Response:

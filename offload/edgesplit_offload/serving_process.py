@@ -1,7 +1,7 @@
-"""A serving process among several: connections come from the supervisor, which accepted them; questions go through it,
-and so does the wish to have requests run beside others of their kind (`elsewhere`, `gathering`).
+"""A serving process among several: the supervisor hands it accepted connections and relays questions and answers;
+requests that batch with those of other processes are exchanged with them directly (`edgesplit_offload.batching`).
 
-When the supervisor has gone, this process finishes what runs and goes too.
+When the supervisor has gone, this process finishes its running requests and ends too.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from itertools import count
 from typing import Any
 
 from edgesplit.process.lifecycle import on_stop_signals
-from edgesplit_offload.batching.remote_batcher import Elsewhere
+from edgesplit_offload.batching.remote_batcher import RemoteBatcher
 from edgesplit_offload.processes.ipc import (
-    GATHER,
-    LINK,
-    LONGEST_KIND,
+    BATCHER_LINK,
+    MAX_KIND_BYTES,
+    PEER_LINK,
     Alive,
     Answers,
     Ask,
+    BatcherSocket,
     Closed,
     Drain,
+    IpcConnection,
     Notice,
     Question,
     Ready,
-    Seek,
-    Talk,
-    Told,
-    Yours,
+    Reply,
+    WantBatcher,
 )
 from edgesplit_offload.processes.peers import Answerers
 from edgesplit_offload.server import OffloadServer
@@ -38,115 +38,116 @@ log = logging.getLogger(__name__)
 
 ALIVE_EVERY_S = 0.5
 ANSWER_S = 10.0
-"""How long one who asks waits for the supervisor."""
+"""Seconds that a question waits for the supervisor."""
 
 
-class ThroughSupervisor:
-    """How this process asks all of them, and is asked."""
+class SupervisedPeers:
+    """Asks all serving processes through the supervisor, and answers their questions."""
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, ipc: IpcConnection) -> None:
+        self._ipc = ipc
         self._answerers: Answerers = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._asked: dict[int, tuple[threading.Event, list[Any]]] = {}
+        self._pending: dict[int, tuple[threading.Event, list[Any]]] = {}
 
     def listen(self, answerers: Answerers) -> None:
-        """From now on questions are answered by these."""
+        """Answer questions with these functions from now on."""
         self._answerers = answerers
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """Every process's answer; only this one's where the supervisor does not answer."""
+        """The answers of all processes; only this one's if the supervisor does not answer."""
         answered, answers = threading.Event(), list[Any]()
         with self._lock:
             number = next(self._numbers)
-            self._asked[number] = answered, answers
-        self._talk.send(Ask(number, question, argument))
-        came = answered.wait(ANSWER_S)
+            self._pending[number] = answered, answers
+        self._ipc.send(Ask(number, question, argument))
+        is_answered = answered.wait(ANSWER_S)
         with self._lock:
-            self._asked.pop(number)
-        return answers if came else [self._answerers[question](argument)]
+            self._pending.pop(number)
+        return answers if is_answered else [self._answerers[question](argument)]
 
-    def heard(self, message: Question | Answers) -> None:
-        """What the supervisor said."""
+    def on_message(self, message: Question | Answers) -> None:
+        """Process a message of the supervisor."""
         if isinstance(message, Question):
             threading.Thread(target=self._answer, args=(message,), name="answering", daemon=True).start()
             return
         with self._lock:
-            waiting = self._asked.get(message.number)
+            waiting = self._pending.get(message.number)
         if waiting is not None:
             waiting[1].extend(message.answers)
             waiting[0].set()
 
     def _answer(self, message: Question) -> None:
         try:
-            told = Told(message.number, True, self._answerers[message.question](message.argument))
+            reply = Reply(message.number, True, self._answerers[message.question](message.argument))
         except Exception as error:
             log.warning("a question of another serving process (%s) failed: %s", message.question, error)
-            told = Told(message.number, False)
-        self._talk.send(told)
+            reply = Reply(message.number, False)
+        self._ipc.send(reply)
 
 
-class Worker:
-    """Runs a server on what the supervisor hands over. `connections` brings accepted sockets, `talk` words."""
+class ServingProcess:
+    """Runs a server on the connections that the supervisor hands over. `connections` carries accepted sockets, `ipc`
+    messages."""
 
-    def __init__(self, talk: Talk, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
-        self.siblings = ThroughSupervisor(talk)
-        self.elsewhere = Elsewhere(lambda kind: talk.send(Seek(kind)))
-        self._talk = talk
+    def __init__(self, ipc: IpcConnection, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
+        self.peers = SupervisedPeers(ipc)
+        self.remote_batcher = RemoteBatcher(lambda kind: ipc.send(WantBatcher(kind)))
+        self._ipc = ipc
         self._connections = connections
         self._longest_run_s = longest_run_s
         self._drain_s = drain_s
         self._ending = threading.Event()
 
-    def closed(self) -> None:
-        """A connection has ended: the supervisor counts them."""
-        self._talk.send(Closed())
+    def on_connection_closed(self) -> None:
+        """A connection has ended: report it to the supervisor, which counts them."""
+        self._ipc.send(Closed())
 
     def serve(self, server: OffloadServer) -> None:
-        """Until the supervisor says so, or has gone, or a signal comes."""
+        """Serve until the supervisor requests the end or has gone, or a stop signal arrives."""
         on_stop_signals(self._ending.set)
         threading.Thread(target=self._listen, args=(server,), name="listening", daemon=True).start()
-        threading.Thread(target=self._take, args=(server,), name="taking", daemon=True).start()
-        server.look_out()
-        self._talk.send(Ready())
+        threading.Thread(target=self._receive_sockets, args=(server,), name="taking", daemon=True).start()
+        server.start_serving()
+        self._ipc.send(Ready())
         while not self._ending.wait(ALIVE_EVERY_S):
             if server.longest_run_s() < self._longest_run_s:
-                self._talk.send(Alive())
+                self._ipc.send(Alive())
         server.stop(self._drain_s)
 
     def _listen(self, server: OffloadServer) -> None:
-        for message in self._talk.messages():
+        for message in self._ipc.messages():
             if isinstance(message, Question | Answers):
-                self.siblings.heard(message)
-            elif isinstance(message, Yours):
-                self.elsewhere.here(message.kind)
+                self.peers.on_message(message)
+            elif isinstance(message, BatcherSocket):
+                self.remote_batcher.set_local(message.kind)
             elif isinstance(message, Notice):
-                server.not_ready()
+                server.set_not_ready()
             elif isinstance(message, Drain):
                 self._drain_s = message.seconds
                 break
-        server.not_ready()
+        server.set_not_ready()
         self._ending.set()
 
-    def _take(self, server: OffloadServer) -> None:
+    def _receive_sockets(self, server: OffloadServer) -> None:
         while True:
             try:
-                said, descriptors, _, _ = socket.recv_fds(self._connections, LONGEST_KIND + 1, 8)
-            except OSError as error:  # too many open files: what was handed over is lost, what comes later is not
+                announcement, descriptors, _, _ = socket.recv_fds(self._connections, MAX_KIND_BYTES + 1, 8)
+            except OSError as error:  # out of file descriptors: this connection is lost, later ones are not
                 log.warning("cannot take a connection: %s", error)
-                self.closed()
+                self.on_connection_closed()
                 continue
-            if not said:
+            if not announcement:
                 return
             for descriptor in descriptors:
-                self._took(said, socket.socket(fileno=descriptor), server)
+                self._on_socket(announcement, socket.socket(fileno=descriptor), server)
 
-    def _took(self, said: bytes, sock: socket.socket, server: OffloadServer) -> None:
-        """What the supervisor handed over."""
-        if said[:1] == LINK:
-            self.elsewhere.there(said[1:].decode(), sock)
-        elif said[:1] == GATHER:
-            server.gather(sock)
+    def _on_socket(self, announcement: bytes, sock: socket.socket, server: OffloadServer) -> None:
+        """Dispatch a socket that the supervisor handed over."""
+        if announcement[:1] == BATCHER_LINK:
+            self.remote_batcher.set_remote(announcement[1:].decode(), sock)
+        elif announcement[:1] == PEER_LINK:
+            server.serve_peer(sock)
         else:
             server.http.admit(sock)

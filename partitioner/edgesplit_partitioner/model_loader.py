@@ -1,4 +1,4 @@
-"""A model of any format that we know becomes a prepared model. By its content: nobody is asked what it is."""
+"""Loads a model of any supported format, which is detected from the content of the file."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FOREIGN = {
     b"\x93NUMPY": "a NumPy array",
     b"\x1f\x8b": "a gzip archive: unpack it",
 }
-"""How files begin that are given for models by mistake."""
+"""First bytes of files that are given for models by mistake, with what to tell the caller."""
 
 
 def is_tflite(raw: Data) -> bool:
-    """Whether these bytes say that they are a TFLite model; all else is read as ONNX, or refused as it."""
+    """Whether the bytes have the identifier of a TFLite model; everything else is read as ONNX."""
     return raw[4:8] == TFLITE_IDENTIFIER
 
 
 def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> PreparedModel:
-    """The model in `raw`, ready to be cut; ModelRefused says what is wrong with it and what would do.
+    """The model in `raw`, ready to be cut; ModelRefused names what is wrong with it and what would help.
 
-    A model in several files comes as a `bundle`, which may be mapped: nothing of it is copied. `bindings` gives free
-    dimensions their lengths: by name (`batch`, ONNX only) or by place (`images:0`).
+    A model in several files comes as a model archive (`onnx_format.archive`), which may be mapped: nothing of it is
+    copied. `bindings` gives free dimensions their lengths: by name (`batch`, ONNX only) or by position (`images:0`).
     """
-    foreign = next((what for start, what in FOREIGN.items() if raw[: len(start)] == start), None)
+    foreign = next((format_ for start, format_ in FOREIGN.items() if raw[: len(start)] == start), None)
     if foreign:
         raise ModelRefused(f"neither ONNX nor TFLite but {foreign}")
     if is_tflite(raw):

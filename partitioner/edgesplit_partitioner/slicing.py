@@ -1,8 +1,8 @@
-"""Cuts into slices: which layers always travel together, and the file that each such group becomes.
+"""Slices of a model: which layers are never separated by any cut, and the files that each such group becomes.
 
-Every cut of a table is a closed set of layers, so layers that the same cuts contain form an atom, and every cut is a
-union of atoms. Slices run in one order on whichever tier: a slice's inputs come from the caller or earlier slices.
-The same model and cuts give the same bytes.
+Every cut of a switching table is a closed set of layers (with a layer come all it depends on), so layers that the same
+cuts contain form an atom, and every cut is a union of atoms. Slices run in one order on any tier: a slice's inputs come
+from the caller or earlier slices. The same model and cuts give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class CutSlice:
 
     slice: Slice
     runs: Mapping[str, Sequence[Bytes]]
-    """By file, as its chunks in order."""
+    """The bytes of each file, as its chunks in order."""
 
     @property
     def files(self) -> dict[str, bytes]:
-        """By file, joined: for slices that are small enough for that."""
+        """The bytes of each file, joined in memory: only for small slices."""
         return {file: b"".join(runs) for file, runs in self.runs.items()}
 
     def write(self, folder: Path) -> None:
-        """Make the files in `folder`, which is there."""
+        """Write the files into `folder`, which must exist."""
         for name, runs in self.runs.items():
             with (folder / name).open("wb") as file:
                 file.writelines(runs)
@@ -47,23 +47,25 @@ class CutSlice:
 def atoms(graph: LayerGraph, device_sets: Iterable[frozenset[str]]) -> list[tuple[str, ...]]:
     """Layers grouped by which of the device sets contain them, in an order in which the groups can run.
 
-    The sets are closed (with a layer come all it depends on), else UsageError. Then a path between two layers of one
-    group never leaves it, and sorting by number of sets puts every group after what it reads. The input layer is
-    always a group of its own.
+    The sets must be closed (with a layer come all it depends on), else UsageError. The input layer is always a group of
+    its own.
     """
     sets = list(device_sets)
-    for one in sets:
-        _check_closed(graph, one)
+    for device_set in sets:
+        _check_closed(graph, device_set)
     groups: dict[tuple[bool, ...], list[str]] = {}
     for layer in graph.layers:
         if layer.name != INPUT_LAYER or layer.nodes:
-            groups.setdefault(tuple(layer.name in one for one in sets), []).append(layer.name)
+            groups.setdefault(tuple(layer.name in device_set for device_set in sets), []).append(layer.name)
+    # Along a dependency the sets that contain a layer only become fewer, since each is closed. So a path between two
+    # layers of one group never leaves it, and a group that another reads from is in more sets than the other.
     ordered = [tuple(groups[signature]) for signature in sorted(groups, key=lambda signature: -sum(signature))]
     first = [(layer.name,) for layer in graph.layers if layer.name == INPUT_LAYER and not layer.nodes]
     return first + ordered
 
 
 def _check_closed(graph: LayerGraph, device_set: frozenset[str]) -> None:
+    """UsageError where a layer is not of the model, or is in the set without a layer that it reads from."""
     writer = {tensor: layer.name for layer in graph.layers for tensor in layer.writes}
     unknown = device_set - {layer.name for layer in graph.layers}
     if unknown:
@@ -90,22 +92,23 @@ def cut_slices(
         if any(layer.name == INPUT_LAYER and not layer.nodes for layer in members):
             cut.append(_input_slice(members, boundary, spec))
             continue
-        number = 1 + sum(one.slice.format != "input" for one in cut)
+        number = 1 + sum(made.slice.format != "input" for made in cut)
         cut.append(_model_slice(model, _slice_name(number, atom), members, boundary, shared))
     return cut
 
 
 def _boundary(graph: LayerGraph, members: Sequence[Layer]) -> Boundary:
+    """The tensors that a group of layers reads from outside, and those it writes that are used outside."""
     inside = {layer.name for layer in members}
     written = dict.fromkeys(tensor for layer in members for tensor in layer.writes)
-    taken = dict.fromkeys(tensor for layer in members for tensor in layer.reads if tensor not in written)
-    wanted = set(graph.outputs)
-    wanted.update(tensor for layer in graph.layers if layer.name not in inside for tensor in layer.reads)
+    read = dict.fromkeys(tensor for layer in members for tensor in layer.reads if tensor not in written)
+    used = set(graph.outputs)
+    used.update(tensor for layer in graph.layers if layer.name not in inside for tensor in layer.reads)
 
     def spec(name: str) -> TensorSpec:
         return TensorSpec(name, graph.tensors[name].datatype, graph.tensors[name].shape)
 
-    return Boundary(tuple(map(spec, taken)), tuple(spec(name) for name in written if name in wanted))
+    return Boundary(tuple(map(spec, read)), tuple(spec(name) for name in written if name in used))
 
 
 def _input_slice(members: Sequence[Layer], boundary: Boundary, spec: InputSpec | None) -> CutSlice:
@@ -135,7 +138,7 @@ def _model_slice(
 
 
 def _slice_name(number: int, atom: Sequence[str]) -> str:
-    """`s01-` and the first layer's name, as far as a slice's name may hold it."""
+    """`s01-` and the first layer's name, reduced to the characters and length that a slice's name may have."""
     hint = re.sub(r"[^a-z0-9._-]+", "-", atom[0].lower()).strip("-._")[:40].strip("-._")
     return f"s{number:02d}-{hint}" if hint else f"s{number:02d}"
 
@@ -150,15 +153,16 @@ def _shared_weights(graph: LayerGraph) -> set[str]:
     return shared
 
 
-def as_release_plan(table: Plan, slices: Sequence[CutSlice], slice_seconds: Mapping[str, float]) -> Plan:
-    """The table as devices read it: rows of slices in place of layers. `slice_seconds` are the device's, by slice."""
-    rows = tuple(_release_row(row, [one.slice for one in slices]) for row in table.rows)
+def to_release_plan(table: Plan, slices: Sequence[CutSlice], slice_seconds: Mapping[str, float]) -> Plan:
+    """The table of a release: rows of slices in place of layers. `slice_seconds` are the device's, by slice."""
+    rows = tuple(_release_row(row, [cut.slice for cut in slices]) for row in table.rows)
     return msgspec.structs.replace(table, rows=rows, slice_s=dict(slice_seconds))
 
 
 def _release_row(row: Row, slices: Sequence[Slice]) -> Row:
+    """The row with slices in place of layers."""
     here = set(row.layers)
-    device = tuple(one.name for one in slices if here.issuperset(one.layers))
+    device = tuple(slice_.name for slice_ in slices if here.issuperset(slice_.layers))
     remote = _beyond(row, row.sends, here, slices)
     hops = tuple(
         msgspec.structs.replace(hop, remote=_beyond(row, hop.sends, before, slices))
@@ -168,25 +172,28 @@ def _release_row(row: Row, slices: Sequence[Slice]) -> Row:
 
 
 def cut_sets(table: Plan) -> tuple[frozenset[str], ...]:
-    """For each link of each row the layers before it, each set once: what slices are cut for."""
-    sets = (one for row in table.rows for one in (frozenset(row.layers), *map(frozenset, _layers_before(row))))
+    """For each link of each row the set of layers before it, each set once: the argument of `atoms`."""
+    sets = (before for row in table.rows for before in (frozenset(row.layers), *map(frozenset, _layers_before(row))))
     return tuple(dict.fromkeys(sets))
 
 
 def _layers_before(row: Row) -> list[set[str]]:
-    """By further link, the layers of a row that run before it."""
+    """By link beyond the first, the layers of a row that run before it."""
     return [{*row.layers, *row.remote} - set(hop.remote) for hop in row.hops]
 
 
 def _beyond(row: Row, sends: Sequence[str], here: Collection[str], slices: Sequence[Slice]) -> tuple[str, ...]:
-    """The slices beyond a link before which the layers `here` run. What it carries is what they take from outside, else
-    the plan is not of this model."""
+    """Names of the slices beyond a link, when the layers `here` run before it.
+
+    UsageError where a slice has layers on both sides, or where these slices take other tensors than the link carries:
+    the slices were then cut for another table or another model.
+    """
     inside = set(here)
-    remote = [one for one in slices if inside.isdisjoint(one.layers)]
-    if any(not inside.isdisjoint(one.layers) and not inside.issuperset(one.layers) for one in slices):
+    remote = [slice_ for slice_ in slices if inside.isdisjoint(slice_.layers)]
+    if any(not inside.isdisjoint(slice_.layers) and not inside.issuperset(slice_.layers) for slice_ in slices):
         raise UsageError(f"row {row.name!r} divides a slice: these slices were cut for another table")
-    made = {one.name for slice_ in remote for one in slice_.outputs}
-    needed = {one.name for slice_ in remote for one in slice_.inputs} - made
+    made = {tensor.name for slice_ in remote for tensor in slice_.outputs}
+    needed = {tensor.name for slice_ in remote for tensor in slice_.inputs} - made
     if needed != set(sends):
         raise UsageError(f"row {row.name!r} sends {sorted(sends)}, but its remote slices take {sorted(needed)}")
-    return tuple(one.name for one in remote)
+    return tuple(slice_.name for slice_ in remote)

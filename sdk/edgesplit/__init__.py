@@ -1,7 +1,8 @@
-"""edgesplit puts a neural network where it runs best: some layers on the device, the rest beyond the link.
+"""edgesplit splits a neural network between tiers: some layers run on the device, the others on an offload target.
 
-Users import `Client`, `AsyncClient` and the errors from here; everything else is imported from its module. Importing
-this package loads neither numpy nor a runtime: the clients are fetched on first use.
+The public API is `Client`, `AsyncClient`, `InferOptions` and the errors; everything else is imported from its module.
+Importing this package loads neither numpy nor a runtime: the clients are imported on first use. This package (the SDK)
+is the base of all others and imports none of them: not the partitioner, agent, offload server, controller or CLI.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from edgesplit.errors import (
 if TYPE_CHECKING:
     from edgesplit.client.async_client import AsyncClient
     from edgesplit.client.client import Answer, Client
-    from edgesplit.oip.options import Wishes
+    from edgesplit.oip.options import InferOptions
 
 __version__ = "0.1.0"
 
-# onnxruntime's official builds report to their maker unless this is set before they are loaded. Nothing leaves a device
-# that its plan does not name; who wants those reports says ORT_DISABLE_TELEMETRY=0.
+# onnxruntime's official builds send telemetry to their vendor unless this is set before they are loaded. Only data that
+# the plan names may leave a device; set ORT_DISABLE_TELEMETRY=0 to opt in.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Dropped",
     "EdgeError",
     "InfeasibleLimits",
+    "InferOptions",
     "InferenceFailed",
     "LinkError",
     "MalformedMessage",
@@ -51,7 +53,6 @@ __all__ = [
     "NotFound",
     "TrustError",
     "UsageError",
-    "Wishes",
     "__version__",
 ]
 
@@ -65,8 +66,8 @@ def __getattr__(name: str) -> object:
         from edgesplit.client import async_client
 
         return async_client.AsyncClient
-    if name == "Wishes":
+    if name == "InferOptions":
         from edgesplit.oip import options
 
-        return options.Wishes
+        return options.InferOptions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,5 @@
-"""Files that survive a power cut: written whole, fsynced, renamed into place, folder fsynced."""
+"""Atomic, durable file writes: a file is written whole, fsynced, renamed into place, and its folder is fsynced, so that
+it survives a power cut."""
 
 from __future__ import annotations
 
@@ -9,38 +10,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-Sync = Callable[[int, Path], None]
-"""Returns once what was written to that file or folder (its descriptor, its path) survives a power cut. OSError."""
+FsyncFunction = Callable[[int, Path], None]
+"""Function that makes the data written to a file or folder (descriptor, path) durable: on return it survives a power
+cut. Raises OSError."""
 
-_making = threading.Lock()
+_make_folders_lock = threading.Lock()
 
 
-def _by_the_kernel(descriptor: int, path: Path) -> None:
+def _kernel_fsync(descriptor: int, path: Path) -> None:
     os.fsync(descriptor)
 
 
-_sync: Sync = _by_the_kernel
+_fsync: FsyncFunction = _kernel_fsync
 
 
 def sync_file(descriptor: int, path: Path) -> None:
-    """Make what was written to that file survive a power cut."""
-    _sync(descriptor, path)
+    """Make the data written to this file durable (fsync, or the replacement installed by `override_sync`)."""
+    _fsync(descriptor, path)
 
 
 @contextmanager
-def syncing_by(sync: Sync) -> Iterator[None]:
-    """In this process, meanwhile, files are made durable by that: a simulation's disks, where nothing is waited for."""
-    global _sync
-    before, _sync = _sync, sync
+def override_sync(sync: FsyncFunction) -> Iterator[None]:
+    """Replace fsync by `sync` in this process while the context is open: a simulation's disks do not wait for real
+    ones."""
+    global _fsync
+    previous, _fsync = _fsync, sync
     try:
         yield
     finally:
-        _sync = before
+        _fsync = previous
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` by `data` so that afterwards it holds the old bytes or the new, never a part of them."""
+    """Replace the file `path` atomically: afterwards it holds either the old bytes or all of `data`, never a part of
+    it."""
     make_folders(path.parent)
+    # In the same folder, because a rename is atomic only within one file system.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -52,13 +57,15 @@ def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(path.parent)  # the rename itself is durable only now
 
 
 def make_folders(folder: Path) -> None:
-    """Make `folder` and the parents that it lacks, so that they survive a power cut: what is written into a folder
-    whose own name was never synced is lost with it."""
-    with _making:  # nobody may take a folder for settled that another thread has not synced yet
+    """Create `folder` and its missing parents durably. A file in a folder whose own directory entry was never fsynced
+    would be lost with the folder in a power cut."""
+    # Serialised: a thread that finds a folder existing must be able to rely on its being fsynced, which it is not while
+    # another thread is between `mkdir` and `sync_folder`.
+    with _make_folders_lock:
         _make_folders(folder)
 
 
@@ -71,22 +78,23 @@ def _make_folders(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A folder with all in it, or a file; a link is removed, and not what it names. What is not there is removed. The
-    parent is not synced."""
+    """Remove a file, a symbolic link (not its target) or a folder with its contents. A missing path is no error. The
+    parent folder is not fsynced."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def sweep_parts(folder: Path) -> None:
-    """Remove what `write_durably` left in `folder` when it was cut off. Nobody else may be writing there."""
+def remove_partial_files(folder: Path) -> None:
+    """Remove the temporary files that interrupted `write_durably` calls left in `folder`. No other thread or process
+    may write there meanwhile."""
     for part in folder.glob(".*.part"):
         part.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and unlinks inside `folder` survive a power cut."""
+    """Make renames and unlinks inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync_file(descriptor, folder)

@@ -1,7 +1,9 @@
-"""By what clocks work goes on, and how it waits: threads and this machine's time, or a simulation's tasks and time.
+"""Clocks, conditions and background tasks as an interface: real threads and this machine's clock, or a simulation's
+tasks and virtual time.
 
-What waits takes its `Pace` as an argument, so that the same code runs in a thread of its own on a device, and beside
-thousands of others in `edgesplit.testing.virtual_time`, where time is virtual or one thread serves all.
+Code that waits takes a `Concurrency` as an argument, so that the same code runs in its own thread on a device, and
+among thousands of simulated instances in `edgesplit.testing.virtual_time`, where time is virtual or one thread serves
+all.
 """
 
 from __future__ import annotations
@@ -14,89 +16,90 @@ from typing import Any, Protocol
 
 
 class Condition(Protocol):
-    """What is used of `threading.Condition`."""
+    """The part of `threading.Condition` that edgesplit uses."""
 
     def __enter__(self) -> object:
-        """Hold its lock."""
+        """Acquire the lock."""
         ...
 
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> object:
-        """Let go of it."""
+        """Release the lock."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until notified; False if that took too long."""
+        """Wait until notified; returns False on timeout (seconds)."""
         ...
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Wait until that holds."""
+        """Wait until `predicate()` is true or `timeout` seconds have passed; returns the predicate's last value."""
         ...
 
     def notify(self, n: int = 1) -> None:
-        """Wake one that waits."""
+        """Wake up to `n` waiting tasks."""
         ...
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiting tasks."""
         ...
 
 
-class Running(Protocol):
-    """Work that was started."""
+class TaskHandle(Protocol):
+    """Handle of a background task that was started."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended."""
+        """Wait until the task has ended, at most `timeout` seconds."""
         ...
 
 
-class Pace(Protocol):
-    """Clocks, dice, conditions and work beside other work."""
+class Concurrency(Protocol):
+    """Clocks, random numbers, conditions and background tasks."""
 
     @property
-    def dice(self) -> random.Random:
-        """By which waits are spread; not for secrets."""
+    def rng(self) -> random.Random:
+        """Random number generator for jitter; not for secrets."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow."""
+        """Monotonic clock, in seconds."""
         ...
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Unix time, in seconds."""
         ...
 
     def condition(self) -> Condition:
-        """A new one."""
+        """A new condition variable."""
         ...
 
-    def start(self, work: Callable[[], None], name: str) -> Running:
-        """Begin `work` beside what runs now."""
+    def start(self, work: Callable[[], None], name: str) -> TaskHandle:
+        """Run `work` in the background as a task called `name`."""
         ...
 
 
-class Threads:
-    """The usual pace: this machine's clocks, a daemon thread for each piece of work."""
+class ThreadConcurrency:
+    """The production implementation: this machine's clocks, one daemon thread per background task."""
 
     def __init__(self) -> None:
-        self.dice = random.Random()
+        self.rng = random.Random()
 
     def monotonic(self) -> float:
-        """Of this machine."""
+        """This machine's monotonic clock, in seconds."""
         return time.monotonic()
 
     def time(self) -> float:
-        """Of this machine."""
+        """This machine's Unix time, in seconds."""
         return time.time()
 
     def condition(self) -> Condition:
-        """Of threads."""
+        """A new `threading.Condition`."""
         return threading.Condition()
 
-    def start(self, work: Callable[[], None], name: str) -> Running:
-        """On a thread of its own."""
+    def start(self, work: Callable[[], None], name: str) -> TaskHandle:
+        """Run `work` in a new daemon thread."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
 
 
-THREADS: Pace = Threads()
+THREAD_CONCURRENCY: Concurrency = ThreadConcurrency()
+"""The instance that production code uses."""

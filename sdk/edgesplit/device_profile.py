@@ -1,9 +1,10 @@
-"""Device profiles: what a kind of device can do, each figure with its source. YAML in `edgesplit_device_profiles`.
+"""Device profiles: the performance of a class of devices, each figure with its source. YAML files in
+`edgesplit_device_profiles`.
 
-This module is the schema; docs/device-profiles.md explains it, and how the shipped figures were derived. Promises a
-profile whose every figure is present, positive and sourced, or a UsageError that says what is wrong. How a time
-follows from the rates is `edgesplit_partitioner.costs.predict`'s business. YAML is read by safe_load only, and PyYAML
-is imported only when a profile is read: the agent never needs it.
+This module is the schema; docs/device-profiles.md explains it and how the shipped figures were derived. Every figure of
+a loaded profile is present, positive and sourced; otherwise a UsageError describes what is wrong. Predicting run times
+from the rates is in `edgesplit_partitioner.costs.predict`. YAML is read by safe_load only, and PyYAML is imported only
+when a profile is read: the agent never needs it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgesplit.errors import UsageError
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.runtime.providers import check_names
 
 FORMAT = "edgesplit.device-profile/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9+_-]{0,62}")
-"""No dots: a class name stands between dots in the names of remote models."""
+"""Pattern of a profile name. No dots: names of remote models contain the device class between dots."""
 MAX_BYTES = 262_144
-"""A calibrated profile holds some nine hundred measured points."""
-SHIPPED = "edgesplit_device_profiles"
+"""Largest profile file. A calibrated profile holds about 900 measured points."""
+PROFILE_PACKAGE = "edgesplit_device_profiles"
+"""Package that contains the shipped profiles."""
 
 UNITS = {
     "dense_conv_flops_per_s": "flop/s",
@@ -43,6 +45,7 @@ UNITS = {
     "idle_watts": "W",
     "active_watts": "W",
 }
+"""Unit of each figure, by field name."""
 
 Basis = Literal["measured", "published", "derived", "assumption"]
 """measured: by us, on such a device. published: by others, as cited. derived: computed from published or measured
@@ -50,208 +53,217 @@ figures by the formula given. assumption: nothing public; the source gives the r
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number and where it comes from."""
+    """A positive number and its source."""
 
     value: Annotated[float, msgspec.Meta(gt=0)]
     basis: Basis
     source: Annotated[str, msgspec.Meta(min_length=12)]
-    """What document and table, with its date; the formula, where it is derived; the reasoning, where it is assumed."""
+    """Document and table with its date; the formula where the figure is derived; the reasoning where it is assumed."""
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Between which factors of a prediction the truth lies."""
+    """Prediction interval: the true value lies between `low` and `high` times the predicted one."""
 
     low: Annotated[float, msgspec.Meta(gt=0, le=1)]
     high: Annotated[float, msgspec.Meta(ge=1)]
     coverage: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    """How often it does."""
+    """Fraction of cases in which it does."""
     basis: Basis
     source: Annotated[str, msgspec.Meta(min_length=12)]
 
 
 class OperatorFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of one family of operators over its sizes: a plane through the logarithms, bent towards measured points.
+    """Fitted run time of one family of operators as a function of its sizes: a plane in log space plus a kernel
+    correction towards measured points.
 
-    With z = (log(size) - centre) / scale by column, log(seconds) = trend . (1, z) + sum over the points p of
-    bends[p] * m(|z - z(points[p])| / width), m(d) = (1 + sqrt(3) d) exp(-sqrt(3) d) (Matern 3/2).
+    With z = (log(size) - centre) / scale by column, log(seconds) = trend . (1, z) + sum over the points p of bends[p] *
+    m(|z - z(points[p])| / width), m(d) = (1 + sqrt(3) d) exp(-sqrt(3) d) (Matern 3/2).
     """
 
     family: str
-    """As in `edgesplit_partitioner.onnx_format.operator_features`; `class:conv` and the like serve operators without a
-    family."""
+    """Family name, as in `edgesplit_partitioner.onnx_format.operator_features`; `class:conv` and the like are for
+    operators without a family."""
     centre: tuple[float, ...]
     scale: tuple[float, ...]
     lowest: tuple[float, ...]
-    """Sizes below are taken for this one."""
+    """Smaller sizes are clamped to this one."""
     highest: tuple[float, ...]
-    """Sizes beyond are taken for this one, and the seconds grow in proportion where the work does."""
+    """Larger sizes are clamped to this one, and the seconds scale in proportion to the operator's work."""
     trend: tuple[float, ...]
     width: float = 1.0
     points: tuple[tuple[float, ...], ...] = ()
-    """Sizes, column by column."""
+    """Sizes of the measured points, one tuple per point, by column."""
     bends: tuple[float, ...] = ()
+    """Kernel weight of each point."""
     low: Annotated[float, msgspec.Meta(gt=0)]
-    """5 % of the points, each left out of the fit in turn, took less than this factor of their prediction."""
+    """5th percentile of measured / predicted seconds in leave-one-out cross-validation."""
     high: Annotated[float, msgspec.Meta(gt=0)]
-    """5 % took more."""
+    """95th percentile of measured / predicted seconds in leave-one-out cross-validation."""
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `edgectl calibrate` found on one machine. Plain numbers; nothing in it is ever run."""
+class CalibrationFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Result of `edgectl calibrate` on one machine. It contains plain numbers only and no code."""
 
     runtime: str
-    """Engine and version, as in `onnxruntime 1.31.1`."""
+    """Engine and version, for example `onnxruntime 1.31.1`."""
     machine: str
     taken: str
-    """Date."""
+    """Date of the calibration."""
     run_s: Annotated[float, msgspec.Meta(ge=0)]
-    """Of one run of a slice, on top of its operators."""
+    """Fixed seconds per run of a slice, in addition to its operators."""
     tensor_s: Annotated[float, msgspec.Meta(ge=0)]
-    """Of each input and output of a slice beyond the first ones."""
+    """Seconds per input or output tensor of a slice beyond the first input and the first output."""
     correction: Annotated[float, msgspec.Meta(gt=0)]
-    """What small whole networks took, relative to the sum over their operators; predictions are multiplied by it."""
+    """Measured time of small whole networks relative to the sum over their operators; predictions are multiplied by it.
+    """
     cached_bytes: Annotated[float, msgspec.Meta(ge=0)]
-    """Weights beyond so many do not stay in the caches from one run to the next."""
+    """Weights beyond this size do not stay in the CPU caches between runs."""
     uncached_s_per_byte: Annotated[float, msgspec.Meta(ge=0)]
-    """What each byte of weights then costs more."""
+    """Additional seconds per byte of weights that is not cached."""
     whole: Interval
-    """Of whole networks and slices of many operators."""
+    """Prediction interval for whole networks and for slices of many operators."""
     operators: tuple[OperatorFit, ...]
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How fast each class of operator runs, with all the device's cores at work on one inference."""
+    """Throughput of each class of operator when all cores of the device work on one inference."""
 
     dense_conv_flops_per_s: Figure
-    """Dense convolutions, 2 x multiply-accumulates."""
+    """Dense convolutions; one multiply-accumulate counts as 2."""
     depthwise_flops_per_s: Figure
     gemm_flops_per_s: Figure
-    """Matrix products; a batch of one is bound by `memory_bytes_per_s` instead, through its weights."""
+    """Matrix products. A batch of one is bound by `memory_bytes_per_s` instead, through its weights."""
     elementwise_per_s: Figure
     """Simple operations, one per element."""
     memory_bytes_per_s: Figure
     """Bytes read plus bytes written."""
     weight_load_bytes_per_s: Figure
-    """From storage, when a slice is loaded."""
+    """Reading weights from storage when a slice is loaded."""
     jpeg_pixels_per_s: Figure
-    """Baseline JPEG to 8-bit planes."""
+    """Decoding baseline JPEG to 8-bit planes."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kind of device. Its name is the device class in plans and releases."""
+    """A class of devices. The profile's name is the device class in plans and releases."""
 
     format: Literal["edgesplit.device-profile/1"]
     name: str
     description: str
     threads: Annotated[int, msgspec.Meta(ge=1)]
-    """Cores that the rates count on."""
+    """Number of cores that the rates assume."""
     memory_bytes: Figure
     rates: Rates
     operator_overhead_s: Figure
-    """Per operator that is not fused into the one before it."""
+    """Seconds per operator that is not fused into the preceding one."""
     runtime_factor: Figure
-    """How much slower the runtime that really runs is than the one behind the rates: divides those of dense
+    """Slow-down of the runtime in use relative to the one that the rates were taken with: divides the rates of dense
     convolutions and matrix products."""
     zstd_slowdown: Figure
-    """Compressing and decompressing take so many times longer than on the machine of `generic-x86`."""
+    """Factor by which zstd compression and decompression are slower than on the machine of `generic-x86`."""
     idle_watts: Figure
     active_watts: Figure
-    """Of the whole board, while all `threads` compute."""
+    """Power of the whole board while all `threads` compute."""
     providers: tuple[str, ...] = ()
-    """Accelerators of onnxruntime that such a device may have, in the order in which to try them: names of
-    `edgesplit.runtime.providers`. The figures are the CPU's all the same: measured times replace them."""
+    """Accelerators (onnxruntime execution providers) that such a device may have, in order of preference: names of
+    `edgesplit.runtime.providers`. The figures are still the CPU's; measured times replace them."""
     host: str = ""
-    """The shipped profile of the computer that an accelerator is attached to: what runs a model that it cannot."""
+    """The shipped profile of the computer that an accelerator is attached to; it runs the models that the accelerator
+    cannot."""
     error: Interval | None = None
-    """Of predictions from the rates above. Left out: nobody has compared them with anything."""
-    fit: Fit | None = None
-    """Seconds are predicted from it where it is there, and from the rates where it knows nothing of an operator."""
+    """Prediction interval of run times computed from the rates above. None: the predictions were never compared with
+    measurements."""
+    fit: CalibrationFit | None = None
+    """Calibration result. Where present, run times are predicted from it, and from the rates only for operators that it
+    does not cover."""
 
     def named_figures(self) -> dict[str, Figure]:
-        """Every figure by its field's name, the rates first."""
+        """Every figure by field name, the rates first."""
         rates = {name: getattr(self.rates, name) for name in self.rates.__struct_fields__}
         others = {name: getattr(self, name) for name in self.__struct_fields__}
         return {**rates, **{name: figure for name, figure in others.items() if isinstance(figure, Figure)}}
 
-    def figures(self) -> list[tuple[str, str, str, str, str]]:
-        """Every figure as people read it: name, value, unit, basis, source."""
+    def figure_rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Every figure as a table row for display: name, value, unit, basis, source."""
         return [
-            (name, _readable(figure.value), UNITS[name], figure.basis, figure.source.strip())
+            (name, _format_value(figure.value), UNITS[name], figure.basis, figure.source.strip())
             for name, figure in self.named_figures().items()
         ]
 
 
-def _readable(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:.4g}" if value < 1e4 else f"{value:.3e}"
 
 
 def list_profiles() -> list[str]:
     """Names of the profiles that ship with edgesplit, sorted."""
-    folder = resources.files(SHIPPED)
+    folder = resources.files(PROFILE_PACKAGE)
     return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def is_path(name: str | Path) -> bool:
-    """Whether it names a file and not a profile that ships."""
+    """True if `name` is a path to a profile file rather than the name of a shipped profile."""
     text = str(name)
     return isinstance(name, Path) or "/" in text or text.endswith((".yaml", ".yml", ".json"))
 
 
 def load_profile(name: str | Path) -> DeviceProfile:
-    """The shipped profile of that name, or the one in a file of the user's own (a path: it has a '/' or ends with
-    .yaml, .yml or .json). UsageError lists near names, or says what the file lacks."""
+    """Load the shipped profile called `name`, or the profile in a user's file (a path: it contains a '/' or ends with
+    .yaml, .yml or .json). UsageError lists similar names, or what the file lacks."""
     text = str(name)
     if is_path(name):
-        return _from_file(Path(text))
+        return _load_profile_file(Path(text))
     if text not in list_profiles():
-        raise UsageError(_unknown(text))
-    return parse_profile(resources.files(SHIPPED).joinpath(f"{text}.yaml").read_text("utf-8"), f"{text}.yaml")
+        raise UsageError(_unknown_profile_message(text))
+    return parse_profile(resources.files(PROFILE_PACKAGE).joinpath(f"{text}.yaml").read_text("utf-8"), f"{text}.yaml")
 
 
 def parse_profile(text: str, origin: str) -> DeviceProfile:
-    """The profile that this YAML spells; `origin` names it in errors."""
+    """Parse a profile from YAML or JSON text; `origin` names the text in errors. UsageError where it is not a valid
+    profile."""
     import yaml  # only here: the agent runs without PyYAML
 
     if len(text) > MAX_BYTES:
         raise UsageError(f"device profile {origin}: larger than {MAX_BYTES} bytes")
     try:
-        fields: Any = _json(text) or _yaml(text)
+        fields: Any = _parse_json(text) or _parse_yaml(text)
         profile = msgspec.convert(fields, DeviceProfile, strict=False)  # YAML 1.1 reads 24e9 as text
     except msgspec.ValidationError as error:
         raise UsageError(f"device profile {origin}: {error} (the schema is in docs/device-profiles.md)") from error
-    except (yaml.YAMLError, RecursionError, ValueError, AttributeError) as error:  # the last two: 2026-13-45, !!int x
+    except (yaml.YAMLError, RecursionError, ValueError, AttributeError) as error:  # last two: 2026-13-45, !!int x
         raise UsageError(f"device profile {origin}: neither YAML nor JSON: {error}") from error
-    _check(profile, origin)
+    _check_profile(profile, origin)
     return profile
 
 
-def _json(text: str) -> Any:
-    """What the text spells as JSON, which reads a calibrated profile's numbers a hundred times faster; else None."""
+def _parse_json(text: str) -> Any:
+    """The text parsed as JSON, or None if it is not JSON. JSON parses a calibrated profile a hundred times faster than
+    YAML."""
     try:
         return msgspec.json.decode(text) if text.lstrip().startswith("{") else None
     except (msgspec.DecodeError, UnicodeError):
         return None
 
 
-_MOST_NESTS = 1_000
-"""Lists and tables in one profile: PyYAML takes milliseconds for each."""
+_MAX_COLLECTIONS = 1_000
+"""Maximum number of lists and tables in one profile: PyYAML takes milliseconds for each."""
 
 
-def _yaml(text: str) -> Any:
-    """What the text spells as YAML, plain values only. No aliases: a few of them can stand for any amount of memory."""
+def _parse_yaml(text: str) -> Any:
+    """The text parsed as YAML with plain values only. Aliases are refused: a few of them can expand to any amount of
+    memory."""
     import yaml
 
-    if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MOST_NESTS:
-        raise yaml.YAMLError(f"more than {_MOST_NESTS} lists and tables: a profile has a few dozen")
+    if sum(text.count(opening) for opening in ("[", "{", "- ", "? ")) > _MAX_COLLECTIONS:
+        raise yaml.YAMLError(f"more than {_MAX_COLLECTIONS} lists and tables: a profile has a few dozen")
     for token in yaml.scan(text) if "*" in text else ():
         if isinstance(token, yaml.AliasToken):
             raise yaml.YAMLError(f"aliases (*{token.value}) are not taken: write the value again")
     return yaml.safe_load(text)
 
 
-def _check(profile: DeviceProfile, origin: str) -> None:
-    """What the types cannot say: the name's form, finite numbers, sources that say something, and that work costs more
-    power than rest."""
+def _check_profile(profile: DeviceProfile, origin: str) -> None:
+    """Constraints that the types cannot express: the form of the name, finite numbers, meaningful sources, and active
+    power not below idle power. UsageError."""
     if not NAME.fullmatch(profile.name):
         raise UsageError(f"device profile {origin}: not a name: {profile.name[:80]!r} (a-z, 0-9, '+', '-', '_')")
     for name, figure in profile.named_figures().items():
@@ -267,8 +279,10 @@ def _check(profile: DeviceProfile, origin: str) -> None:
         raise UsageError(f"device profile {origin}: {error}") from error
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
-    ranges = [one for one in (profile.error, profile.fit.whole if profile.fit else None) if one is not None]
-    if not all(math.isfinite(one.high) for one in ranges):
+    intervals = [
+        interval for interval in (profile.error, profile.fit.whole if profile.fit else None) if interval is not None
+    ]
+    if not all(math.isfinite(interval.high) for interval in intervals):
         raise UsageError(f"device profile {origin}: an interval has no end")
     if profile.fit is None:
         return
@@ -277,24 +291,25 @@ def _check(profile: DeviceProfile, origin: str) -> None:
         map(math.isfinite, (fit.run_s, fit.tensor_s, fit.correction, fit.cached_bytes, fit.uncached_s_per_byte))
     ):
         raise UsageError(f"device profile {origin}: the fit has numbers that cannot be")
-    for one in profile.fit.operators:
-        _check_fit(one, origin)
+    for operator_fit in profile.fit.operators:
+        _check_operator_fit(operator_fit, origin)
 
 
-def _check_fit(one: OperatorFit, origin: str) -> None:
-    """Columns of one length, points with a bend each, finite numbers only, and sizes of which there are logarithms."""
-    columns = len(one.centre)
-    lengths = {len(values) for values in (one.scale, one.lowest, one.highest, *one.points)} | {len(one.trend) - 1}
-    if (lengths - {columns}) or len(one.points) != len(one.bends):
-        raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} does not hang together")
-    numbers = [*one.centre, *one.scale, *one.lowest, *one.highest, *one.trend, one.width, *one.bends, one.low, one.high]
-    numbers += [value for point in one.points for value in point]
-    above = [one.width, *one.scale, *one.lowest, *one.highest, *(value for point in one.points for value in point)]
-    if not all(map(math.isfinite, numbers)) or min(above) <= 0 or one.low > one.high:
-        raise UsageError(f"device profile {origin}: the fit of {one.family[:40]!r} has numbers that cannot be")
+def _check_operator_fit(fit: OperatorFit, origin: str) -> None:
+    """UsageError unless all columns have one length, each point has a weight, all numbers are finite, and sizes are
+    positive (their logarithm is taken)."""
+    columns = len(fit.centre)
+    lengths = {len(values) for values in (fit.scale, fit.lowest, fit.highest, *fit.points)} | {len(fit.trend) - 1}
+    if (lengths - {columns}) or len(fit.points) != len(fit.bends):
+        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} does not hang together")
+    numbers = [*fit.centre, *fit.scale, *fit.lowest, *fit.highest, *fit.trend, fit.width, *fit.bends, fit.low, fit.high]
+    numbers += [value for point in fit.points for value in point]
+    above = [fit.width, *fit.scale, *fit.lowest, *fit.highest, *(value for point in fit.points for value in point)]
+    if not all(map(math.isfinite, numbers)) or min(above) <= 0 or fit.low > fit.high:
+        raise UsageError(f"device profile {origin}: the fit of {fit.family[:40]!r} has numbers that cannot be")
 
 
-def _from_file(path: Path) -> DeviceProfile:
+def _load_profile_file(path: Path) -> DeviceProfile:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode("utf-8")
@@ -305,11 +320,11 @@ def _from_file(path: Path) -> DeviceProfile:
     return parse_profile(text, str(path))
 
 
-def _unknown(name: str) -> str:
+def _unknown_profile_message(name: str) -> str:
     known = list_profiles()
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return f"no device profile {name[:80]!r}; {hint} (a YAML file of your own works too: ./my-board.yaml)"
 
 
-settle(__name__)
+warm_up_structs(__name__)

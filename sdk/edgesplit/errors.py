@@ -1,32 +1,32 @@
-"""The errors this project raises on purpose, sorted by who must act.
+"""The errors that edgesplit raises on purpose, grouped by the action they require.
 
-A library's error is translated where it enters; `exit_code` is what a command ends with when the error
-reaches it, and is part of the command line's contract.
+Errors of third-party libraries are translated where they enter. `exit_code` is the exit status of a command that ends
+with the error; it is part of the command line's contract.
 """
 
 from __future__ import annotations
 
 
 class EdgeError(Exception):
-    """Everything edgesplit raises on purpose."""
+    """Base class of every error that edgesplit raises on purpose."""
 
     exit_code = 1
 
 
 class UsageError(EdgeError):
-    """The caller asked for something that cannot be: a typo, an unknown name, a missing file."""
+    """The caller's request cannot be fulfilled: a typo, an unknown name, a missing file."""
 
     exit_code = 2
 
 
 class ModelRefused(EdgeError):
-    """This model file cannot be taken; the text says why and what would do."""
+    """The model file is not supported; the text gives the reason and what would be accepted."""
 
     exit_code = 3
 
 
 class InfeasibleLimits(EdgeError):
-    """No cut satisfies the limits; the text names those that conflict."""
+    """No cut satisfies the limits; the text names the conflicting ones."""
 
     exit_code = 4
 
@@ -38,58 +38,60 @@ class LinkError(EdgeError):
 
 
 class TrustError(EdgeError):
-    """The other side must not be believed. Keep the version that runs; never retry."""
+    """Verification of the peer or its data failed. Keep the running version; never retry."""
 
     exit_code = 6
 
 
 class Expired(TrustError):
-    """It was true and is too old to install anything by, or this clock is wrong. Keep what runs; ask again later."""
+    """The metadata or statement was valid but is too old to install anything by, or this machine's clock is wrong. Keep
+    the running version; fetch again later."""
 
 
 class MalformedMessage(EdgeError):
-    """Bytes no correct peer would send."""
+    """Bytes that no correct peer sends."""
 
     exit_code = 7
 
 
 class DeadlineExceeded(EdgeError):
-    """No answer by the request's deadline; none will follow."""
+    """No answer arrived before the request's deadline; none will follow."""
 
     exit_code = 8
 
 
 class InferenceFailed(EdgeError):
-    """The model was reached and could not answer: wrong shape, wrong name, a runtime that failed."""
+    """The model was reached but could not compute an answer: wrong shape, wrong name, or a runtime failure."""
 
     exit_code = 9
 
 
 class Busy(LinkError):
-    """The other side has no room just now (HTTP 429 or 503)."""
+    """The server has no capacity now (HTTP 429 or 503)."""
 
     retry_after_s: float = 0.0
-    """How long it asks to be left alone; 0 where it did not say."""
+    """Seconds after which to retry, as requested by the server; 0 where it gave none."""
 
 
 class Crowding(Busy):
-    """This client asks for more than its share while others wait (HTTP 429)."""
+    """This client exceeds its fair share while other clients wait (HTTP 429)."""
 
 
 class Dropped(EdgeError):
-    """Another frame took this request's place, or it found none, as its application asked. Never retry it."""
+    """The request was superseded by another frame, or found no room in the queue, as its application requested. Never
+    retry."""
 
     exit_code = 10
 
 
 class MediumFailed(EdgeError):
-    """A card, stick or disk did not take or give back what was written to it: it is not usable as it is."""
+    """A card, stick or disk failed to store or to return the data written to it: the medium is not usable as it is."""
 
     exit_code = 15
 
 
 class Interrupted(EdgeError):
-    """Work was ended from outside before it was done, which says nothing about what was worked on. Ask again."""
+    """The operation was stopped from outside before it finished; its input may be fine. Retry."""
 
     exit_code = 16
 

@@ -1,9 +1,11 @@
-"""Addresses of servers that are not ours, as a plan names them: any that speaks the Open Inference Protocol over HTTP.
+"""Addresses of third-party inference servers that a plan may use as offload target: any server with the Open Inference
+Protocol over HTTP.
 
-    triton://host[:port]             Triton over plain HTTP, port 8000 where none is given
-    http[s]://host[:port][/path]     any other; the path is what stands before /v2
+    triton://host[:port]             Triton over plain HTTP, port 8000 by default
+    http[s]://host[:port][/path]     any other; the path is the part before /v2
 
-They are used as they are: without our certificates, headers or zstd. Triton alone is known to undo gzip.
+They are used unmodified: without edgesplit's certificates, headers or zstd. Of these servers, only Triton is known to
+accept gzip.
 """
 
 from __future__ import annotations
@@ -15,38 +17,38 @@ from urllib.parse import urlsplit
 from edgesplit.errors import UsageError
 
 SCHEMES: Final = {"triton": 8000, "http": 80, "https": 443}
-"""With the port that each means."""
-LONGEST: Final = 500
+"""URL schemes with their default ports."""
+MAX_ADDRESS_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignServer:
-    """Where one is."""
+    """Address of a third-party inference server."""
 
     host: str
     port: int
     path: str = ""
-    """Before `/v2`; begins with a slash where it is not empty."""
+    """Path before `/v2`; begins with a slash unless it is empty."""
     tls: bool = False
-    unpacks_gzip: bool = False
-    """Triton does; of others it is not known."""
+    accepts_gzip: bool = False
+    """True where the server is known to decompress gzip request bodies (Triton)."""
 
     @classmethod
     def parse(cls, text: str) -> ForeignServer:
-        """UsageError, saying what would do, unless `text` is such an address."""
+        """Parse an address; UsageError lists the accepted forms."""
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError as error:
-            raise _not_one(text, str(error)) from error
+            raise _bad_address(text, str(error)) from error
         if parts.scheme not in SCHEMES or not parts.hostname:
-            raise _not_one(text, "no known scheme, or no host")
-        if len(text) > LONGEST or not text.isprintable() or not text.isascii() or " " in text:
-            raise _not_one(text, "too long, or letters that no address has")
+            raise _bad_address(text, "no known scheme, or no host")
+        if len(text) > MAX_ADDRESS_CHARS or not text.isprintable() or not text.isascii() or " " in text:
+            raise _bad_address(text, "too long, or letters that no address has")
         if parts.username is not None or parts.query or parts.fragment:
-            raise _not_one(text, "it may hold no user, query or fragment: a plan is no place for secrets")
+            raise _bad_address(text, "it may hold no user, query or fragment: a plan is no place for secrets")
         if port == 0:
-            raise _not_one(text, "port 0 is nobody's")
+            raise _bad_address(text, "port 0 is nobody's")
         path = parts.path.rstrip("/")
         if path.endswith("/v2"):
             path = path.removesuffix("/v2")
@@ -55,13 +57,13 @@ class ForeignServer:
 
     @property
     def url(self) -> str:
-        """The same as a URL that an HTTP client takes."""
+        """Base URL for an HTTP client."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path}"
 
 
-def _not_one(text: str, why: str) -> UsageError:
+def _bad_address(text: str, reason: str) -> UsageError:
     return UsageError(
-        f"not the address of an inference server: {text[:200]!r} ({why}); it is triton://HOST[:PORT] for Triton, or"
+        f"not the address of an inference server: {text[:200]!r} ({reason}); it is triton://HOST[:PORT] for Triton, or"
         " http(s)://HOST[:PORT] for any that speaks the Open Inference Protocol"
     )

@@ -1,4 +1,4 @@
-"""Names that were checked: safe as a file name, an MQTT topic level, an HTTP path segment and a certificate's name."""
+"""Validated names: safe as a file name, an MQTT topic level, an HTTP path segment and a certificate's common name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MODEL = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,61}[a-z0-9])?")
 SLICE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 RESERVED = frozenset({"controller", "offload", "chunk", "all", "broker", "admin", "operator"})
-"""Identities and topic levels of our own, which no device may carry."""
+"""Identities and topic levels of edgesplit itself, which no device may have as its name."""
 
 
 def device_name(raw: str) -> str:
-    """`raw` if it can name a device, else UsageError."""
+    """Return `raw` if it is a valid device name; UsageError otherwise."""
     if not DEVICE.fullmatch(raw) or raw in RESERVED:
         raise UsageError(
             f"not a device name: {raw[:80]!r} "
@@ -26,27 +26,27 @@ def device_name(raw: str) -> str:
 
 
 def gateway_host(device: str) -> str:
-    """The name by which the server of the gateway `device` is known: its certificate carries it and no address, so that
-    the gateway may move, and can play neither the cloud nor another gateway."""
+    """Host name in the server certificate of the gateway `device`. It contains no address, so that the gateway may
+    move, and it cannot be mistaken for the cloud or for another gateway."""
     return f"{device_name(device)}.gateway.edgesplit"
 
 
 def model_name(raw: str) -> str:
-    """`raw` if it can name a model, else UsageError."""
+    """Return `raw` if it is a valid model name; UsageError otherwise."""
     if not MODEL.fullmatch(raw):
         raise UsageError(f"not a model name: {raw[:80]!r} (lower-case letters, digits, '.', '_' and '-', at most 63)")
     return raw
 
 
 def slice_name(raw: str) -> str:
-    """`raw` if it can name a slice, else MalformedMessage."""
+    """Return `raw` if it is a valid slice name; MalformedMessage otherwise."""
     if not SLICE.fullmatch(raw):
         raise MalformedMessage(f"not a slice name: {raw[:80]!r}")
     return raw
 
 
 def sha256_hex(raw: str) -> str:
-    """`raw` if it is a SHA-256 digest in lower-case hex, else MalformedMessage."""
+    """Return `raw` if it is a SHA-256 digest in lower-case hex; MalformedMessage otherwise."""
     if not SHA256.fullmatch(raw):
         raise MalformedMessage(f"not a SHA-256 digest: {raw[:80]!r}")
     return raw
@@ -54,13 +54,14 @@ def sha256_hex(raw: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """`name@version`; without a version the newest is meant."""
+    """Model reference `name@version`; without a version it refers to the newest."""
 
     name: str
     version: int | None = None
 
     @classmethod
     def parse(cls, raw: str) -> ModelRef:
+        """Parse `name` or `name@version`; UsageError otherwise."""
         name, at, version = raw.partition("@")
         if at and not (version.isascii() and version.isdigit() and 0 < int(version[:9]) < 10**8):
             raise UsageError(f"not a model reference: {raw[:80]!r} (name or name@version, as in digits@1)")

@@ -1,10 +1,15 @@
-"""The input spec: how what a camera or microphone gives becomes the first tensor. The first layer, on whichever tier.
+"""Input specification: how encoded camera or microphone data becomes the model's first tensor. It is the first layer of
+the network and can run on any tier.
 
 Pictures: `image/jpeg WIDTHxHEIGHT [qQUALITY] [rgb|bgr|gray] [nchw|nhwc] [scale=S] [mean=A,B,C] [std=A,B,C] [uint8]`.
-WIDTHxHEIGHT is what the camera sends; the tensor's size comes from the model. value = (pixel * scale - mean) / std.
-Sound: `audio/pcm16 RATE [SAMPLES] [scale=S]`: one channel of signed 16-bit little-endian samples, as in `audio/pcm16
-16k`. A frame is SAMPLES of them, as many as the model takes where it is not said; value = sample * scale, 1/32768
-where it is not said. Both tiers run this same code, so a frame decodes to the same tensor wherever the cut lies.
+WIDTHxHEIGHT is the size that the camera sends; the tensor's size comes from the model. value = (pixel * scale - mean) /
+std.
+
+Sound: `audio/pcm16 RATE [SAMPLES] [scale=S]`: one channel of signed 16-bit little-endian samples, for example
+`audio/pcm16 16k`. A frame consists of SAMPLES samples, by default as many as the model takes; value = sample * scale,
+by default 1/32768.
+
+All tiers run this code, so a frame decodes to the same tensor wherever the cut lies.
 """
 
 from __future__ import annotations
@@ -18,42 +23,43 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgesplit.errors import UsageError
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from PIL import Image
 else:
-    np = later("numpy")
-    Image = later("PIL.Image")
+    np = lazy_import("numpy")
+    Image = lazy_import("PIL.Image")
 
 FRAME = "frame"
-"""Name of the tensor (UINT8, [-1]) that holds an encoded picture, or a stretch of sound."""
+"""Name of the tensor (UINT8, [-1]) that holds an encoded picture or a block of sound samples."""
 INPUT_LAYER = "input"
 """Name of the layer, and of the slice, that turns `frame` into the model's first tensor."""
 
 JPEG = "image/jpeg"
 PCM16 = "audio/pcm16"
 PCM16_BYTES = 2
-"""Of one sample."""
+"""Bytes per sample."""
 PCM16_SCALE = 1 / 32768
-"""Full scale becomes 1."""
+"""Default scale: full scale becomes 1."""
 
 _MODES: dict[str, str] = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
+"""Pillow mode by colour order."""
 
 
 class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What arrives and how it is prepared."""
+    """Format of the incoming frames and how they are preprocessed."""
 
     media: Literal["image/jpeg", "audio/pcm16"] = "image/jpeg"
     width: int = 0
-    """Of the frame as it travels, pixels."""
+    """Width of the transmitted frame in pixels."""
     height: int = 0
     quality: int = 85
-    """JPEG quality that the frame's size is priced at where no samples are given."""
+    """JPEG quality that the planner assumes for the frame's size where no samples are given."""
     colour: Literal["rgb", "bgr", "gray"] = "rgb"
     layout: Literal["nchw", "nhwc"] = "nchw"
     scale: float = 1.0
@@ -61,29 +67,29 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     std: tuple[float, ...] = (1.0,)
     datatype: Literal["FP32", "UINT8"] = "FP32"
     tensor: str = ""
-    """The model's input that this feeds; filled in when the model is pushed."""
+    """The model input that receives the decoded frame; filled in when the model is pushed."""
     tensor_width: int = 0
     tensor_height: int = 0
     rate_hz: int = 0
-    """Of the sound, for people and plans; it is not resampled."""
+    """Sample rate of the sound, for display and plans; the sound is not resampled."""
     samples: int = 0
-    """Of sound in one frame; the model's input has as many values."""
+    """Sound samples per frame; the model's input has as many values."""
     rank: int = 2
-    """Dimensions of a tensor of sound: all of length 1 but the last."""
+    """Number of dimensions of a sound tensor; all but the last have length 1."""
 
     @property
     def is_sound(self) -> bool:
-        """Frames are sound, not pictures."""
+        """True if frames are sound, not pictures."""
         return self.media == PCM16
 
     @property
     def channels(self) -> int:
-        """Planes of the prepared tensor."""
+        """Number of colour planes of the preprocessed tensor."""
         return 1 if self.colour == "gray" else 3
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the prepared tensor, batch of one."""
+        """Shape of the preprocessed tensor, with a batch of one."""
         if self.is_sound:
             return (*(1,) * (self.rank - 1), self.samples)
         height, width = self.tensor_height, self.tensor_width
@@ -91,7 +97,7 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def parse_input_spec(text: str) -> InputSpec:
-    """The spec that `text` spells (see the module's text for the grammar); UsageError names the word that is wrong."""
+    """Parse an input specification (grammar in the module's docstring); UsageError names the word that is wrong."""
     words = text.split()
     if not words or words[0] not in (JPEG, PCM16):
         raise UsageError(
@@ -103,10 +109,10 @@ def parse_input_spec(text: str) -> InputSpec:
         fields["scale"] = PCM16_SCALE
         fields.update(_sound_fields(words[1:], text))
     for word in words[1:] if words[0] == JPEG else ():
-        said = _field(word, text)
-        if twice := fields.keys() & said.keys():
-            raise UsageError(f"input spec {text[:80]!r}: {word!r} says the {sorted(twice)[0]} a second time")
-        fields.update(said)
+        parsed = _picture_field(word, text)
+        if repeated := fields.keys() & parsed.keys():
+            raise UsageError(f"input spec {text[:80]!r}: {word!r} says the {sorted(repeated)[0]} a second time")
+        fields.update(parsed)
     if words[0] == JPEG and "width" not in fields:
         raise UsageError(f"input spec {text[:80]!r}: the frame's size is missing, as in 640x480")
     try:
@@ -116,7 +122,8 @@ def parse_input_spec(text: str) -> InputSpec:
 
 
 def _sound_fields(words: list[str], text: str) -> dict[str, object]:
-    """What the words after `audio/pcm16` set: the rate, then the samples of a frame, and the scale."""
+    """Parse the words after `audio/pcm16`: the rate, then optionally the samples per frame and the scale. Returns
+    fields of `InputSpec`."""
     rate = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(k?)(?:hz)?", words[0].lower()) if words else None
     rate_hz = round(float(rate[1]) * (1000 if rate[2] else 1)) if rate else 0
     if not 1000 <= rate_hz <= 768_000:
@@ -126,14 +133,14 @@ def _sound_fields(words: list[str], text: str) -> dict[str, object]:
         if re.fullmatch(r"\d{1,9}", word) and 0 < PCM16_BYTES * int(word) <= LIMITS.frame_bytes:
             fields["samples"] = int(word)
         elif word.startswith("scale="):
-            fields["scale"] = _scale(word.removeprefix("scale="), text)
+            fields["scale"] = _parse_scale(word.removeprefix("scale="), text)
         else:
             raise UsageError(f"input spec {text[:80]!r}: cannot read {word!r}")
     return fields
 
 
-def _field(word: str, text: str) -> dict[str, object]:
-    """What one word of a spec sets."""
+def _picture_field(word: str, text: str) -> dict[str, object]:
+    """Parse one word of a picture's specification. Returns fields of `InputSpec`."""
     if size := re.fullmatch(r"(\d{1,5})x(\d{1,5})", word):
         width, height = int(size[1]), int(size[2])
         if 0 < width * height <= LIMITS.frame_pixels:
@@ -148,14 +155,14 @@ def _field(word: str, text: str) -> dict[str, object]:
         return {"datatype": "UINT8"}
     elif pair := re.fullmatch(r"(scale|mean|std)=(.+)", word):
         if pair[1] == "scale":
-            return {"scale": _scale(pair[2], text)}
-        numbers = tuple(_number(part, text) for part in pair[2].split(","))
+            return {"scale": _parse_scale(pair[2], text)}
+        numbers = tuple(_parse_number(part, text) for part in pair[2].split(","))
         if len(numbers) in (1, 3) and (pair[1] != "std" or 0.0 not in numbers):
             return {pair[1]: numbers}
     raise UsageError(f"input spec {text[:80]!r}: cannot read {word!r}")
 
 
-def _number(part: str, text: str) -> float:
+def _parse_number(part: str, text: str) -> float:
     above, slash, below = part.partition("/")
     try:
         number = float(above) / float(below) if slash else float(above)
@@ -166,19 +173,19 @@ def _number(part: str, text: str) -> float:
     return number
 
 
-def _scale(part: str, text: str) -> float:
-    if (number := _number(part, text)) == 0.0:
+def _parse_scale(part: str, text: str) -> float:
+    if (number := _parse_number(part, text)) == 0.0:
         raise UsageError(f"input spec {text[:80]!r}: a scale of 0 would leave nothing of the input")
     return number
 
 
 def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
-    """The first tensor, of shape `spec.shape`; UsageError where the bytes are no picture of bounded size, or not
-    as much sound as the spec says."""
+    """Decode and preprocess one frame: the first tensor, of shape `spec.shape`. UsageError where the bytes are not a
+    JPEG of bounded size, or not the specified amount of sound."""
     if len(frame) > LIMITS.frame_bytes:
         raise UsageError(f"frame of {len(frame)} bytes, at most {LIMITS.frame_bytes}")
     if spec.is_sound:
-        return _sound(spec, frame)
+        return _decode_sound(spec, frame)
     try:
         with Image.open(io.BytesIO(frame), formats=("JPEG",)) as picture:
             if picture.width * picture.height > LIMITS.frame_pixels:
@@ -191,8 +198,8 @@ def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generi
     return _normalise(spec, np.asarray(pixels))
 
 
-def _sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
-    """Samples times the scale, in float32 as every tier computes it."""
+def _decode_sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
+    """Samples times the scale, in float32 on every tier."""
     if len(frame) != PCM16_BYTES * spec.samples:
         raise UsageError(
             f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {PCM16_BYTES * spec.samples}"
@@ -202,7 +209,7 @@ def _sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic
 
 
 def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.generic]:
-    """Colour order, scale, mean, std, layout; `pixels` is (height, width) or (height, width, 3)."""
+    """Apply colour order, scale, mean, std and layout; `pixels` is (height, width) or (height, width, 3)."""
     planes = pixels.reshape(spec.tensor_height, spec.tensor_width, spec.channels)
     if spec.colour == "bgr":
         planes = planes[:, :, ::-1]
@@ -210,7 +217,7 @@ def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np
         values: npt.NDArray[np.generic] = planes.transpose(2, 0, 1) if spec.layout == "nchw" else planes
         return np.ascontiguousarray(values[None])
     out = np.empty(spec.shape, np.float32)
-    for channel, table in enumerate(_tables(spec)):
+    for channel, table in enumerate(_lookup_tables(spec)):
         if spec.layout == "nchw":
             np.take(table, planes[:, :, channel], out=out[0, channel], mode="clip")
         else:
@@ -219,11 +226,12 @@ def _normalise(spec: InputSpec, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np
 
 
 @lru_cache(maxsize=64)
-def _tables(spec: InputSpec) -> npt.NDArray[np.float32]:
-    """What each of the 256 values of a channel becomes: looked up, that takes a third of computing it."""
+def _lookup_tables(spec: InputSpec) -> npt.NDArray[np.float32]:
+    """Lookup tables (channel, 256) from pixel value to normalised value: a lookup takes a third of the time of the
+    arithmetic."""
     steps = np.arange(256, dtype=np.float32)[:, None] * np.float32(spec.scale)
     values = (steps - np.asarray(spec.mean, np.float32)) / np.asarray(spec.std, np.float32)
     return np.ascontiguousarray(np.broadcast_to(values, (256, spec.channels)).T)
 
 
-settle(__name__)
+warm_up_structs(__name__)

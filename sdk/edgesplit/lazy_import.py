@@ -1,4 +1,4 @@
-"""Modules that are loaded when something of them is used, not when whoever names them is.
+"""Lazy imports: a module that is loaded on first use instead of at import.
 
 An agent that waits for its first model needs no numpy, which takes a third of its memory (docs/footprint.md). Type
 checkers see the plain import:
@@ -6,7 +6,7 @@ checkers see the plain import:
     if TYPE_CHECKING:
         import numpy as np
     else:
-        np = later("numpy")
+        np = lazy_import("numpy")
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 
-class _Later(ModuleType):
-    """Stands for a module. What was used once is found like any attribute: the way here is taken once for each name."""
+class _LazyModule(ModuleType):
+    """Proxy of a module. Each attribute is cached on the proxy at its first use."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(import_module(self.__name__), name)
@@ -25,6 +25,6 @@ class _Later(ModuleType):
         return value
 
 
-def later(name: str) -> Any:
-    """The module of that name, not loaded yet; any thread may be the first to use it."""
-    return _Later(name)
+def lazy_import(name: str) -> Any:
+    """A proxy of the module `name`, which is imported at first use, from any thread."""
+    return _LazyModule(name)

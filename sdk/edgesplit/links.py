@@ -1,7 +1,8 @@
-"""Links by name and by figures: `8mbit/40ms`, `8mbit/20mbit/40ms`, `lte`, `lte/10`.
+"""Link descriptions: `8mbit/40ms`, `8mbit/20mbit/40ms`, `lte`, `lte/10`.
 
-Rates are those of the literature set in FACTS.md (docs/device-profiles.md names the papers); round trips are our
-assumptions, for none was published with them. What a link does at run time is measured, never taken from here.
+The rates of named links are those of the literature set in FACTS.md (docs/device-profiles.md names the papers); the
+round-trip times are our assumptions, because none was published with the rates. At run time a link is measured; these
+figures are not used then.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from edgesplit.errors import UsageError
 from edgesplit.plan import Link
 
 
-def _megabits(up: float, down: float, rtt_ms: float, name: str) -> Link:
+def _link_in_megabits(up: float, down: float, rtt_ms: float, name: str) -> Link:
     return Link(up_bytes_per_s=up * 1e6 / 8, down_bytes_per_s=down * 1e6 / 8, rtt_s=rtt_ms / 1e3, name=name)
 
 
 LINKS: dict[str, Link] = {
     # US averages (OpenSignal and others) as used since Neurosurgeon (ASPLOS 2017) by most papers on splitting.
-    "wifi": _megabits(18.88, 54.97, 5, "wifi"),  # round trip: assumed
-    "lte": _megabits(5.85, 13.76, 60, "lte"),  # round trip: assumed
-    "3g": _megabits(1.1, 2.03, 150, "3g"),  # round trip: assumed
+    "wifi": _link_in_megabits(18.88, 54.97, 5, "wifi"),  # round trip: assumed
+    "lte": _link_in_megabits(5.85, 13.76, 60, "lte"),  # round trip: assumed
+    "3g": _link_in_megabits(1.1, 2.03, 150, "3g"),  # round trip: assumed
 }
+"""Named links."""
 
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -30,32 +32,32 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
 def parse_link(text: str) -> Link:
-    """The link that `text` spells: RATE/RTT, UP/DOWN/RTT, NAME, or NAME/N for an N-th of its rates; else UsageError."""
+    """Parse a link: RATE/RTT, UP/DOWN/RTT, NAME, or NAME/N for an N-th of its rates; UsageError otherwise."""
     parts = [part.strip() for part in text.strip().lower().split("/")]
     if parts[0] in LINKS:
-        return _named(parts, text)
+        return _parse_named_link(parts, text)
     if len(parts) not in (2, 3):
-        raise _unreadable(text)
-    rates, rtt_s = [_rate(part, text) for part in parts[:-1]], _time(parts[-1], text)
+        raise _bad_link(text)
+    rates, rtt_s = [_parse_rate(part, text) for part in parts[:-1]], _parse_duration(parts[-1], text)
     return Link(up_bytes_per_s=rates[0], down_bytes_per_s=rates[-1], rtt_s=rtt_s, name="/".join(parts))
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second that `text` spells, as in 2mbit; else UsageError."""
+    """Parse a rate such as 2mbit into bytes per second; UsageError otherwise."""
     try:
-        return _rate(text.strip().lower(), text)
+        return _parse_rate(text.strip().lower(), text)
     except UsageError as error:
         raise UsageError(f"not a rate: {text[:80]!r} (as in 500kbit or 2mbit)") from error
 
 
 def format_link(link: Link) -> str:
-    """The link as `parse_link` reads it, in figures."""
-    up, down, rtt = _megabit_text(link.up_bytes_per_s), _megabit_text(link.down_bytes_per_s), link.rtt_s * 1e3
+    """The link in figures, as `parse_link` reads it."""
+    up, down, rtt = _format_rate(link.up_bytes_per_s), _format_rate(link.down_bytes_per_s), link.rtt_s * 1e3
     return f"{up}/{rtt:g}ms" if up == down else f"{up}/{down}/{rtt:g}ms"
 
 
-def slower(link: Link, factor: float) -> Link:
-    """The same link with a `factor`-th of its rates, as when many share it; the round trip stays."""
+def divide_rates(link: Link, factor: float) -> Link:
+    """The link with its rates divided by `factor`, as when several devices share it; the round-trip time stays."""
     return Link(
         up_bytes_per_s=link.up_bytes_per_s / factor,
         down_bytes_per_s=link.down_bytes_per_s / factor,
@@ -64,44 +66,44 @@ def slower(link: Link, factor: float) -> Link:
     )
 
 
-def _named(parts: list[str], text: str) -> Link:
+def _parse_named_link(parts: list[str], text: str) -> Link:
     link = LINKS[parts[0]]
     if len(parts) == 1:
         return link
     factor = re.fullmatch(_NUMBER, parts[1])
     if len(parts) != 2 or not factor or not 0 < float(factor[1]) < 1e6:
-        raise _unreadable(text)
-    return slower(link, float(factor[1]))
+        raise _bad_link(text)
+    return divide_rates(link, float(factor[1]))
 
 
-def _rate(part: str, text: str) -> float:
-    """Bytes per second."""
-    found = re.fullmatch(_NUMBER + r"\s*([kmg]?bit)(?:/s|ps)?", part)
-    rate = float(found[1]) * _BITS_PER_S[found[2]] / 8 if found else 0.0
+def _parse_rate(part: str, text: str) -> float:
+    """Parse a rate into bytes per second."""
+    match = re.fullmatch(_NUMBER + r"\s*([kmg]?bit)(?:/s|ps)?", part)
+    rate = float(match[1]) * _BITS_PER_S[match[2]] / 8 if match else 0.0
     if not 0 < rate < 1e12:
-        raise _unreadable(text)
+        raise _bad_link(text)
     return rate
 
 
-def _time(part: str, text: str) -> float:
-    """Seconds."""
-    found = re.fullmatch(_NUMBER + r"\s*(us|ms|s)", part)
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
+def _parse_duration(part: str, text: str) -> float:
+    """Parse a duration into seconds, at most 60."""
+    match = re.fullmatch(_NUMBER + r"\s*(us|ms|s)", part)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
     if seconds > 60:
-        raise _unreadable(text)
+        raise _bad_link(text)
     return seconds
 
 
-def _unreadable(text: str) -> UsageError:
+def _bad_link(text: str) -> UsageError:
     return UsageError(f"not a link: {text[:80]!r} (as in 8mbit/40ms, 8mbit/20mbit/40ms, or {', '.join(LINKS)}, lte/10)")
 
 
-def _megabit_text(bytes_per_s: float) -> str:
+def _format_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e6:.6g}mbit"
 
 
-def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; else UsageError."""
+def parse_host_and_port(text: str, what: str) -> tuple[str, int]:
+    """Parse HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; UsageError otherwise, with `what` as the kind of address."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
         raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")

@@ -1,8 +1,8 @@
-"""Message types are made ready where they are defined, by one thread.
+"""Warm-up of msgspec's decoders: the decoder of each struct is built by the importing thread.
 
-msgspec works out how to read a struct when one is read for the first time. Where two threads do that at once, one of
-them meets half of it and the process crashes (msgspec 0.22: a segmentation fault at the first requests of a server that
-was just started). Modules are imported by one thread, so each that defines structs ends with `settle(__name__)`.
+msgspec analyses a struct type when it is first decoded. If two threads do that at once, one of them sees a half-built
+state and the process crashes (msgspec 0.22: a segmentation fault at the first requests of a server that was just
+started). Modules are imported by one thread, so each module that defines structs ends with `warm_up_structs(__name__)`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import sys
 import msgspec
 
 
-def settle(module: str) -> None:
-    """Make all structs that this module defines ready to be read, whoever reads them first."""
-    for kind in list(vars(sys.modules[module]).values()):
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module:
-            msgspec.json.Decoder(kind)
+def warm_up_structs(module: str) -> None:
+    """Build the decoders of all structs that the module of this name defines."""
+    for struct_type in list(vars(sys.modules[module]).values()):
+        if (
+            isinstance(struct_type, type)
+            and issubclass(struct_type, msgspec.Struct)
+            and struct_type.__module__ == module
+        ):
+            msgspec.json.Decoder(struct_type)

@@ -1,7 +1,7 @@
-"""The plan as the device knows it: a switching table and the choice from it.
+"""The plan as the device uses it: a switching table, the cost model of its rows, and the choice of a row.
 
-The partitioner computes the table; here are only its words and the arithmetic that agent and planner must agree on.
-All times are seconds, all sizes bytes, all rates bytes per second.
+The partitioner computes the table; this module holds its format and the arithmetic that agent and planner must agree
+on. All times are in seconds, all sizes in bytes, all rates in bytes per second.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from typing import Literal
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 Fallback = Literal["warm", "cold", "none"]
 
 LOCAL = "local"
 REMOTE = "remote"
-BEYOND = "~"
-"""Between a row's name and the number of the further link beyond which its far half is meant, as in `cut-1~1`."""
-_DEAD = 1e-250
-_ENDLESS = 1e12
-"""Bytes per second of a link whose rate is 0: its seconds are beyond all others, and still a number."""
+FURTHER_LINK_MARK = "~"
+"""Separates a row's name from the number of a further link: `cut-1~1` is the remote half of row `cut-1` beyond its
+first further link."""
+_DEAD_LINK_BYTES_PER_S = 1e-250
+"""Stands for a rate of 0 bytes/s in a division: 0 bytes then take 0 seconds, and any others practically for ever."""
+_UNLIMITED_BYTES_PER_S = 1e12
+"""Bytes per second of a link whose bytes take no planned time."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A link between two neighbouring tiers, seen from the lower one."""
+    """A link between two neighbouring tiers, as seen from the lower one (the one closer to the device)."""
 
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -35,53 +37,56 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a row does at a further link, beyond the first: who is there, what crosses and what it takes."""
+    """The part of a row at one further link, beyond the first: the tier behind it, the tensors that cross it and the
+    costs."""
 
     tier: str
-    """The tier beyond this link."""
+    """Name of the tier beyond this link."""
     remote: tuple[str, ...] = ()
-    """Slices that run beyond this link, in execution order, those beyond the next included."""
+    """Slices that run beyond this link, in execution order, including those beyond later links."""
     sends: tuple[str, ...] = ()
     receives: tuple[str, ...] = ()
     codecs: dict[str, str] = {}
     compress: bool = False
     encode_s: float = 0.0
-    """On the tier before this link."""
+    """Seconds to encode, on the tier before this link."""
     up_bytes: int = 0
     down_bytes: int = 0
     decode_s: float = 0.0
-    """On the tier beyond it."""
+    """Seconds to decode, on the tier beyond this link."""
     seconds: float = 0.0
-    """Of the layers on the tier beyond it, those further out not included."""
+    """Seconds of the layers on the tier beyond this link, without those of tiers further out."""
     up_s: float = 0.0
-    """That the bytes take up the link, as planned."""
+    """Planned seconds that the bytes take up this link."""
     down_s: float = 0.0
+    """Planned seconds that the bytes take down this link."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One cut with its codecs and its costs: a line a + b·x in x = 1/bandwidth."""
+    """One cut (split point) with its codecs and costs. Its latency is a line a + b·x in x = 1/bandwidth."""
 
     name: str
-    """`local`, `remote`, or `cut-N`, N counting from the most remote cut; unique in its plan.
-    Where all-remote is there twice, plain and compressed, the second is `remote-zstd`."""
+    """`local`, `remote`, or `cut-N`, N counting from the most remote cut; unique in its plan. Where the all-remote row
+    exists both plain and compressed, the second is `remote-zstd`."""
     device: tuple[str, ...] = ()
     """Slices that run on the device, in execution order."""
     remote: tuple[str, ...] = ()
-    """Slices that run beyond the link, in execution order."""
+    """Slices that run beyond the first link, in execution order."""
     layers: tuple[str, ...] = ()
-    """Layers on the device (the planner's view; empty in a release, whose slices list their layers)."""
+    """Layers on the device (used by the planner; empty in a release, whose slices list their layers)."""
     after: str = ""
-    """The last layer on the device, for people to read; empty for `remote`."""
+    """The last layer on the device, for display; empty for `remote`."""
     sends: tuple[str, ...] = ()
-    """Tensors that cross upwards, each once."""
+    """Tensors that cross the first link upwards, each once."""
     receives: tuple[str, ...] = ()
-    """Outputs that come back."""
+    """Model outputs that come back over the first link."""
     codecs: dict[str, str] = {}
-    """Codec per sent tensor; one left out travels `raw`."""
+    """Codec per sent tensor; a tensor that is not listed travels `raw`."""
     loss: float = 0.0
-    """End-to-end output error of all its codecs, as they were chosen by one half of the samples; 0 is lossless."""
+    """End-to-end output error of all its codecs, measured on the half of the samples with which they were chosen; 0 is
+    lossless."""
     confirmed_loss: float | None = None
-    """The same on the other half."""
+    """End-to-end output error on the other half of the samples (validation); None where it was not measured."""
     compress: bool = False
     """The request's body is compressed with zstd."""
     device_s: float = 0.0
@@ -90,27 +95,30 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     down_bytes: int = 0
     decode_s: float = 0.0
     remote_s: float = 0.0
-    """On all tiers beyond the first link, encoding and decoding for further links included."""
+    """Seconds on all tiers beyond the first link, including encoding and decoding for further links."""
     device_joules: float | None = None
-    """Of the device's layers; encoding, waiting and radio are not in it (see `energy_j`)."""
+    """Energy of the device's layers, without encoding, waiting and radio (see `energy_j`)."""
     beyond_s: float = 0.0
-    """Seconds on further links, as planned; 0 with two tiers."""
+    """Planned seconds on further links; 0 with two tiers."""
     hops: tuple[Hop, ...] = ()
-    """Further links that the row crosses, outwards; `remote` holds the slices of all tiers beyond the first link."""
+    """Further links that the row crosses, outwards. `remote` holds the slices of all tiers beyond the first link."""
 
     @property
     def is_local(self) -> bool:
-        """Nothing crosses: the device answers alone."""
+        """True if the device computes the answer alone and nothing crosses the link."""
         return not self.remote
 
 
-def near_half(row: Row) -> Row:
-    """What the tier beyond the first link does itself of a row with hops: from what comes up to what goes on up, and
-    the answers that are ready there."""
+def gateway_part(row: Row) -> Row:
+    """The part of a row with hops that the tier beyond the first link computes itself: from the tensors it receives to
+    those it sends on, plus the outputs that are ready there."""
+    # The tier runs the slices beyond the first link that do not go on beyond the next one. What it returns or forwards:
+    # tensors that it sends on although it did not receive them (so it made them), and model outputs that do not come
+    # back from further out.
     hop = row.hops[0]
     further = set(hop.remote)
     made_here = [tensor for tensor in hop.sends if tensor not in row.sends]
-    ready = [answer for answer in row.receives if answer not in hop.receives]
+    ready = [output for output in row.receives if output not in hop.receives]
     return msgspec.structs.replace(
         row,
         remote=tuple(name for name in row.remote if name not in further),
@@ -119,14 +127,16 @@ def near_half(row: Row) -> Row:
     )
 
 
-def far_half(row: Row) -> Row:
-    """What is left of a row with hops for the tiers beyond its next link, as a row of its own: what that link's lower
-    end asks the upper one for."""
+def remote_half_beyond(row: Row) -> Row:
+    """The remainder of a row with hops for the tiers beyond its next link, as a row of its own: the request from that
+    link's lower end to its upper end."""
+    # The next link becomes the first one: every slice before it counts as "on the device", and the costs of the hop
+    # become those of the row.
     hop = row.hops[0]
-    whole, _, link = row.name.partition(BEYOND)
+    whole, _, link = row.name.partition(FURTHER_LINK_MARK)
     return Row(
-        name=f"{whole}{BEYOND}{int(link or '0') + 1}",
-        device=(*row.device, *near_half(row).remote),
+        name=f"{whole}{FURTHER_LINK_MARK}{int(link or '0') + 1}",
+        device=(*row.device, *gateway_part(row).remote),
         remote=hop.remote,
         sends=hop.sends,
         receives=hop.receives,
@@ -142,200 +152,222 @@ def far_half(row: Row) -> Row:
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the device draws, reduced to what the energy of a row needs."""
+    """Power draw of the device, reduced to what the energy of a row needs."""
 
     idle_watts: float = 0.0
-    """While it waits for the link and for others."""
+    """Power while the device waits for the link or for the remote half."""
     busy_watts: float = 0.0
-    """While it encodes."""
+    """Power while the device encodes."""
     radio_watts: float = 0.0
-    """Of the radio while bytes move, whatever their rate."""
+    """Power of the radio while bytes move, whatever their rate."""
     up_joules_per_byte: float = 0.0
     down_joules_per_byte: float = 0.0
     wake_joules: float = 0.0
-    """Promotion and tail of the radio, once per request that crosses the first link."""
+    """Energy of the radio's promotion and tail, once per request that crosses the first link."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The switching table for one model on one device class.
 
-    `local` is always among its rows unless the fallback is `none`.
+    It always contains the row `local`, unless the fallback is `none`.
     """
 
     model: str
     device_class: str
     rows: tuple[Row, ...]
     link: Link
-    """The link that the plan was asked for; the choice at run time uses the measured one."""
+    """The link that the plan was computed for; the choice at run time uses the measured one."""
     fallback: Fallback = "warm"
     objective: str = "latency"
     limits: dict[str, str] = {}
-    """The side limits in force, by name, as the operator gave them."""
+    """The constraints in force, by name, as the operator gave them."""
     never_leaves: tuple[str, ...] = ()
-    """Tensors that may not cross the link whatever the table says: the agent enforces it too."""
+    """Tensors that may not cross the link, whatever the table contains: the agent enforces this too."""
     earliest_cut: tuple[str, ...] = ()
-    """Layers that run on the device in every row: the earliest cut that the privacy limits allow, closed, in the
-    model's order. Empty where they demand none."""
+    """Layers that run on the device in every row: the earliest cut that the privacy limits allow, closed under
+    predecessors, in the model's order. Empty where there are no such limits."""
     slice_s: dict[str, float] = {}
     """Predicted seconds of each slice on this device class."""
     basis: str = "predicted"
-    """Where the device's times come from: `measured` or `predicted`."""
+    """Source of the device's times: `measured` or `predicted`."""
     offload: str = ""
-    """A server that is not ours, where the far halves run (`edgesplit.foreign_server`). Empty: the one that the device
+    """Third-party server that runs the remote halves (`edgesplit.foreign_server`). Empty: the server that the device
     was enrolled with."""
     forced: str = ""
-    """The row that the operator chose: while it is usable no other is taken. Empty: the fastest is."""
+    """Row that the operator forces: it is used while it is usable. Empty: the row of least cost."""
     weights: dict[str, float] = {}
-    """What a row costs: so much per second of `latency`, per joule of device `energy`, per second of a stream's
+    """Weights of the cost function: per second of `latency`, per joule of device `energy`, per second of a stream's
     slowest stage (`throughput`). Empty: latency alone."""
     power: Power | None = None
-    """Needed where energy counts."""
+    """The device's power draw; required where `weights` contains `energy`."""
     regret: float = 0.0
-    """How much slower than the best cut the table may be, as a part of it, at the planned link and within the server
-    loads and device slow-downs that `factors` names. At load 1 and slow-down 1 it is 0 at every bandwidth."""
+    """Upper bound on how much slower than the best cut the table is, as a ratio, at the planned link and within the
+    server loads and device slow-downs of `factors`. At load 1 and slow-down 1 it is 0 at every bandwidth."""
     factors: dict[str, float] = {}
     """Largest sampled `server_load` and `device_slowdown`. Empty: none was sampled."""
     tiers: tuple[str, ...] = ()
-    """From the device outwards, where there are more than device and cloud."""
+    """Names of the tiers from the device outwards, where there are more than device and cloud."""
     providers: tuple[str, ...] = ()
     """Accelerators that devices of this class try first, in this order (`edgesplit.runtime.providers`)."""
 
     def row(self, name: str) -> Row:
-        """The row of that name, or of `NAME~K` its far half beyond its K-th further link; KeyError if there is none."""
-        whole, beyond, link = name.partition(BEYOND)
-        found = next((row for row in self.rows if row.name == whole), None)
-        if found is None or (beyond and link not in map(str, range(1, len(found.hops) + 1))):
+        """The row called `name`; `NAME~K` is its remote half beyond its K-th further link. KeyError if it does not
+        exist."""
+        whole, beyond, link = name.partition(FURTHER_LINK_MARK)
+        matching_row = next((row for row in self.rows if row.name == whole), None)
+        if matching_row is None or (beyond and link not in map(str, range(1, len(matching_row.hops) + 1))):
             raise KeyError(name)
         for _ in range(int(link or "0")):
-            found = far_half(found)
-        return found
+            matching_row = remote_half_beyond(matching_row)
+        return matching_row
 
     @property
     def has_gateway(self) -> bool:
-        """Whether there is a tier between device and cloud."""
+        """True if there is a tier between device and cloud."""
         return len(self.tiers) > 2
 
     @property
     def local(self) -> Row | None:
-        """The row that needs nobody else, or None where the plan has no fallback."""
+        """The row that runs on the device alone, or None where the plan has no fallback."""
         return next((row for row in self.rows if row.is_local), None)
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device sees now."""
+    """Run-time conditions as measured by the device."""
 
     link: Link
     server_load: float = 1.0
-    """Factor on the remote seconds: 1 is an idle server."""
+    """Factor on the remote seconds; 1 is an idle server."""
     device_slowdown: float = 1.0
-    """Factor on the device's seconds: 1 is as planned."""
+    """Factor on the device's seconds; 1 is as planned."""
     remote_ok: bool = True
-    """False while the breaker is open: only rows that need nobody else count."""
+    """False while the circuit breaker is open: only the local row is usable."""
     further: Link | None = None
-    """The link beyond the first, as it was measured of late; None: as planned."""
+    """Recent measurement of the link beyond the first; None: as planned."""
     risk_s: dict[str, float] = {}
-    """By row: what a request pays on average for a cloud that comes too late, in seconds, in which the device works.
-    Weighs in the choice, and is in no prediction of one request's time."""
+    """By row: expected seconds of device work per request that an offload target answering too late costs (fallback).
+    It counts in the choice of a row but not in the prediction of one request's time."""
 
 
 class Hysteresis(msgspec.Struct, frozen=True, kw_only=True):
-    """How much better another row must be before it is worth the change."""
+    """How much better another row must be before the device switches to it."""
 
     ratio: float = 0.9
-    """The other row's seconds must be below this part of the current one's..."""
+    """The other row's seconds must be less than this ratio of the current row's."""
     gain_s: float = 0.002
-    """...and at least this much less."""
+    """The other row must also be faster by more than this."""
 
 
 def link_s(row: Row, link: Link) -> float:
-    """Seconds on the link: the round trip once if anything crosses, and each byte by its direction's rate."""
+    """Seconds on the first link: one round trip if anything crosses it, plus each byte at its direction's rate."""
     if row.is_local:
         return 0.0
-    return link.rtt_s + _moving_s(row, link)
+    return link.rtt_s + _transfer_s(row, link)
 
 
-def _moving_s(row: Row, link: Link) -> float:
-    """Seconds that its bytes take in both directions; none over a dead link take none."""
-    return row.up_bytes / (link.up_bytes_per_s or _DEAD) + row.down_bytes / (link.down_bytes_per_s or _DEAD)
+def _transfer_s(row: Row, link: Link) -> float:
+    """Seconds that the row's bytes take in both directions; 0 bytes take none, even over a dead link."""
+    return row.up_bytes / (link.up_bytes_per_s or _DEAD_LINK_BYTES_PER_S) + row.down_bytes / (
+        link.down_bytes_per_s or _DEAD_LINK_BYTES_PER_S
+    )
 
 
 def further_link(row: Row) -> Link | None:
-    """The link beyond the first that a row was planned for; None where it crosses none."""
+    """The link beyond the first that the row was planned for; None where it crosses none."""
     if not row.hops:
         return None
+    # The plan holds only sums: planned seconds on further links minus the seconds of the bytes are the round trips,
+    # which are taken to be equal on all further links. Rates follow from planned bytes / planned seconds.
     hop = row.hops[0]
-    round_trips_s = row.beyond_s - sum(one.up_s + one.down_s for one in row.hops)
+    round_trips_s = row.beyond_s - sum(later_hop.up_s + later_hop.down_s for later_hop in row.hops)
     return Link(
-        up_bytes_per_s=hop.up_bytes / hop.up_s if hop.up_s > 0 else _ENDLESS,
-        down_bytes_per_s=hop.down_bytes / hop.down_s if hop.down_s > 0 else _ENDLESS,
+        up_bytes_per_s=hop.up_bytes / hop.up_s if hop.up_s > 0 else _UNLIMITED_BYTES_PER_S,
+        down_bytes_per_s=hop.down_bytes / hop.down_s if hop.down_s > 0 else _UNLIMITED_BYTES_PER_S,
         rtt_s=max(0.0, round_trips_s / len(row.hops)),
     )
 
 
-def _on_first_hop(row: Row, now: Conditions) -> tuple[float, float]:
-    """Seconds that the bytes of a row's first hop take up and down the link beyond the first."""
+def _first_hop_transfer_s(row: Row, now: Conditions) -> tuple[float, float]:
+    """Seconds that the bytes of a row's first hop take up and down the link beyond the first, by the measured rates if
+    there are any."""
     hop = row.hops[0]
     if now.further is None:
         return hop.up_s, hop.down_s
-    up, down = now.further.up_bytes_per_s or _DEAD, now.further.down_bytes_per_s or _DEAD
+    up, down = (
+        now.further.up_bytes_per_s or _DEAD_LINK_BYTES_PER_S,
+        now.further.down_bytes_per_s or _DEAD_LINK_BYTES_PER_S,
+    )
     return hop.up_bytes / up, hop.down_bytes / down
 
 
-def beyond_s(row: Row, now: Conditions) -> float:
-    """Seconds on the links beyond the first: as planned, but for the next of them where it was measured."""
+def further_links_s(row: Row, now: Conditions) -> float:
+    """Seconds on the links beyond the first: as planned, except for the next of them where it was measured."""
     if now.further is None or (planned := further_link(row)) is None:
         return row.beyond_s
     hop = row.hops[0]
     others_s = row.beyond_s - planned.rtt_s - hop.up_s - hop.down_s
-    return max(0.0, others_s) + now.further.rtt_s + sum(_on_first_hop(row, now))
+    return max(0.0, others_s) + now.further.rtt_s + sum(_first_hop_transfer_s(row, now))
 
 
 def latency_s(row: Row, now: Conditions) -> float:
-    """Seconds from input to answer by this row in today's conditions (after Neurosurgeon, ASPLOS 2017, section 5)."""
+    """Predicted seconds from input to answer by this row in the current conditions (after Neurosurgeon, ASPLOS 2017,
+    section 5)."""
     on_device_s = (row.device_s + row.encode_s) * now.device_slowdown
-    remotely_s = (row.decode_s + row.remote_s) * now.server_load
-    return on_device_s + link_s(row, now.link) + beyond_s(row, now) + remotely_s
+    remote_s = (row.decode_s + row.remote_s) * now.server_load
+    return on_device_s + link_s(row, now.link) + further_links_s(row, now) + remote_s
 
 
 def energy_j(row: Row, now: Conditions, power: Power) -> float:
-    """Joules that the device spends on one inference by this row: its layers, encoding, waiting idle, and the radio.
+    """Joules that the device spends on one inference by this row: its layers, encoding, idle waiting, and the radio.
 
-    Radio after Huang et al. (MobiSys 2012): a base power while bytes move, an energy per byte, promotion and tail.
+    The radio model is that of Huang et al. (MobiSys 2012): a base power while bytes move, an energy per byte, promotion
+    and tail.
     """
     busy_j = ((row.device_joules or 0.0) + power.busy_watts * row.encode_s) * now.device_slowdown
     if row.is_local:
         return busy_j
-    remotely_s = (row.decode_s + row.remote_s) * now.server_load
-    waiting_j = power.idle_watts * (link_s(row, now.link) + beyond_s(row, now) + remotely_s)
+    remote_s = (row.decode_s + row.remote_s) * now.server_load
+    waiting_j = power.idle_watts * (link_s(row, now.link) + further_links_s(row, now) + remote_s)
     bytes_j = row.up_bytes * power.up_joules_per_byte + row.down_bytes * power.down_joules_per_byte
-    return busy_j + waiting_j + power.radio_watts * _moving_s(row, now.link) + bytes_j + power.wake_joules
+    return busy_j + waiting_j + power.radio_watts * _transfer_s(row, now.link) + bytes_j + power.wake_joules
 
 
-def marginal_j(row: Row, now: Conditions, power: Power) -> float:
-    """Joules of one inference beyond what the device draws anyway while it idles; never negative."""
+def marginal_energy_j(row: Row, now: Conditions, power: Power) -> float:
+    """Joules of one inference in addition to the device's idle draw over the same time; never negative."""
     return max(0.0, energy_j(row, now, power) - power.idle_watts * latency_s(row, now))
 
 
-def slowest_s(row: Row, now: Conditions) -> float:
-    """Seconds per inference of a stream by this row: those of its slowest stage, all stages working at once.
+def slowest_stage_s(row: Row, now: Conditions) -> float:
+    """Seconds per inference of a stream by this row: those of its slowest stage, with all stages working in parallel.
 
-    A tier runs its layers, decodes what comes up to it and encodes what it sends on; a link carries bytes, each
-    direction for itself. Round trips are in no stage: they delay the first answer and not the next.
+    A tier's stage is running its layers, decoding what it receives and encoding what it sends on; each direction of a
+    link is a stage of its own. Round trips are in no stage: they delay the first answer and not the next.
     """
+    # Stages in order: the device; both directions of the first link; each further tier; both directions of each further
+    # link. In steady state the slowest one sets the rate (pipelining).
     stages = [(row.device_s + row.encode_s) * now.device_slowdown]
     if row.is_local:
         return stages[0]
-    stages += [row.up_bytes / (now.link.up_bytes_per_s or _DEAD), row.down_bytes / (now.link.down_bytes_per_s or _DEAD)]
+    stages += [
+        row.up_bytes / (now.link.up_bytes_per_s or _DEAD_LINK_BYTES_PER_S),
+        row.down_bytes / (now.link.down_bytes_per_s or _DEAD_LINK_BYTES_PER_S),
+    ]
+    # `row.remote_s` covers all tiers beyond the first link; without the further ones it is that of the first tier
+    # alone.
     further_s = sum(hop.encode_s + hop.decode_s + hop.seconds for hop in row.hops)
     tiers = [row.decode_s + row.remote_s - further_s, *(hop.decode_s + hop.seconds for hop in row.hops)]
     sending = [*(hop.encode_s for hop in row.hops), 0.0]
-    stages += [(here + onward) * now.server_load for here, onward in zip(tiers, sending, strict=True)]
-    links = [*_on_first_hop(row, now), *(s for hop in row.hops[1:] for s in (hop.up_s, hop.down_s))] if row.hops else []
+    stages += [(compute_s + encode_s) * now.server_load for compute_s, encode_s in zip(tiers, sending, strict=True)]
+    links = (
+        [*_first_hop_transfer_s(row, now), *(s for hop in row.hops[1:] for s in (hop.up_s, hop.down_s))]
+        if row.hops
+        else []
+    )
     return max(*stages, *links)
 
 
 def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power | None = None) -> float:
-    """What the plan wants least of: seconds by default, else the weighted sum of seconds and joules."""
+    """The quantity that the plan minimises: seconds by default, otherwise the weighted sum of seconds and joules."""
     risk_s = now.risk_s.get(row.name, 0.0)
     seconds = latency_s(row, now) + risk_s
     if not weights:
@@ -347,53 +379,62 @@ def cost(row: Row, now: Conditions, weights: Mapping[str, float], power: Power |
         drawn = power or Power()
         total += weights["energy"] * (energy_j(row, now, drawn) + drawn.busy_watts * risk_s)
     if "throughput" in weights:
-        total += weights["throughput"] * slowest_s(row, now)
+        total += weights["throughput"] * slowest_stage_s(row, now)
     return total
 
 
-def best(
+def best_row(
     rows: Iterable[Row], now: Conditions, weights: Mapping[str, float] | None = None, power: Power | None = None
 ) -> Row | None:
-    """The usable row of least cost, ties to fewer bytes, then to the earlier row; None if no row is usable."""
+    """The usable row of least cost, ties going to fewer bytes, then to the earlier row; None if no row is usable."""
+    # The lower envelope of the rows' cost lines at the current conditions, evaluated by taking the minimum of all rows.
     usable = [row for row in rows if row.is_local or now.remote_ok]
     return min(usable, key=lambda row: (cost(row, now, weights or {}, power), row.up_bytes), default=None)
 
 
-def choose(plan: Plan, now: Conditions, current: str | None = None, hysteresis: Hysteresis | None = None) -> Row | None:
-    """The row to use next, or None if nothing usable is left.
+def choose_row(
+    plan: Plan, now: Conditions, current: str | None = None, hysteresis: Hysteresis | None = None
+) -> Row | None:
+    """The row to use next, or None if no row is usable.
 
-    `current` names the row in use: it is kept unless another is better by more than `hysteresis` says. A condition that
-    no measurement gives (not a number, negative) counts as planned; an endless round trip or load is nobody there.
+    `current` names the row in use: it is kept unless another is better by more than `hysteresis`. A condition that no
+    measurement can give (not a number, negative) counts as planned; an infinite round trip or load counts as an
+    unreachable remote.
     """
-    now = _as_far_as_known(plan, now)
-    forced = best((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
+    now = _with_valid_conditions(plan, now)
+    # 1. A row that the operator forces is used whenever it is usable.
+    forced = best_row((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
     if forced is not None:
         return forced
-    winner = best(plan.rows, now, plan.weights, plan.power)
+    # 2. The cheapest usable row, if no usable row is in use.
+    winner = best_row(plan.rows, now, plan.weights, plan.power)
     if winner is None or current is None or winner.name == current:
         return winner
-    held = next((row for row in plan.rows if row.name == current and (row.is_local or now.remote_ok)), None)
-    if held is None:
+    current_row = next((row for row in plan.rows if row.name == current and (row.is_local or now.remote_ok)), None)
+    if current_row is None:
         return winner
+    # 3. Hysteresis: the winner must be better both by a ratio and by an absolute gain, or rows of almost equal cost
+    # would alternate with every measurement. A current row of infinite cost is left in any case.
     margin = hysteresis or Hysteresis()
-    held_cost, winner_cost = (cost(row, now, plan.weights, plan.power) for row in (held, winner))
-    worth_it = winner_cost < held_cost * margin.ratio and held_cost - winner_cost > _least_gain(plan, margin)
-    return winner if worth_it or math.isinf(held_cost) else held
+    current_cost, winner_cost = (cost(row, now, plan.weights, plan.power) for row in (current_row, winner))
+    is_better = winner_cost < current_cost * margin.ratio and current_cost - winner_cost > _min_cost_gain(plan, margin)
+    return winner if is_better or math.isinf(current_cost) else current_row
 
 
-def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
-    """The conditions with what was planned in place of what cannot be."""
+def _with_valid_conditions(plan: Plan, now: Conditions) -> Conditions:
+    """The conditions, with the planned value in place of each impossible one."""
     link = now.link
     rates, rest = (link.up_bytes_per_s, link.down_bytes_per_s), (link.rtt_s, now.server_load, now.device_slowdown)
-    # A comparison with what is not a number is false.
-    if all(rate >= 0 for rate in rates) and all(0 <= one < math.inf for one in rest):
+    # Comparisons with NaN are false, so NaN takes the replacement path below.
+    if all(rate >= 0 for rate in rates) and all(0 <= value < math.inf for value in rest):
         return now
     up, down = (
         rate if rate >= 0 else usual
         for rate, usual in zip(rates, (plan.link.up_bytes_per_s, plan.link.down_bytes_per_s), strict=True)
     )
     rtt_s, load, slowdown = (
-        one if 0 <= one < math.inf else usual for one, usual in zip(rest, (plan.link.rtt_s, 1.0, 1.0), strict=True)
+        value if 0 <= value < math.inf else usual
+        for value, usual in zip(rest, (plan.link.rtt_s, 1.0, 1.0), strict=True)
     )
     return Conditions(
         link=msgspec.structs.replace(link, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt_s),
@@ -405,9 +446,9 @@ def _as_far_as_known(plan: Plan, now: Conditions) -> Conditions:
     )
 
 
-def _least_gain(plan: Plan, margin: Hysteresis) -> float:
-    """`gain_s` as a cost. Where only joules count there is no such floor: the ratio decides."""
+def _min_cost_gain(plan: Plan, margin: Hysteresis) -> float:
+    """`gain_s` in the unit of the cost. Where only joules count, there is no absolute threshold: the ratio decides."""
     return margin.gain_s * plan.weights.get("latency", 0.0) if plan.weights else margin.gain_s
 
 
-settle(__name__)
+warm_up_structs(__name__)

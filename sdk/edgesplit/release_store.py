@@ -1,9 +1,10 @@
-"""Releases on disk: `<folder>/<digest>/{manifest.json, proof/*.json, slices/<name>/{graph.onnx, weights.bin}}`.
+"""Store of releases on disk: `<folder>/<digest>/{manifest.json, proof/*.json, slices/<name>/{graph.onnx,
+weights.bin}}`.
 
-Promises: a release appears whole or not at all, by one rename after everything was fsynced; what is opened has its
-signatures verified anew, and a slice handed out has its SHA-256 verified at that moment, a recut's also what is in it
-(`edgesplit.release.recut`); only regular files inside the folder count, and no name leads out of it. Leaves to others:
-which release to run, and fetching the chunks.
+A release appears atomically, by one rename after everything was fsynced. Signatures are verified each time a release is
+opened, and the SHA-256 of a slice each time it is loaded; for a recut also its content (`edgesplit.release.recut`).
+Only regular files inside the folder are read, and no name can escape it. Choosing the release to run and fetching the
+chunks are done elsewhere.
 """
 
 from __future__ import annotations
@@ -18,74 +19,78 @@ from pathlib import Path
 
 from edgesplit import identifiers
 from edgesplit.atomic_files import make_folders, remove, sync_file, sync_folder, write_durably
-from edgesplit.crypto.slice_encryption import Keys, SliceSource, open_slice
+from edgesplit.crypto.slice_encryption import Keys, SliceSource, decrypt_slice
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.release.fingerprint import Anatomy
+from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import Manifest, Slice, SliceFile, release_digest
-from edgesplit.release.recut import check_slice
-from edgesplit.trust.store import Proof, Verified, verify_release
+from edgesplit.release.recut import check_recut_slice
+from edgesplit.trust.store import Proof, VerifiedRelease, verify_release
 
-PROOF_FILES = 1_024
+MAX_PROOF_FILES = 1_024
+"""Maximum number of metadata files in one release's proof."""
 _READ_BYTES = 1 << 20
 
 ChunkSource = Callable[[str], bytes]
-"""The bytes of a chunk by its SHA-256; whatever it raises rises."""
+"""Returns the bytes of a chunk by its SHA-256; its exceptions are not caught."""
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """A release on disk whose manifest is trusted."""
+class StoredRelease:
+    """A release on disk whose manifest has been verified."""
 
     manifest: Manifest
     digest: str
     folder: Path
     keys: Keys = field(default_factory=dict, repr=False)
-    """Content keys of its encrypted slices, as far as they were given to this machine."""
+    """Content keys of its encrypted slices, as far as this machine has them."""
     base: Manifest | None = None
-    """Of a recut: the release that it is another cut of..."""
-    anatomy: Anatomy | None = None
-    """...and what its model consists of, where that release says it."""
+    """For a recut: the manifest of the release that it is another cut of."""
+    fingerprint: Fingerprint | None = None
+    """For a recut: the fingerprint of its model, where the base release has one."""
 
     def slice_folder(self, name: str) -> SliceSource:
-        """Where that slice's files are, verified just now: call it at each load. TrustError if one is wrong.
+        """The slice's files, verified by this call, so call it at each load. TrustError if a file is wrong.
 
-        Their folder, or for an encrypted slice memory: on disk its files stay encrypted.
+        Returns their folder, or for an encrypted slice its decrypted files in memory: on disk they stay encrypted.
         """
         slice_ = _slice_of(self.manifest, name)
-        folder = self._checked(slice_)
+        folder = self._verified_slice_folder(slice_)
         if slice_.sealed is None:
             return folder
-        return open_slice(
+        return decrypt_slice(
             slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys
         )
 
-    def _checked(self, slice_: Slice) -> Path:
+    def _verified_slice_folder(self, slice_: Slice) -> Path:
         folder = self.folder / "slices" / identifiers.slice_name(slice_.name)
         self.check(slice_, folder)
         return folder
 
     def check(self, slice_: Slice, folder: Path) -> None:
-        """TrustError unless that slice's files in `folder` are what was signed, and of a recut what was released."""
+        """TrustError unless the slice's files in `folder` are those that were signed, and for a recut also match the
+        base release."""
         for file in slice_.files:
             _check_file(folder, file, self.folder)
         if self.base is not None:
-            check_slice(slice_, self.base, self.anatomy, lambda _, file: _mapped(folder / file.name, self.folder))
+            check_recut_slice(
+                slice_, self.base, self.fingerprint, lambda _, file: _map_file(folder / file.name, self.folder)
+            )
 
-    def has_slices(self, only: Collection[str]) -> bool:
-        """Are all of these slices there, whole?"""
+    def has_slices(self, names: Collection[str]) -> bool:
+        """True if all these slices are present and intact."""
         try:
-            for name in only:
-                self._checked(_slice_of(self.manifest, name))
+            for name in names:
+                self._verified_slice_folder(_slice_of(self.manifest, name))
         except TrustError:
             return False
         return True
 
 
-def open_release(folder: Path, digest: str, bootstrap_root: bytes) -> Release:
-    """The release of that digest under `folder`, believed because its own proof leads from `bootstrap_root` to it.
+def open_release(folder: Path, digest: str, bootstrap_root: bytes) -> StoredRelease:
+    """Open the release `digest` under `folder`, verifying its own proof from `bootstrap_root` on.
 
-    TrustError if it is not there, not whole or not signed.
+    TrustError if it is missing, incomplete or not signed.
     """
     home = folder / identifiers.sha256_hex(digest)
     raw = _read_regular(home, home / "manifest.json", LIMITS.manifest_bytes)
@@ -95,11 +100,11 @@ def open_release(folder: Path, digest: str, bootstrap_root: bytes) -> Release:
         verified = verify_release(raw, _read_proof(home), bootstrap_root)
     except MalformedMessage as error:
         raise TrustError(f"release {digest[:12]}: {error}") from error
-    return _release(verified, digest, home)
+    return _stored_release(verified, digest, home)
 
 
-def _release(verified: Verified, digest: str, home: Path) -> Release:
-    return Release(verified.manifest, digest, home, base=verified.base, anatomy=verified.anatomy)
+def _stored_release(verified: VerifiedRelease, digest: str, home: Path) -> StoredRelease:
+    return StoredRelease(verified.manifest, digest, home, base=verified.base, fingerprint=verified.fingerprint)
 
 
 def write_release(
@@ -111,23 +116,25 @@ def write_release(
     only: Collection[str] | None = None,
     *,
     bootstrap_root: bytes,
-) -> Release:
-    """Put a release (`only` these slices of it, all by default) under `folder`, from its chunks; returns it opened.
+) -> StoredRelease:
+    """Write a release (`only` these slices of it, by default all) under `folder` from its chunks; returns it opened.
 
-    What is already there and right is kept; what is missing or spoiled is written anew. Every byte is verified on its
-    way, so a wrong chunk (TrustError) leaves nothing behind.
+    Intact slices that are already there are kept; missing or damaged ones are written again. Every byte is verified
+    before the release becomes visible, so a wrong chunk (TrustError) leaves nothing behind.
     """
     verified = verify_release(raw_manifest, proof, bootstrap_root)
     manifest = verified.manifest
     if release_digest(raw_manifest) != identifiers.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
-    wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.every_slice)
+    wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.all_slices)
     try:
         release = open_release(folder, digest, bootstrap_root)
     except TrustError:
-        _write_anew(folder, _release(verified, digest, folder / digest), raw_manifest, proof, wanted, chunk)
+        _write_new_release(
+            folder, _stored_release(verified, digest, folder / digest), raw_manifest, proof, wanted, chunk
+        )
     else:
-        _complete(release, wanted, chunk)
+        _add_missing_slices(release, wanted, chunk)
     return open_release(folder, digest, bootstrap_root)
 
 
@@ -136,86 +143,94 @@ def adopt_release(
     digest: str,
     raw_manifest: bytes,
     proof: Proof,
-    made: Path,
+    staged: Path,
     only: Collection[str],
     *,
     bootstrap_root: bytes,
-) -> Release:
-    """Make `made`, on the same file system, with the files of these slices in `slices/<name>/`, the release of that
-    digest under `folder`; returns it opened.
+) -> StoredRelease:
+    """Move the folder `staged` (on the same file system, with the slices' files in `slices/<name>/`) to become release
+    `digest` under `folder`; returns it opened.
 
-    Nothing is copied: one rename where the release is new, else one for each slice that it lacks. TrustError where a
-    file is not, byte for byte, what was signed; then all stays as it is.
+    Nothing is copied: one rename if the release is new, otherwise one for each slice that it lacks. TrustError where a
+    file differs from what was signed; then nothing is changed.
     """
-    ready = _release(verify_release(raw_manifest, proof, bootstrap_root), digest, made)
+    candidate = _stored_release(verify_release(raw_manifest, proof, bootstrap_root), digest, staged)
     if release_digest(raw_manifest) != identifiers.sha256_hex(digest):
         raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
-    wanted = [_slice_of(ready.manifest, name) for name in only]
-    for remains in list(made.rglob(".*.part")):
-        remains.unlink()
+    wanted = [_slice_of(candidate.manifest, name) for name in only]
+    for part_file in list(staged.rglob(".*.part")):
+        part_file.unlink()
     make_folders(folder)
     try:
-        there = open_release(folder, digest, bootstrap_root)
+        existing = open_release(folder, digest, bootstrap_root)
     except TrustError:
-        for one in wanted:
-            ready.check(one, made / "slices" / identifiers.slice_name(one.name))
-        _adopt_whole(folder, digest, raw_manifest, proof, made)
+        for slice_ in wanted:
+            candidate.check(slice_, staged / "slices" / identifiers.slice_name(slice_.name))
+        _adopt_new_release(folder, digest, raw_manifest, proof, staged)
     else:
-        # What is there already may have come by a rename whose folder was not synced any more.
-        lacking = [one for one in wanted if one.files and not there.has_slices([one.name])]
-        for one in lacking:
-            ready.check(one, made / "slices" / identifiers.slice_name(one.name))
-        for one in lacking:
-            _adopt_slice(there.folder / "slices", made / "slices", one.name)
-        sync_folder(there.folder / "slices")
+        # Slices that are already there may have been renamed into place by a run that crashed before the fsync of the
+        # folder, so the folders are fsynced even if nothing is missing.
+        missing = [slice_ for slice_ in wanted if slice_.files and not existing.has_slices([slice_.name])]
+        for slice_ in missing:
+            candidate.check(slice_, staged / "slices" / identifiers.slice_name(slice_.name))
+        for slice_ in missing:
+            _adopt_slice(existing.folder / "slices", staged / "slices", slice_.name)
+        sync_folder(existing.folder / "slices")
         sync_folder(folder)
-        remove(made)
+        remove(staged)
     return open_release(folder, digest, bootstrap_root)
 
 
-def _adopt_whole(folder: Path, digest: str, raw_manifest: bytes, proof: Proof, made: Path) -> None:
-    write_durably(made / "manifest.json", raw_manifest)
+def _adopt_new_release(folder: Path, digest: str, raw_manifest: bytes, proof: Proof, staged: Path) -> None:
+    write_durably(staged / "manifest.json", raw_manifest)
     for name, raw in proof.items():
-        write_durably(made / "proof" / identifiers.slice_name(name), raw)
-    (made / "slices").mkdir(exist_ok=True)
-    _sync_folders(made)
+        write_durably(staged / "proof" / identifiers.slice_name(name), raw)
+    (staged / "slices").mkdir(exist_ok=True)
+    _sync_folders(staged)
     if os.path.lexists(folder / digest):
         _discard(folder / digest, folder / f".{digest}.removed")
-    os.rename(made, folder / digest)
+    os.rename(staged, folder / digest)
     sync_folder(folder)
-    sync_folder(made.parent)
+    sync_folder(staged.parent)
 
 
-def _adopt_slice(slices: Path, made: Path, name: str) -> None:
+def _adopt_slice(slices: Path, staged: Path, name: str) -> None:
     if os.path.lexists(slices / name):
         _discard(slices / name, slices / f".{name}.removed")
-    os.rename(made / name, slices / name)
+    os.rename(staged / name, slices / name)
     sync_folder(slices)
 
 
 def stored_releases(folder: Path) -> list[str]:
-    """Digests of the releases under `folder`, none of them verified yet."""
+    """Digests of the releases under `folder`, not verified."""
     if not folder.is_dir():
         return []
-    return sorted(one.name for one in folder.iterdir() if identifiers.SHA256.fullmatch(one.name) and one.is_dir())
+    return sorted(
+        entry.name for entry in folder.iterdir() if identifiers.SHA256.fullmatch(entry.name) and entry.is_dir()
+    )
 
 
 def remove_release(folder: Path, digest: str) -> None:
-    """Forget a release. It vanishes at once; its bytes follow."""
+    """Delete a release. It disappears atomically by a rename; its files are deleted afterwards."""
     home = folder / identifiers.sha256_hex(digest)
     if home.exists():
         _discard(home, folder / f".{digest}.removed")
 
 
-def remove_remains(folder: Path) -> None:
-    """Delete what was cut off on its way into a release or out of one. Nobody else may be writing there."""
+def remove_leftovers(folder: Path) -> None:
+    """Delete the leftovers of interrupted writes and removals. No other thread or process may write there meanwhile."""
     for pattern in (".*.part", ".*.removed", "*/slices/.*.part", "*/slices/.*.removed"):
-        for remains in list(folder.glob(pattern)):
-            remove(remains)
+        for leftover in list(folder.glob(pattern)):
+            remove(leftover)
 
 
-def _write_anew(
-    folder: Path, release: Release, raw_manifest: bytes, proof: Proof, wanted: Collection[Slice], chunk: ChunkSource
+def _write_new_release(
+    folder: Path,
+    release: StoredRelease,
+    raw_manifest: bytes,
+    proof: Proof,
+    wanted: Collection[Slice],
+    chunk: ChunkSource,
 ) -> None:
     make_folders(folder)
     digest = release.digest
@@ -226,9 +241,9 @@ def _write_anew(
         for name, raw in proof.items():
             write_durably(part / "proof" / identifiers.slice_name(name), raw)
         (part / "slices").mkdir()
-        for one in wanted:
-            _write_slice(part / "slices" / one.name, one, chunk)
-            replace(release, folder=part).check(one, part / "slices" / one.name)
+        for slice_ in wanted:
+            _write_slice(part / "slices" / slice_.name, slice_, chunk)
+            replace(release, folder=part).check(slice_, part / "slices" / slice_.name)
         _sync_folders(part)
         if os.path.lexists(home):
             _discard(home, folder / f".{digest}.removed")
@@ -239,20 +254,20 @@ def _write_anew(
     sync_folder(folder)
 
 
-def _complete(release: Release, wanted: Collection[Slice], chunk: ChunkSource) -> None:
-    """Add the slices that a release lacks, each by a rename of its own."""
+def _add_missing_slices(release: StoredRelease, wanted: Collection[Slice], chunk: ChunkSource) -> None:
+    """Add the slices that a release lacks, each by its own rename."""
     slices = release.folder / "slices"
-    for one in wanted:
-        if not one.files or release.has_slices([one.name]):
+    for slice_ in wanted:
+        if not slice_.files or release.has_slices([slice_.name]):
             continue
-        part = slices / f".{one.name}.part"
+        part = slices / f".{slice_.name}.part"
         remove(part)
         try:
-            _write_slice(part, one, chunk)
-            release.check(one, part)
-            if os.path.lexists(slices / one.name):
-                _discard(slices / one.name, slices / f".{one.name}.removed")
-            os.rename(part, slices / one.name)
+            _write_slice(part, slice_, chunk)
+            release.check(slice_, part)
+            if os.path.lexists(slices / slice_.name):
+                _discard(slices / slice_.name, slices / f".{slice_.name}.removed")
+            os.rename(part, slices / slice_.name)
         except BaseException:
             remove(part)
             raise
@@ -269,13 +284,14 @@ def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource) -> None:
 
 
 def _write_file(path: Path, file: SliceFile, chunk: ChunkSource) -> None:
-    """Chunk by chunk, so that memory stays small; each verified, and the whole."""
+    """Write a file chunk by chunk, so that memory use stays small. Each chunk and the whole file are verified;
+    TrustError."""
     whole = hashlib.sha256()
     with open(path, "xb") as out:
-        for piece in file.chunks:
-            data = chunk(piece.sha256)
-            if len(data) != piece.bytes or hashlib.sha256(data).hexdigest() != piece.sha256:
-                raise TrustError(f"chunk {piece.sha256[:12]} of {path.name}: wrong bytes")
+        for spec in file.chunks:
+            data = chunk(spec.sha256)
+            if len(data) != spec.bytes or hashlib.sha256(data).hexdigest() != spec.sha256:
+                raise TrustError(f"chunk {spec.sha256[:12]} of {path.name}: wrong bytes")
             whole.update(data)
             out.write(data)
         if whole.hexdigest() != file.sha256:
@@ -285,7 +301,7 @@ def _write_file(path: Path, file: SliceFile, chunk: ChunkSource) -> None:
 
 
 def _check_file(folder: Path, file: SliceFile, release_folder: Path) -> None:
-    """The file on disk is, byte for byte, the one that was signed."""
+    """TrustError unless the file on disk is, byte for byte, the one that was signed."""
     descriptor = _open_regular(release_folder, folder / file.name)
     with os.fdopen(descriptor, "rb") as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -298,8 +314,8 @@ def _check_file(folder: Path, file: SliceFile, release_folder: Path) -> None:
         raise TrustError(f"{folder.name}/{file.name}: its SHA-256 is not the one that was signed")
 
 
-def _mapped(path: Path, release_folder: Path) -> bytes | mmap.mmap:
-    """The file's bytes, in memory only where they are looked at."""
+def _map_file(path: Path, release_folder: Path) -> bytes | mmap.mmap:
+    """The file memory-mapped, so that only the pages that are read use memory."""
     descriptor = _open_regular(release_folder, path)
     with os.fdopen(descriptor, "rb") as opened:
         empty = os.fstat(opened.fileno()).st_size == 0
@@ -317,10 +333,10 @@ def _read_proof(home: Path) -> dict[str, bytes]:
     folder = home / "proof"
     if folder.is_symlink() or not folder.is_dir():
         raise TrustError(f"{home.name[:12]}: no proof beside the manifest")
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(".json"))
-    if len(found) > PROOF_FILES:
-        raise TrustError(f"{home.name[:12]}: {len(found)} proof files, at most {PROOF_FILES}")
-    return {name: _read_regular(home, folder / name, LIMITS.metadata_bytes) for name in found}
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(".json"))
+    if len(names) > MAX_PROOF_FILES:
+        raise TrustError(f"{home.name[:12]}: {len(names)} proof files, at most {MAX_PROOF_FILES}")
+    return {name: _read_regular(home, folder / name, LIMITS.metadata_bytes) for name in names}
 
 
 def _read_regular(release_folder: Path, path: Path, most: int) -> bytes:
@@ -332,7 +348,8 @@ def _read_regular(release_folder: Path, path: Path, most: int) -> bytes:
 
 
 def _open_regular(release_folder: Path, path: Path) -> int:
-    """A descriptor of a regular file; no folder from the release down to it, nor itself, may be a link."""
+    """Open a regular file and return its descriptor. TrustError if the file, or a folder from the release down to it,
+    is a symbolic link."""
     for parent in path.parents:
         if parent.is_symlink():
             raise TrustError(f"{parent} is a link")
@@ -353,9 +370,9 @@ def _sync_folders(top: Path) -> None:
         sync_folder(Path(folder))
 
 
-def _discard(path: Path, grave: Path) -> None:
-    """Take `path` out of the way by one rename, then delete it."""
-    remove(grave)
-    os.rename(path, grave)
+def _discard(path: Path, removed: Path) -> None:
+    """Rename `path` to `removed`, so that it disappears atomically, then delete it."""
+    remove(removed)
+    os.rename(path, removed)
     sync_folder(path.parent)
-    remove(grave)
+    remove(removed)

@@ -1,8 +1,8 @@
-"""The controller of a simulated fleet: the real parts over a real database and a real TUF repository, on a hub's time,
-at a broker that is in this process.
+"""The controller of a simulated fleet: the controller's own classes over a real database and a real TUF repository, on
+virtual time, connected to an in-process broker.
 
-What `edgectl up` puts around them is not here: no HTTP, no mosquitto, no processes. `kill` is SIGKILL: nothing is
-written any more, the next `start` finds what is on disk. `backup` and `restore` copy the whole folder.
+What `edgectl up` adds around them is left out: no HTTP, no mosquitto, no processes. `kill` acts as SIGKILL: nothing
+more is written, and the next `start` finds what is on disk. `backup` and `restore` copy the whole folder.
 """
 
 from __future__ import annotations
@@ -13,80 +13,82 @@ from pathlib import Path
 
 from edgesplit.errors import EdgeError
 from edgesplit.mqtt import messages
-from edgesplit.testing.in_memory_broker import LocalBroker, LocalSession
+from edgesplit.testing.in_memory_broker import InMemoryBroker, InMemorySession
 from edgesplit.testing.virtual_time import Hub
 from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_document
-from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.messaging.broker import CONTROLLER
 from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Delivery, Sources
-from edgesplit_controller.messaging.statement_publisher import Stating
+from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.planning.planner_service import Planning, Wish
-from edgesplit_controller.releases.build import Releasing
+from edgesplit_controller.planning.planner_service import PlanningService, PlanOptions
+from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.content_keys import load_or_make_content_keys
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.rollout.engine import Rollouts, Wanted
-from edgesplit_controller.rollout.release_health import of_members
-from edgesplit_controller.rollout.request import PLAIN, Asked
+from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
+from edgesplit_controller.rollout.release_health import evidence_of_members
+from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database, Model
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_simulation.releases import SimulatedRelease
 
-TEND_S = 60.0
+HOUSEKEEPING_S = 60.0
 STEP_S = 2.0
-"""Between two steps of the rollouts, where devices say nothing new..."""
-NEWS_S = 0.5
-"""...and after they did."""
-FOLLOW_STEPS = 30
-WAKES_S = 0.2
-"""How late the controller's workers wake: what comes meanwhile is taken in together."""
+"""Seconds between two rollout steps while devices report nothing new."""
+STEP_AFTER_REPORT_S = 0.5
+"""Seconds from a device's report to the next rollout step."""
+FOLLOW_UP_STEPS = 30
+"""Every so many rollout steps, devices that came back are followed up and late ones are caught up."""
+WAKE_DELAY_S = 0.2
+"""Seconds until the controller's worker threads wake; messages that arrive within this time are ingested in one batch.
+"""
 STATEMENT_S = 30 * 86_400
 
 
 class SimulatedController:
-    """One controller on one folder. `start` before anything else."""
+    """One controller on one data folder; call `start` first."""
 
     def __init__(
         self,
         folder: Path,
         hub: Hub,
-        broker: LocalBroker,
+        broker: InMemoryBroker,
         *,
         url: str = "",
         stale_after_s: float = 10.0,
-        tend_s: float = TEND_S,
+        housekeeping_s: float = HOUSEKEEPING_S,
         step_s: float = STEP_S,
-        wakes_s: float = WAKES_S,
-        keeps: bool = False,
+        wake_delay_s: float = WAKE_DELAY_S,
+        acknowledges: bool = False,
     ) -> None:
-        """`url`: of the database; empty: SQLite in the folder. `keeps`: tell devices what of theirs is stored, which
-        those wait for that keep what they measure."""
+        """`url` is the database URL; empty means SQLite in `folder`. `acknowledges`: acknowledge stored telemetry to
+        devices, which devices with a telemetry backlog wait for."""
         self.folder = folder
-        self.keeps = keeps
+        self.acknowledges = acknowledges
         self.hub = hub
         self.broker = broker
         self.url = url
         self.starts = 0
         self._stale_after_s = stale_after_s
-        self._tend_s = tend_s
+        self._housekeeping_s = housekeeping_s
         self._step_s = step_s
-        self._wakes_s = wakes_s
+        self._wake_delay_s = wake_delay_s
         self._steps = 0
         self._restored = False
-        self._session: LocalSession | None = None
+        self._session: InMemorySession | None = None
         self._tasks: list[tuple[float, Callable[[SimulatedController], None]]] = []
-        broker.let_in = self._let_in
+        broker.refusal_reason = self._refusal_reason
 
     @property
     def is_running(self) -> bool:
-        """It was started, and not killed since."""
+        """True from `start` until `kill`."""
         return self._session is not None
 
     def start(self) -> None:
-        """Assemble the parts over what is in the folder, as `edgectl up` does, and connect."""
+        """Assemble the controller's classes over the folder, as `edgectl up` does, and connect to the broker."""
         now, folder = self.hub.time, self.folder
         folder.mkdir(parents=True, exist_ok=True)
         self.starts += 1
@@ -97,131 +99,136 @@ class SimulatedController:
         self.blobs = BlobStore(folder / "blobs")
         self.registry = Registry(self.database, self.blobs, now=now)
         self.devices = Devices(self.database, stale_after_s=self._stale_after_s, now=now)
-        self.releasing = Releasing(
-            self.database, self.blobs, self.registry, Planning(self.database, self.registry, now=now), self.repository,
-            offload_releases=folder / "offload" / "releases",
+        self.release_builder = ReleaseBuilder(
+            self.database, self.blobs, self.registry, PlanningService(self.database, self.registry, now=now),
+            self.repository, offload_releases=folder / "offload" / "releases",
             content_keys=load_or_make_content_keys(folder / "keys" / "content.key"), now=now,
         )  # fmt: skip
-        gateways = Gateways(self.database, now=now, split_of=self.releasing.split_by_gateway)
+        gateways = Gateways(self.database, now=now, model_if_split=self.release_builder.split_by_gateway)
         self.director = Director(
             self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, tiers=gateways
         )
         self.rollouts = Rollouts(
-            self.database, self.director, now=now, announce=lambda told: self.delivery.tell(told), evidences=of_members
+            self.database,
+            self.director,
+            now=now,
+            announce=lambda devices: self.delivery.publish_statements(devices),
+            evidences=evidence_of_members,
         )
         self.delivery = Delivery(
             Sources(
                 metadata=self.repository.read,
                 chunk=self.blobs.get,
-                release_chunks=self.releasing.chunks_of,
-                hear=self._hear,
+                release_chunks=self.release_builder.chunks_of,
+                ingest=self._on_messages,
                 statements=self.director.statements,
-                flooding=self._flooding,
-                confirm=Stating(self.database).confirm,
+                on_flood=self._on_flood,
+                confirm=StatementPublisher(self.database).confirm,
             ),
-            self.hub.late(self._wakes_s),
+            self.hub.with_wakeup_delay(self._wake_delay_s),
         )
-        if self._restored:  # what devices were told since is not known: say everything anew, under counters of today
-            self.director.restate()
+        if self._restored:  # statements sent since the backup are lost: publish all again, with newer counters
+            self.director.resign_all()
             self._restored = False
         self._connect()
-        self.rollouts.excuse_absence()
-        self._every(self._step_s, self._step)
-        self._every(self._tend_s, self._tend)
+        self.rollouts.extend_timeouts_after_outage()
+        self._repeat(self._step_s, self._step)
+        self._repeat(self._housekeeping_s, self._run_housekeeping)
         for seconds, act in self._tasks:
-            self._every(seconds, lambda act=act: act(self))  # type: ignore[misc]
+            self._repeat(seconds, lambda act=act: act(self))  # type: ignore[misc]
 
-    def every(self, seconds: float, act: Callable[[SimulatedController], None]) -> None:
-        """Do that, now and then, for as long as the controller runs, and again after each start. It must not wait."""
+    def add_periodic_task(self, seconds: float, act: Callable[[SimulatedController], None]) -> None:
+        """Call `act` every `seconds` while the controller runs, again after each restart. `act` must not block."""
         self._tasks.append((seconds, act))
         if self.is_running:
-            self._every(seconds, lambda: act(self))
+            self._repeat(seconds, lambda: act(self))
 
     def kill(self) -> None:
-        """End it as SIGKILL does."""
+        """End the controller as SIGKILL does: nothing is written and its session ends without a goodbye."""
         session, self._session = self._session, None
         if session is None:
             return
         session.vanish()
-        self.broker.leave(session, will=False)
+        self.broker.remove_session(session, will=False)
         self.delivery.stop()
         self.database.close()
 
     def backup(self, to: Path) -> None:
-        """Copy everything, as an operator's backup does. The controller must not run, or must be idle."""
+        """Copy the whole data folder to `to`. The controller must be stopped or idle."""
         shutil.copytree(self.folder, to, dirs_exist_ok=False)
 
     def restore(self, backup: Path, *, restate: bool = True) -> None:
-        """Put a backup in place of what is here; the controller must not run. At its next start it states everything
-        anew, unless it is not to know that it was restored."""
+        """Replace the data folder by `backup`; the controller must be stopped. With `restate`, the next `start`
+        publishes every statement again under new counters; without, the controller does not learn that it was restored.
+        """
         shutil.rmtree(self.folder)
         shutil.copytree(backup, self.folder)
         self._restored = restate
 
-    # What operators and devices ask
+    # Requests of operators and devices
 
-    def claim(self, wish: ClaimWish) -> Claim:
-        """A one-time claim."""
-        token, expires = self.devices.claim(wish)
+    def claim(self, request: ClaimRequest) -> Claim:
+        """Create a one-time enrolment claim."""
+        token, expires = self.devices.claim(request)
         return Claim(
-            device=wish.device, device_class=wish.device_class, token=token, controller_url="https://simulated",
+            device=request.device, device_class=request.device_class, token=token, controller_url="https://simulated",
             ca_pem=self.authority.ca_pem, tuf_root=self.repository.root_bytes.decode(), expires=expires,
         )  # fmt: skip
 
     def enrol(self, request: bytes) -> bytes:
-        """The answer to a device's request, as the API gives it."""
-        asked = decode_document(request, EnrolmentRequest)
-        let_in = self.devices.enrol(
-            asked.token, asked.csr_pem.encode(), self.authority.sign_request, asked.encryption_key
+        """Answer a device's encoded `EnrolmentRequest` with an encoded `Enrolled`, as the HTTP API does."""
+        document = decode_document(request, EnrolmentRequest)
+        admitted = self.devices.enrol(
+            document.token, document.csr_pem.encode(), self.authority.sign_request, document.encryption_key
         )
-        if let_in.fresh:
-            self.delivery.forget([let_in.device])
+        if admitted.fresh:
+            self.delivery.clear_retained([admitted.device])
         enrolled = Enrolled(
-            device=let_in.device, certificate_pem=let_in.certificate.decode(), ca_pem=self.authority.ca_pem,
+            device=admitted.device, certificate_pem=admitted.certificate.decode(), ca_pem=self.authority.ca_pem,
             broker_host="simulated", broker_port=1, offload_url="https://simulated",
         )  # fmt: skip
         return encode_document(enrolled)
 
     def publish(self, release: SimulatedRelease) -> str:
-        """Sign a release and make it known; its digest."""
-        model = self._model(release)
+        """Sign a release and register it; returns its digest."""
+        model = self._insert_model_row(release)
         self.blobs.put_all(release.chunks.values())
-        self.releasing.publish(model, self.blobs.put(release.raw), Wish())
+        self.release_builder.publish(model, self.blobs.put(release.raw), PlanOptions())
         return release.digest
 
-    def deploy(self, release: SimulatedRelease, devices: Collection[str], asked: Asked = PLAIN) -> int:
-        """Begin to bring it to these devices; the rollout's number."""
-        chosen = [one for one in self.devices.all() if one.name in set(devices)]
+    def deploy(self, release: SimulatedRelease, devices: Collection[str], request: RolloutRequest = ALL_AT_ONCE) -> int:
+        """Start a rollout of the release to these devices; returns the rollout's number."""
+        chosen = [device for device in self.devices.all() if device.name in set(devices)]
         model = f"{release.model}@{release.version}"
-        wanted = Wanted(release.digest, model, chosen, targets=sorted(devices), asked=asked)
-        return self.rollouts.make(wanted).number
+        wanted = RolloutSpec(release.digest, model, chosen, targets=sorted(devices), request=request)
+        return self.rollouts.create(wanted).number
 
     def revoke(self, device: str) -> None:
-        """Take a device's right away."""
+        """Revoke a device's certificate and end its broker session."""
         self.devices.revoke(device)
-        self.delivery.tell([device])
-        self.broker.end(device)
+        self.delivery.publish_statements([device])
+        self.broker.disconnect(device)
 
-    # Inside
+    # Internals
 
     def _connect(self) -> None:
         session = self._session = self.broker.session(
             CONTROLLER, on_message=self.delivery.on_message, on_connect=self.delivery.on_connect
         )
-        self.broker.on_client = self.delivery.connected
+        self.broker.on_client = self.delivery.on_client_connected
         session.subscribe(SUBSCRIPTIONS, qos=1)
         self.delivery.start(session)
         session.start()
 
-    def _every(self, seconds: float, act: Callable[[], None]) -> None:
+    def _repeat(self, seconds: float, act: Callable[[], None]) -> None:
         def again() -> None:
             act()
-            self._every(seconds, act)
+            self._repeat(seconds, act)
 
-        self._after(seconds, again)
+        self._call_later(seconds, again)
 
-    def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Unless the controller has been killed by then."""
+    def _call_later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` after `seconds`, unless the controller was killed in the meantime."""
         started = self.starts
 
         def begin() -> None:
@@ -231,36 +238,37 @@ class SimulatedController:
         self.hub.call_later(seconds, begin)
 
     def _step(self) -> None:
-        """As `RolloutLoop` does; once in a while devices that know more are followed."""
+        """Run rollout steps until none is due, as `RolloutLoop` does; every `FOLLOW_UP_STEPS` calls also follow up
+        devices that came back."""
         while self.rollouts.step_all():
             pass
         self._steps += 1
-        if self._steps % FOLLOW_STEPS == 0:
-            self.rollouts.follow()
-            self.rollouts.catch_up()
+        if self._steps % FOLLOW_UP_STEPS == 0:
+            self.rollouts.add_matching_devices()
+            self.rollouts.overtake_reported_counters()
 
-    def _tend(self) -> None:
+    def _run_housekeeping(self) -> None:
         self.repository.refresh_timestamp()
         if renewed := self.director.renew():
-            self.delivery.tell(renewed)
-        self.devices.end_holds()
+            self.delivery.publish_statements(renewed)
+        self.devices.release_quarantined()
 
-    def _hear(self, said: list[tuple[str, messages.Message]]) -> None:
-        taken = self.devices.hear(said)
-        if self.keeps:
-            self.delivery.keep(taken.kept)
-        for device in taken.intruders:
-            self.broker.end(device)
-        if any(isinstance(message, messages.Reported) for _, message in said):
-            self.delivery.tell(self.director.settle())
-            self._after(NEWS_S, self._step)
+    def _on_messages(self, received: list[tuple[str, messages.Message]]) -> None:
+        ingested = self.devices.ingest(received)
+        if self.acknowledges:
+            self.delivery.acknowledge(ingested.acks)
+        for device in ingested.intruders:
+            self.broker.disconnect(device)
+        if any(isinstance(message, messages.Reported) for _, message in received):
+            self.delivery.publish_statements(self.director.refresh_gateway_statements())
+            self._call_later(STEP_AFTER_REPORT_S, self._step)
 
-    def _flooding(self, device: str, dropped: int) -> None:
-        if self.devices.hold(device, dropped):
-            self.broker.end(device)
+    def _on_flood(self, device: str, dropped: int) -> None:
+        if self.devices.quarantine(device, dropped):
+            self.broker.disconnect(device)
 
-    def _let_in(self, client: str) -> str:
-        """As the broker does by the revocation list."""
+    def _refusal_reason(self, client: str) -> str:
+        """The reason to refuse a client, empty to admit it; stands in for the broker's revocation list."""
         if client == CONTROLLER or not self.is_running:
             return ""
         try:
@@ -268,8 +276,8 @@ class SimulatedController:
         except EdgeError:
             return "unknown certificate"
 
-    def _model(self, release: SimulatedRelease) -> Model:
-        """The row of a model that nobody can compute."""
+    def _insert_model_row(self, release: SimulatedRelease) -> Model:
+        """Insert the database row of a model that cannot be executed."""
         with self.database.write() as session:
             model = Model(
                 name=release.model, version=release.version, sha256=release.digest, optimised_sha256=release.digest,

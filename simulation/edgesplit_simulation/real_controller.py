@@ -1,7 +1,7 @@
-"""Simulated devices at a real controller and its real broker, in real time: each with a key, a certificate and an MQTT
-session of its own, by mutual TLS. One process holds thousands.
+"""Simulated devices at a real controller and its real broker, in real time: each with its own key, certificate and MQTT
+session over mutual TLS. One process holds thousands.
 
-Devices enrol once, by real claims; a folder that is kept is found again by the next run.
+Devices enrol once, with real claims; a data folder that is kept is reused by the next run.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import msgspec
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError
-from edgesplit.testing.in_memory_broker import Way
+from edgesplit.testing.in_memory_broker import NetworkPath
 from edgesplit.testing.mqtt_reactor import Reactor, ReactorSession
 from edgesplit.trust.identity import Claim, decode_document
 from edgesplit_agent.control.certificate_renewal import certificate_in_use
-from edgesplit_agent.control.enrolment import credentials, enrol_patiently
-from edgesplit_agent.control.mqtt_uplink import Rhythm
+from edgesplit_agent.control.enrolment import credentials, enrol_with_retries
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_simulation.device.device import SimulatedDevice
-from edgesplit_simulation.fleet_members import Members
-from edgesplit_simulation.releases import Mood
+from edgesplit_simulation.fleet_members import BaseFleet
+from edgesplit_simulation.releases import Behaviour
 
 ENROL_AT_ONCE = 8
 
 
-class RealFleet(Members):
-    """Devices `PREFIX-FIRST` and on. `enrol`, then `start`, then `run`; `stop` in the end."""
+class RealFleet(BaseFleet):
+    """Devices named PREFIX-NUMBER at a real controller: `enrol`, `start`, `run`, and `stop` at the end."""
 
     def __init__(
         self,
@@ -44,27 +44,29 @@ class RealFleet(Members):
         prefix: str = "sim",
         seed: int = 1,
         classes: Mapping[str, float] | None = None,
-        rhythm: Rhythm,
+        telemetry_schedule: TelemetrySchedule,
         request_every_s: float = 0.0,
         health_s: float = 10.0,
         link: str = "wifi",
         group: str = "simulated",
-        keeps_bytes: int = 0,
+        telemetry_backlog_bytes: int = 0,
     ) -> None:
         self.reactor = Reactor()
         super().__init__(
-            folder, self.reactor.hub, seed=seed, classes=classes, rhythm=rhythm,
-            request_every_s=request_every_s, health_s=health_s, keeps_bytes=keeps_bytes,
+            folder, self.reactor.hub, seed=seed, classes=classes, telemetry_schedule=telemetry_schedule,
+            request_every_s=request_every_s, health_s=health_s, telemetry_backlog_bytes=telemetry_backlog_bytes,
         )  # fmt: skip
-        self.witness.signed = None  # the controller is another's: what it signed is not ours to list
-        self.next_mood: tuple[Mood, float] | None = None
-        """How the next release that devices see behaves, and on what share of them."""
+        self.checker.signed_files = (
+            None  # the controller is external: the set of files that it signed is not known here
+        )
+        self.next_behaviour: tuple[Behaviour, float] | None = None
+        """How the next release that devices receive behaves, and on what fraction of them."""
         self._api = api
-        self._wanted = [f"{prefix}-{number:05}" for number in range(first, first + devices)]
-        self._links = link
+        self._device_names = [f"{prefix}-{number:05}" for number in range(first, first + devices)]
+        self._link_name = link
         self._group = group
         self._identities: dict[str, Identity] = {}
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
 
     def __enter__(self) -> RealFleet:
         return self
@@ -75,32 +77,33 @@ class RealFleet(Members):
         self.stop()
 
     def enrol(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """Every device that is not enrolled yet, a few at a time."""
+        """Enrol every device that is not enrolled yet, `ENROL_AT_ONCE` at a time; `progress` receives the count and the
+        total."""
         self._begin()
         new = []
-        for name in self._wanted:
-            known = DataFolder(self.folder / "devices" / name).enrolled()
-            if known is None:
+        for name in self._device_names:
+            identity_on_disk = DataFolder(self.folder / "devices" / name).read_identity()
+            if identity_on_disk is None:
                 new.append(name)
             else:
-                self._identities[name] = known
-        wishes = [
-            {"device": name, "device_class": self._class_of(), "link": self._links, "group": self._group}
+                self._identities[name] = identity_on_disk
+        claim_requests = [
+            {"device": name, "device_class": self._draw_class(), "link": self._link_name, "group": self._group}
             for name in new
         ]
         with ThreadPoolExecutor(ENROL_AT_ONCE) as pool:
-            for done, identity in enumerate(pool.map(self._enrol_one, wishes), 1):
+            for done, identity in enumerate(pool.map(self._enrol_one, claim_requests), 1):
                 self._identities[identity.device] = identity
                 progress(done, len(new))
 
     def start(self, per_s: float = float("inf")) -> None:
-        """Switch every device on, so many a second."""
-        for number, name in enumerate(self._wanted):
+        """Switch on every device, `per_s` of them per second."""
+        for number, name in enumerate(self._device_names):
             self.hub.call_later(number / per_s, lambda name=name: self._switch_on(name))  # type: ignore[misc]
 
     def stop(self) -> None:
-        """Every device says goodbye and goes."""
-        self._ending.set()
+        """Stop every device in order and close the reactor."""
+        self._stopping.set()
         for device in self.devices.values():
             device.stop()
         self._finish()
@@ -108,29 +111,29 @@ class RealFleet(Members):
 
     @property
     def connected(self) -> int:
-        """How many devices the broker has let in."""
-        return sum(one.is_connected for one in self.devices.values())
+        """Number of devices with an accepted session."""
+        return sum(device.is_connected for device in self.devices.values())
 
-    def connect(self, way: Way) -> Callable[..., ReactorSession]:
-        """To the real broker."""
+    def connect(self, link: NetworkPath) -> Callable[..., ReactorSession]:
+        """A function that opens a session at the real broker."""
         return self.reactor.session
 
     def _switch_on(self, name: str) -> None:
         folder = DataFolder(self.folder / "devices" / name)
-        around = self._around(Way())
-        around.tls = lambda folder: credentials(folder).client_context()
-        around.certificate = lambda folder: str(certificate_in_use(folder).serial_number)
-        self._join(SimulatedDevice(folder, self._identities[name], around), on=True)
+        environment = self._environment(NetworkPath())
+        environment.tls = lambda folder: credentials(folder).client_context()
+        environment.certificate = lambda folder: str(certificate_in_use(folder).serial_number)
+        self._register(SimulatedDevice(folder, self._identities[name], environment), on=True)
 
-    def _mood(self, device: str, release: str) -> Mood:
-        if release not in self._moods:
-            self._moods[release], self.next_mood = self.next_mood or (Mood(), 0.0), None
-        return super()._mood(device, release)
+    def _behaviour_of(self, device: str, release: str) -> Behaviour:
+        if release not in self._behaviours:
+            self._behaviours[release], self.next_behaviour = self.next_behaviour or (Behaviour(), 0.0), None
+        return super()._behaviour_of(device, release)
 
-    def _enrol_one(self, wish: Mapping[str, Any]) -> Identity:
-        claim = decode_document(msgspec.json.encode(self._api.post("/v1/devices/claims", wish)), Claim)
+    def _enrol_one(self, claim_request: Mapping[str, Any]) -> Identity:
+        claim = decode_document(msgspec.json.encode(self._api.post("/v1/devices/claims", claim_request)), Claim)
         folder = DataFolder(self.folder / "devices" / claim.device)
-        identity = enrol_patiently(folder, claim, None, self._ending.wait)
+        identity = enrol_with_retries(folder, claim, None, self._stopping.wait)
         if identity is None:
             raise LinkError("stopped while devices were enrolled")
         return identity

@@ -1,7 +1,7 @@
-"""Releases for simulated devices: signed and delivered like any other, of a model that nobody has to compute.
+"""Releases for simulated devices: signed and delivered like any other, of a model that is never computed.
 
-Two slices, three rows. The golden answer is whatever the manifest says: a simulated runtime gives it, or another where
-the release is to be a bad one (`Mood`).
+Each has two slices and three plan rows. A simulated runtime returns the golden answer of the manifest, or a wrong one
+where the release is faulty (`Behaviour`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import (
     Chunk,
-    Golden,
+    GoldenExample,
     Manifest,
     Slice,
     SliceFile,
@@ -31,49 +31,51 @@ from edgesplit.release.manifest import (
 X, H, Y = (TensorSpec(name, "FP32", (1, 4)) for name in ("x", "h", "y"))
 PLANNED = Link(up_bytes_per_s=2_360_000.0, down_bytes_per_s=6_870_000.0, rtt_s=0.02, name="wifi")
 DEVICE_S, REMOTE_S = 0.25, 0.01
-"""Of the whole model, on a device and in the cloud. Made up: no device's figures."""
+"""Seconds of the whole model on a device and on the offload server; invented, not those of any device."""
 BOUNDARY_BYTES, INPUT_BYTES = 30_000, 150_000
 
 
 @dataclass(frozen=True, slots=True)
-class Mood:
-    """How a release behaves on the devices where it does not do well."""
+class Behaviour:
+    """How a release behaves on the devices where it is faulty."""
 
-    golden: bool = False
-    """It answers golden inputs wrongly, so that it is never activated."""
-    crash: bool = False
+    wrong_golden: bool = False
+    """Golden inputs are answered wrongly, so that the release is never activated."""
+    crashes: bool = False
     """Its worker is lost in every request once it serves."""
-    slow: float = 1.0
-    """It takes so many times as long as its plan says."""
+    slowdown: float = 1.0
+    """Factor of its run time over its plan."""
     leak_bytes: int = 0
-    """Its worker grows by so much with each request..."""
-    room_bytes: int = 256 * 2**20
-    """...and is ended at this, with the request that it runs."""
-    hungry: float = 1.0
-    """Each request takes so many times the energy."""
-    hotter: float = 0.0
-    """The device is hotter by so many degrees while it serves."""
+    """Bytes by which its worker grows with each request."""
+    memory_limit_bytes: int = 256 * 2**20
+    """Memory of its worker above which it is killed, with the request that it runs."""
+    energy_factor: float = 1.0
+    """Factor of the energy of each request."""
+    extra_celsius: float = 0.0
+    """Degrees Celsius that it adds to the device's temperature while it serves."""
     drift: float = 0.0
-    """Its answers are told to differ by this part from those of what ran before."""
+    """Reported output drift from the release that ran before, as a fraction."""
 
 
-WELL = Mood()
+HEALTHY = Behaviour()
+"""A healthy release."""
 
 
 @dataclass(frozen=True)
 class SimulatedRelease:
-    """What a controller signs and delivers."""
+    """A signed release as the controller delivers it."""
 
     model: str
-    """Without version."""
+    """Name of the model without version."""
     version: int
     raw: bytes
-    """The manifest."""
+    """The encoded manifest."""
     chunks: dict[str, bytes]
+    """Chunks by SHA-256."""
 
     @cached_property
     def digest(self) -> str:
-        """The release's name."""
+        """The release's digest."""
         return release_digest(self.raw)
 
     @property
@@ -92,16 +94,17 @@ def make_release(
     device_s: float = DEVICE_S,
     drift: float = 0.0,
 ) -> SimulatedRelease:
-    """`size`: bytes of the second slice, new in each version; the first slice stays as it is from version to version.
-    `drift`: by what part its answers differ from those of other versions."""
-    dice = random.Random(f"{model}@{version}")
+    """Make a release of the simulated model. `size` is the length in bytes of the second slice, which is new in each
+    version; the first slice is the same in every version. `drift` is the fraction by which its answers differ from
+    those of other versions."""
+    rng = random.Random(f"{model}@{version}")
     parts = {
         "a": [b"the first slice of " + model.encode() + b"w" * 300],
-        "b": [dice.randbytes(min(65_536, size - start)) for start in range(0, max(1, size), 65_536)],
+        "b": [rng.randbytes(min(65_536, size - start)) for start in range(0, max(1, size), 65_536)],
     }
-    given = np.arange(4, dtype=np.float32).reshape(1, 4)
-    answer = given * np.float32(2.0 * (1.0 + drift))
-    request = b"".join(oip.encode_request(oip.InferRequest({"x": given}, id=f"golden {version}"))[0])
+    golden_input = np.arange(4, dtype=np.float32).reshape(1, 4)
+    answer = golden_input * np.float32(2.0 * (1.0 + drift))
+    request = b"".join(oip.encode_request(oip.InferRequest({"x": golden_input}, id=f"golden {version}"))[0])
     response = b"".join(oip.encode_response(oip.InferResponse(model, {"y": answer}, id="golden"))[0])
     chunks = {_chunk(data).sha256: data for data in (*parts["a"], *parts["b"], request, response)}
     slices = tuple(
@@ -116,8 +119,10 @@ def make_release(
         inputs=(X,),
         outputs=(Y,),
         slices=slices,
-        plans={one: _plan(f"{model}@{version}", one, device_s) for one in sorted(set(classes))},
-        golden=(Golden(_chunk(request), _chunk(response)),),
+        plans={
+            device_class: _plan(f"{model}@{version}", device_class, device_s) for device_class in sorted(set(classes))
+        },
+        golden=(GoldenExample(_chunk(request), _chunk(response)),),
     )
     return SimulatedRelease(model, version, encode_manifest(manifest), chunks)
 

@@ -1,4 +1,4 @@
-"""Whole runs: a fleet, its faults, and what is found in the end."""
+"""Whole simulation runs: a fleet, its faults, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pathlib import Path
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit.process.lifecycle import open_as_many_files_as_allowed
-from edgesplit_agent.control.mqtt_uplink import Rhythm
-from edgesplit_simulation.faults.injector import Storm
-from edgesplit_simulation.faults.schedule import IN_REAL_TIME, Fault
-from edgesplit_simulation.fleet import Rates, SimulatedFleet
+from edgesplit.process.lifecycle import raise_open_file_limit
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
+from edgesplit_simulation.faults.injector import FaultInjector
+from edgesplit_simulation.faults.schedule import REAL_TIME_FAULTS, Fault
+from edgesplit_simulation.fleet import EventIntervals, SimulatedFleet
 from edgesplit_simulation.real_controller import RealFleet
 from edgesplit_simulation.summary import Summary
 
-SETTLE_S = 6 * 3_600.0
-"""After a storm in virtual time, every device must have come to the newest release within this."""
-TELL_S = 2.0
-GATHER_S = 30.0
-"""In real time: how long devices may take to connect before the run counts as begun."""
-SPARE_FILES = 100
-Tell = Callable[[str], None]
+CONVERGENCE_TIMEOUT_S = 6 * 3_600.0
+"""Virtual seconds after the last fault within which every device must run the newest release."""
+PROGRESS_INTERVAL_S = 2.0
+"""Real seconds between two progress lines."""
+CONNECT_TIMEOUT_S = 30.0
+"""Real seconds that devices may take to connect before the run counts as begun."""
+RESERVED_FILES = 100
+"""File descriptors that are left to the rest of the process."""
+OnProgress = Callable[[str], None]
 
 
 def run_virtual(
@@ -34,33 +36,40 @@ def run_virtual(
     classes: Mapping[str, float],
     link: Link,
     faults: Sequence[Fault],
-    lasts_s: float,
+    duration_s: float,
     request_every_s: float,
     telemetry_every_s: float,
     health_s: float,
-    keeps_bytes: int = 0,
-    tell: Tell = lambda line: None,
+    telemetry_backlog_bytes: int = 0,
+    on_progress: OnProgress = lambda line: None,
 ) -> Summary:
-    """A fleet with its own controller and broker, in virtual time."""
-    rates = Rates(
+    """Run a fleet with its own controller and broker in virtual time; `on_progress` receives progress lines."""
+    rates = EventIntervals(
         telemetry_every_s=telemetry_every_s, request_every_s=request_every_s, stale_after_s=3 * telemetry_every_s,
         step_every_s=min(60.0, telemetry_every_s),
     )  # fmt: skip
     fleet = SimulatedFleet(
-        folder, devices, seed=seed, classes=classes, rates=rates, health_s=health_s, link=link, keeps_bytes=keeps_bytes
+        folder,
+        devices,
+        seed=seed,
+        classes=classes,
+        intervals=rates,
+        health_s=health_s,
+        link=link,
+        telemetry_backlog_bytes=telemetry_backlog_bytes,
     )
     with fleet:
-        storm = Storm(fleet, faults)
-        storm.begin()
+        injector = FaultInjector(fleet, faults)
+        injector.begin()
 
         def now() -> Summary:
-            return Summary.of(fleet, storm, virtual=True, messages=fleet.broker.counts.published)
+            return Summary.from_fleet(fleet, injector, virtual=True, messages=fleet.broker.counts.published)
 
-        _told(fleet, lasts_s, tell, now)
-        storm.end()
-        if not fleet.run(SETTLE_S, lambda: storm.settled):
-            late = [name for name, one in fleet.devices.items() if not storm.has_settled(one)]
-            fleet.witness.complain(f"{len(late)} devices never came to the newest release, as {late[0]}")
+        _run_with_progress(fleet, duration_s, on_progress, now)
+        injector.end()
+        if not fleet.run(CONVERGENCE_TIMEOUT_S, lambda: injector.is_converged):
+            lagging = [name for name, device in fleet.devices.items() if not injector.has_converged(device)]
+            fleet.checker.add_violation(f"{len(lagging)} devices never came to the newest release, as {lagging[0]}")
         fleet.run(60.0)
         fleet.check()
         return now()
@@ -78,56 +87,62 @@ def run_real(
     classes: Mapping[str, float],
     link: str,
     faults: Sequence[Fault],
-    lasts_s: float,
+    duration_s: float,
     request_every_s: float,
     telemetry_every_s: float,
     health_s: float,
-    keeps_bytes: int = 0,
-    tell: Tell = lambda line: None,
+    telemetry_backlog_bytes: int = 0,
+    on_progress: OnProgress = lambda line: None,
 ) -> Summary:
-    """Devices at that controller and its broker, in real time."""
-    beyond = sorted({fault.what for fault in faults} - IN_REAL_TIME)
-    if beyond:
-        raise UsageError(f"{beyond[0]!r} is not ours to do to a controller that is real: leave it away, or --virtual")
+    """Run devices at that controller and its broker in real time; `on_progress` receives progress lines. UsageError
+    where a fault cannot be applied there, or where the process may not open enough files."""
+    unsupported = sorted({fault.kind for fault in faults} - REAL_TIME_FAULTS)
+    if unsupported:
+        raise UsageError(
+            f"{unsupported[0]!r} is not ours to do to a controller that is real: leave it away, or --virtual"
+        )
     fleet = RealFleet(
         folder, api, devices=devices, first=first, prefix=prefix, group=group, seed=seed, classes=classes, link=link,
-        rhythm=Rhythm(telemetry_every_s, min(1.0, telemetry_every_s)), request_every_s=request_every_s,
-        health_s=health_s, keeps_bytes=keeps_bytes,
+        telemetry_schedule=TelemetrySchedule(telemetry_every_s, min(1.0, telemetry_every_s)),
+        request_every_s=request_every_s, health_s=health_s, telemetry_backlog_bytes=telemetry_backlog_bytes,
     )  # fmt: skip
-    most = open_as_many_files_as_allowed()
-    if devices > most - SPARE_FILES:
+    max_files = raise_open_file_limit()
+    if devices > max_files - RESERVED_FILES:
         raise UsageError(
-            f"this process may open {most} files, and each device takes one: raise the limit (ulimit -n), or run"
+            f"this process may open {max_files} files, and each device takes one: raise the limit (ulimit -n), or run"
             " several of these with --first"
         )
     with fleet:
-        fleet.enrol(lambda done, of: tell(f"{done} of {of} devices enrolled") if done % 50 == 0 else None)
+        fleet.enrol(lambda done, of: on_progress(f"{done} of {of} devices enrolled") if done % 50 == 0 else None)
         fleet.start()
-        storm = Storm(fleet, faults)
+        injector = FaultInjector(fleet, faults)
 
         def now() -> Summary:
-            return Summary.of(fleet, storm, virtual=False)
+            return Summary.from_fleet(fleet, injector, virtual=False)
 
-        fleet.hub.run(GATHER_S, lambda: fleet.connected == devices)
-        storm.begin()
+        fleet.hub.run(CONNECT_TIMEOUT_S, lambda: fleet.connected == devices)
+        injector.begin()
         try:
-            _told(fleet, lasts_s, tell, now)
-            storm.end()
+            _run_with_progress(fleet, duration_s, on_progress, now)
+            injector.end()
         except KeyboardInterrupt:
-            tell("stopping")
+            on_progress("stopping")
         fleet.check()
         return now()
 
 
-def _told(fleet: SimulatedFleet | RealFleet, lasts_s: float, tell: Tell, now: Callable[[], Summary]) -> None:
-    """Let the time pass, and say now and then how it goes."""
-    end, told_at = fleet.hub.monotonic() + lasts_s, 0.0
+def _run_with_progress(
+    fleet: SimulatedFleet | RealFleet, duration_s: float, on_progress: OnProgress, summarise: Callable[[], Summary]
+) -> None:
+    """Let `lasts_s` of the fleet's time pass and pass a progress line to `on_progress` every `PROGRESS_INTERVAL_S`
+    seconds."""
+    end, told_at = fleet.hub.monotonic() + duration_s, 0.0
 
     def due() -> bool:
-        return time.monotonic() - told_at >= TELL_S
+        return time.monotonic() - told_at >= PROGRESS_INTERVAL_S
 
     while fleet.hub.monotonic() < end:
         if not fleet.hub.run(end - fleet.hub.monotonic(), due):
             return
         told_at = time.monotonic()
-        tell(now().line())
+        on_progress(summarise().progress_line())

@@ -1,4 +1,4 @@
-"""What a simulated fleet is like at a moment, and what became of it in the end: for people, and as JSON."""
+"""The state of a simulated fleet during a run and its results at the end, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edgesplit_simulation.faults.injector import Storm
-from edgesplit_simulation.fleet_members import Members
+from edgesplit_simulation.faults.injector import FaultInjector
+from edgesplit_simulation.fleet_members import BaseFleet
 from edgesplit_simulation.quantities import span_text
 
-PROMISES = (
+INVARIANTS = (
     "no byte was loaded that nobody signed",
     "no device was told or obeyed an older statement",
     "every device that was once healthy answered from its start on",
     "no accepted request was lost or answered twice",
 )
+"""The invariants, as printed."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One moment."""
+    """The state of a fleet at one moment."""
 
     simulated: bool
     virtual: bool
     seed: int
     devices: int
     seconds: float
-    """Of the fleet's own time."""
+    """Elapsed seconds of the fleet's own time."""
     states: dict[str, int] = field(default_factory=dict)
-    """Devices: connected, without a connection, off, revoked, in safe mode."""
+    """Number of devices by state: connected, without connection, off, revoked, safe mode."""
     releases: dict[str, int] = field(default_factory=dict)
-    """Devices by what they answer by, `model release`."""
+    """Number of devices by the release that they serve (`model release`)."""
     requests: dict[str, int] = field(default_factory=dict)
-    """By what became of them."""
+    """Number of requests by outcome."""
     asked: int = 0
+    """Number of requests."""
     starts: int = 0
+    """Number of device starts."""
     statements: int = 0
-    """Believed and not, as they were said; 0 at a broker that is not ours."""
+    """Number of statements sent to devices, accepted or not; 0 at an external broker."""
     messages: int = 0
-    """Through a broker of ours."""
+    """Number of messages through the in-process broker; 0 at an external one."""
     loads: int = 0
+    """Number of files loaded."""
     faults: dict[str, int] = field(default_factory=dict)
+    """Number of faults by kind."""
     broken: list[str] = field(default_factory=list)
+    """Descriptions of violated invariants."""
     unchecked: list[str] = field(default_factory=list)
-    """Promises of which nothing is known here."""
+    """Invariants that cannot be checked in this kind of run."""
     fingerprint: str = ""
-    """In virtual time: the same seed and faults have the same."""
+    """In virtual time: hash of the run, equal for equal seed and faults; else empty."""
 
     @classmethod
-    def of(cls, fleet: Members, storm: Storm | None, *, virtual: bool, messages: int = 0) -> Summary:
-        """How it is now."""
-        witness = fleet.witness
+    def from_fleet(
+        cls, fleet: BaseFleet, injector: FaultInjector | None, *, virtual: bool, messages: int = 0
+    ) -> Summary:
+        """Summarise the fleet as it is now."""
+        witness = fleet.checker
         running: Counter[str] = Counter()
         for device in fleet.devices.values():
             running.update(f"{model} {release[:12]}" for model, release in device.running.items())
@@ -60,35 +68,35 @@ class Summary:
             virtual=virtual,
             seed=fleet.seed,
             devices=len(fleet.devices),
-            seconds=round(fleet.passed_s, 3),
+            seconds=round(fleet.elapsed_s, 3),
             states=dict(Counter(_state(fleet, name) for name in fleet.names)),
             releases=dict(running),
             requests=dict(witness.outcomes),
-            asked=witness.asked,
-            starts=sum(device.starts for device in fleet.devices.values()),
-            statements=witness.statements,
+            asked=witness.request_count,
+            starts=sum(device.start_count for device in fleet.devices.values()),
+            statements=witness.statement_count,
             messages=messages,
-            loads=witness.loads,
-            faults=dict(storm.counts) if storm is not None else {},
-            broken=list(witness.broken),
-            unchecked=[] if virtual else list(PROMISES[:2]),
+            loads=witness.load_count,
+            faults=dict(injector.counts) if injector is not None else {},
+            broken=list(witness.violations),
+            unchecked=[] if virtual else list(INVARIANTS[:2]),
             fingerprint=witness.fingerprint if virtual else "",
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as JSON-serialisable values."""
         return asdict(self)
 
-    def line(self) -> str:
-        """One line, while it runs."""
+    def progress_line(self) -> str:
+        """One line of progress."""
         parts = [span_text(self.seconds), _counts(self.states), _counts(self.releases)]
         parts.append(f"{self.asked} requests" + (f", {self.messages} messages" if self.messages else ""))
         if self.broken:
             parts.append(f"{len(self.broken)} promises broken")
         return "  ".join(part for part in parts if part)
 
-    def text(self) -> str:
-        """The end, whole."""
+    def report_text(self) -> str:
+        """The final report."""
         time = "virtual time" if self.virtual else "real time, at a real broker"
         lines = [
             f"{self.devices} simulated devices, {span_text(self.seconds)} of {time}, seed {self.seed}",
@@ -100,7 +108,7 @@ class Summary:
             lines.append(f"messages   {self.messages}, {self.statements} of them statements")
         if self.faults:
             lines.append(f"faults     {_counts(self.faults)}")
-        lines += [f"{self._mark(promise)} {promise}" for promise in PROMISES]
+        lines += [f"{self._mark(promise)} {promise}" for promise in INVARIANTS]
         lines += [f"BROKEN     {text}" for text in self.broken]
         if self.fingerprint:
             lines.append(f"fingerprint {self.fingerprint[:16]}: the same seed and faults give the same")
@@ -112,7 +120,7 @@ class Summary:
         return "see below:" if self.broken else "kept:"
 
 
-def _state(fleet: Members, name: str) -> str:
+def _state(fleet: BaseFleet, name: str) -> str:
     device = fleet.devices[name]
     if name in fleet.revoked:
         return "revoked"
@@ -124,4 +132,4 @@ def _state(fleet: Members, name: str) -> str:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -15,7 +15,7 @@ from arm64.image import boot_partition
 from arm64.raspberry import MOUNT
 from arm64.root import unpack_root
 from edgesplit.client.client import Client
-from edgesplit_cli.demo.processes import Child
+from edgesplit_cli.demo.processes import DemoProcess
 from edgesplit_cli.demo.run import free_port
 
 AGENT = "/opt/edgesplit-agent/current/bin/edgesplit-agent"
@@ -32,7 +32,7 @@ class Device:
         self.log = folder / "agent.log"
         self.port = free_port()
         self._emulator = emulator
-        self._agent: Child | None = None
+        self._agent: DemoProcess | None = None
         unpack_root(root, emulator, self.root)
         boot = self.root / MOUNT.lstrip("/")
         boot.mkdir(parents=True)
@@ -69,17 +69,17 @@ class Device:
         ]
         command += ["--health-seconds", "2"]
         argv = ["nice", "-n", "10", *self._emulator.argv(command, self.root)]
-        self._agent = Child("arm64", argv, self.log)
+        self._agent = DemoProcess("arm64", argv, self.log)
         self._agent.start()
 
     @property
     def running(self) -> bool:
         """Is the agent there?"""
-        return self._agent is not None and self._agent.running
+        return self._agent is not None and self._agent.is_running
 
     def said(self, lines: int = 15) -> str:
         """The end of the agent's log."""
-        return self._agent.last_words(lines) if self._agent is not None else ""
+        return self._agent.log_tail(lines) if self._agent is not None else ""
 
     @property
     def client(self) -> Client:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from arm64.debian import NotHere, install_tools
 from arm64.image import BOOT_AT, BOOT_MIB, MIB, ROOT_AT, boot_partition
-from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.process.lifecycle import die_with_starting_thread
 
 NETWORK = "198.18.77.0/24"
 """Of the machine, behind qemu: a range that no real network has."""
@@ -61,7 +61,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                preexec_fn=ending_with_us(signal.SIGKILL),
+                preexec_fn=die_with_starting_thread(signal.SIGKILL),
             )
 
     def cut_power(self) -> None:

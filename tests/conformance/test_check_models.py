@@ -50,7 +50,7 @@ def test_every_boundary_of_a_trained_model_is_exact(name: str) -> None:
     assert len(report.cuts) == len(model.graph.layers)
     assert [cut for cut in report.cuts if cut.verdict != "exact"] == []
     assert [cut for cut in report.cuts if cut.fast == "within" and (cut.fast_error or 1.0) > 1e-5] == []
-    assert report.fine and report.fast_fine and report.steady
+    assert report.is_safe and report.is_safe_fast and report.steady
     assert all(one.why for one in report.inside)
 
 
@@ -64,4 +64,4 @@ def test_hostile_files_are_refused_or_survived(name: str) -> None:
     except ModelRefused as refusal:
         assert str(refusal)
         return
-    assert report.fine
+    assert report.is_safe

@@ -24,9 +24,9 @@ from openapi_spec_validator import validate
 from schemathesis.checks import CHECKS
 
 from access_world import Person, World
-from edgesplit_controller.api.access_reference import declared
+from edgesplit_controller.api.access_reference import declared_routes
 from edgesplit_controller.api.app import ROUTERS
-from edgesplit_controller.api.openapi import described_routers
+from edgesplit_controller.api.openapi import document_of_routers
 from edgesplit_controller.storage.database import TelemetryRow
 from unit.registry_bench import a_model
 
@@ -36,7 +36,7 @@ SEED = int(os.environ.get("EDGESPLIT_SEED", "6"))
 HELD_TO = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 HEAVY = {"/v1/plans", "/v1/models/{reference}/profile", "/v1/models/{reference}/costs"}
 KNOWN = {"name": "cam-1", "number": 1, "reference": "real@1", "profile": "raspberrypi4"}
-DESCRIPTION = described_routers(ROUTERS)
+DESCRIPTION = document_of_routers(ROUTERS)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_description_is_valid() -> None:
     validate(DESCRIPTION)
     assert DESCRIPTION["openapi"].startswith("3.1.")
     there = {(method.upper(), path) for path, operations in DESCRIPTION["paths"].items() for method in operations}
-    every = {(one.method, one.path) for router in ROUTERS for one in declared(list(router.routes))}
+    every = {(one.method, one.path) for router in ROUTERS for one in declared_routes(list(router.routes))}
     assert there == {(method, path) for method, path in every if path.startswith("/v1/")}  # the rest are pages
     names = [one["operationId"] for operations in DESCRIPTION["paths"].values() for one in operations.values()]
     assert len(names) == len(set(names))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import ModelRefused
-from edgesplit.runtime import execute
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime import run_slices
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
@@ -59,8 +59,8 @@ def test_cut_reference_model_answers_like_the_whole(reference_models: Path, tmp_
         slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
         onnx_models.write_slices(tmp_path / str(number), slices)
         manifest = onnx_models.manifest_of(model, slices)
-        programs = load_slices(manifest, lambda one, n=number: tmp_path / str(n) / one, EngineByFormat())
-        live = execute(programs, [one.slice.name for one in slices], feeds)
+        programs = load_slices(manifest, lambda one, n=number: tmp_path / str(n) / one, DispatchingRuntime())
+        live = run_slices(programs, [one.slice.name for one in slices], feeds)
         assert onnx_models.same_bits(live, whole), f"{name}: {sets}"
     assert set(wanted) <= set(whole)
     for output, values in wanted.items():

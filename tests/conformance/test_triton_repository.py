@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import text_format
 
 from edgesplit_cli.export_files import CONFIG, MODEL, VERSION, triton_config, write_model
-from edgesplit_partitioner.onnx_format.export import wire_ends
+from edgesplit_partitioner.onnx_format.export import wire_signature
 from recut_world import CLASS, made
 from unit import onnx_models as tiny
 from unit.test_far_half import far_half, near_half
@@ -35,7 +35,7 @@ def test_what_is_exported_is_what_triton_would_load_and_answers_as_the_whole_mod
     rows = [row for row in one.manifest.plans[CLASS].rows if not row.is_local]
     assert rows
     for row in rows:
-        inputs, outputs = wire_ends(one.manifest, row)
+        inputs, outputs = wire_signature(one.manifest, row)
         label = f"{one.digest}.{CLASS}.{row.name}"
         text = triton_config(label, msgspec.to_builtins(inputs), msgspec.to_builtins(outputs))
         home = write_model(tmp_path / "models", label, text, far_half(one, row).SerializeToString())

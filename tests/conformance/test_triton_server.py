@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgesplit.offload_client.pool import Call, RemoteAnswer, RemoteFailure, ask
+from edgesplit.offload_client.pool import CancellableCall, OffloadAnswer, OffloadFailure, encode_offload_request
 from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
-from edgesplit_agent.offload.foreign_server import ForeignServers, Trust
+from edgesplit_agent.offload.foreign_server import ForeignServers, ForeignTls
 from edgesplit_cli.export_files import triton_config, write_model
-from edgesplit_partitioner.onnx_format.export import Part, ends_of, merged, wire_ends
+from edgesplit_partitioner.onnx_format.export import SlicePart, merge_slices, remote_signature, wire_signature
 from harness import eventually
 from recut_world import CLASS, made
 from unit import onnx_models as tiny
@@ -82,7 +82,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
     try:
-        remote = ForeignServers(Trust()).at(f"triton://127.0.0.1:{port}")
+        remote = ForeignServers(ForeignTls()).client_for(f"triton://127.0.0.1:{port}")
         eventually("Triton answers", lambda: isinstance(remote.ping(1.0), float))
         yield port, folder / "models"
     finally:
@@ -100,24 +100,24 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
     (cut, _) = one.manifest.plans[CLASS].rows
     row: Row = msgspec.structs.replace(cut, codecs=dict.fromkeys(cut.sends, codec))
     parts = [
-        Part(each.slice, each.files["graph.onnx"], each.files.get("weights.bin", b""))
+        SlicePart(each.slice, each.files["graph.onnx"], each.files.get("weights.bin", b""))
         for each in one.cut
         if each.slice.name in row.remote
     ]
-    model, name = merged(one.manifest, row, parts, "half").SerializeToString(), f"{one.digest}.pi3b+.{codec}"
-    inputs, outputs = wire_ends(one.manifest, row)
+    model, name = merge_slices(one.manifest, row, parts, "half").SerializeToString(), f"{one.digest}.pi3b+.{codec}"
+    inputs, outputs = wire_signature(one.manifest, row)
     config = triton_config(name, msgspec.to_builtins(inputs), msgspec.to_builtins(outputs))
     home = write_model(repository, name, config.replace('"onnxruntime"', '"python"'), model)
     (home / "1" / "model.py").write_text(PROGRAM)
     load(port, name)
-    (spec,) = ends_of(one.manifest, row)[0]
+    (spec,) = remote_signature(one.manifest, row)[0]
     sample = np.random.default_rng(3).standard_normal(spec.shape).astype(np.float32)
     travels = boundary_codecs.encode(spec.name, sample, codec)
 
-    asked = ask(name, "id-7", travels, outputs, left_s=60.0, coding=coding)  # type: ignore[arg-type]
-    answer = ForeignServers(Trust()).at(f"triton://127.0.0.1:{port}").infer(asked, Call(), 60.0)
+    asked = encode_offload_request(name, "id-7", travels, outputs, left_s=60.0, coding=coding)  # type: ignore[arg-type]
+    answer = ForeignServers(ForeignTls()).client_for(f"triton://127.0.0.1:{port}").infer(asked, CancellableCall(), 60.0)
 
-    assert isinstance(answer, RemoteAnswer), answer
+    assert isinstance(answer, OffloadAnswer), answer
     expected = tiny.run_whole(model, travels)
     for output, tensor in expected.items():
         assert np.allclose(answer.outputs[output], tensor, rtol=1e-4, atol=1e-6)
@@ -125,9 +125,13 @@ def test_an_exported_half_answers_in_triton_as_our_slices_do(triton: tuple[int, 
 
 def test_a_half_that_triton_has_not_is_its_failure(triton: tuple[int, Path]) -> None:
     """By its version it says 400 or 404; 400 would mean of our own server that the input is wrong."""
-    remote = ForeignServers(Trust()).at(f"triton://127.0.0.1:{triton[0]}")
-    failure = remote.infer(ask("not.there.cut-1", "i", {"x": np.zeros(1, np.float32)}, (), left_s=20.0), Call(), 20.0)
-    assert isinstance(failure, RemoteFailure) and failure.cause == "server"
+    remote = ForeignServers(ForeignTls()).client_for(f"triton://127.0.0.1:{triton[0]}")
+    failure = remote.infer(
+        encode_offload_request("not.there.cut-1", "i", {"x": np.zeros(1, np.float32)}, (), left_s=20.0),
+        CancellableCall(),
+        20.0,
+    )
+    assert isinstance(failure, OffloadFailure) and failure.cause == "server"
     assert failure.status in (400, 404)
 
 

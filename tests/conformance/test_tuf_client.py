@@ -545,14 +545,14 @@ def test_the_directors_right_is_looked_up_in_the_targets_of_today(case: Case) ->
     key the targets no longer name is not obeyed, though it was a moment ago, nor after a restart."""
     case.refresh()
     old = case.sim.signers[DIRECTOR]
-    assert case.store.statement(case.sim.statement(5), "cam-1", install=True).counter == 5
+    assert case.store.verify_statement(case.sim.statement(5), "cam-1", for_install=True).counter == 5
     with_another_director(case)
     case.sim.publish()
     case.refresh()
     for store in (case.store, case.restarted()):
         with pytest.raises(TrustError, match="not the director's"):
-            store.statement(case.sim.statement(6, old), "cam-1", install=False)
-        assert store.statement(case.sim.statement(1), "cam-1", install=False).counter == 1
+            store.verify_statement(case.sim.statement(6, old), "cam-1", for_install=False)
+        assert store.verify_statement(case.sim.statement(1), "cam-1", for_install=False).counter == 1
 
 
 def with_another_director(case: Case, threshold: int = 1, count: int = 1) -> None:
@@ -573,8 +573,8 @@ def test_a_director_of_several_keys_needs_as_many_as_the_targets_say(case: Case)
     one, two, three = case.sim.signers[DIRECTOR]
     for few in ([one], [one, one], [one, new_key()]):
         with pytest.raises(TrustError):
-            case.store.statement(case.sim.statement(5, few), "cam-1", install=True)
-    assert case.store.statement(case.sim.statement(6, [three, two]), "cam-1", install=True).counter == 6
+            case.store.verify_statement(case.sim.statement(5, few), "cam-1", for_install=True)
+    assert case.store.verify_statement(case.sim.statement(6, [three, two]), "cam-1", for_install=True).counter == 6
 
 
 def test_targets_without_a_director_state_nothing(case: Case) -> None:
@@ -584,4 +584,4 @@ def test_targets_without_a_director_state_nothing(case: Case) -> None:
     case.sim.publish()
     case.refresh()
     with pytest.raises(TrustError, match="no director"):
-        case.store.statement(case.sim.statement(5), "cam-1", install=False)
+        case.store.verify_statement(case.sim.statement(5), "cam-1", for_install=False)

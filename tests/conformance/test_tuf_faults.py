@@ -68,7 +68,7 @@ def test_a_clock_ten_years_off_keeps_what_runs_and_comes_back(case: Case, off_s:
     case.sim.publish()
     case.refresh()
     raw, statement = case.manifest(digest), case.sim.statement(5)
-    case.store.statement(statement, "cam-1", install=True)
+    case.store.verify_statement(statement, "cam-1", for_install=True)
 
     case.sim.now += off_s
     case.restarted()
@@ -78,7 +78,7 @@ def test_a_clock_ten_years_off_keeps_what_runs_and_comes_back(case: Case, off_s:
         assert off_s > 0
         with pytest.raises(EdgeError):
             case.manifest(digest)
-    assert case.store.statement(statement, "cam-1", install=False).counter == 5
+    assert case.store.verify_statement(statement, "cam-1", for_install=False).counter == 5
     assert verify_manifest(raw, case.store.proof(), case.bootstrap).model == "tiny@1"
 
     case.sim.now -= off_s
@@ -87,7 +87,7 @@ def test_a_clock_ten_years_off_keeps_what_runs_and_comes_back(case: Case, off_s:
     case.refresh()
     assert case.manifest(second) == sample_release(2)[0]
     with pytest.raises(TrustError, match="older than 5"):
-        case.store.statement(case.sim.statement(4), "cam-1", install=False)
+        case.store.verify_statement(case.sim.statement(4), "cam-1", for_install=False)
 
 
 def test_a_clock_that_is_behind_takes_nothing_older_than_it_saw(case: Case) -> None:

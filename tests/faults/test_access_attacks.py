@@ -16,11 +16,11 @@ import uvicorn
 
 from access_world import HOST, OWNER_TOKEN, Clock, World
 from edgesplit_controller.access import bearer_token
-from edgesplit_controller.access.authenticator import Gate
-from edgesplit_controller.access.login_throttle import FREE
-from edgesplit_controller.access.request_limits import BodyBounds
-from edgesplit_controller.access.sessions import CODE_S, IDLE_S, LONGEST_S, csrf_token
-from edgesplit_controller.access.tls_peer import Peer, TellingPeers
+from edgesplit_controller.access.authenticator import Authenticator
+from edgesplit_controller.access.login_throttle import FREE_FAILURES
+from edgesplit_controller.access.request_limits import BodyLimits
+from edgesplit_controller.access.sessions import CODE_S, IDLE_S, MAX_SESSION_S, csrf_token
+from edgesplit_controller.access.tls_peer import Peer, PeerAwareHttp
 from edgesplit_controller.api.authorisation import COOKIE
 from edgesplit_controller.storage.tables.operators import BrowserSessionRow, LoginCodeRow, TokenRow
 
@@ -191,7 +191,7 @@ def test_a_session_ends_for_want_of_use_and_in_any_case(world: World, clock: Clo
     clock.now += IDLE_S + 1
     assert read(world, cookie=secret) == 401
     secret, _ = world.log_in(world.owner)
-    for _ in range(int(LONGEST_S / 1_700)):
+    for _ in range(int(MAX_SESSION_S / 1_700)):
         clock.now += 1_700
         assert read(world, cookie=secret) == 200
     clock.now += 1_700
@@ -263,11 +263,15 @@ def test_guessing_slows_down_who_guesses_and_nobody_else(world: World) -> None:
     """Codes, tokens and sessions: after a few 401 each try is told to stay away longer, up to a minute. A right one is
     let in at once in the midst of it, from the very same address."""
     waits = []
-    for _ in range(FREE + 12):
+    for _ in range(FREE_FAILURES + 12):
         answer = world.call("POST", "/v1/session", {"code": bearer_token.make("code")}, address="10.0.0.9")
         waits.append(int(answer.headers.get("retry-after", 0)))
         assert answer.status == (429 if waits[-1] else 401)
-    assert waits[:FREE] == [0] * FREE and waits[FREE:] == sorted(waits[FREE:]) and waits[-1] == 60
+    assert (
+        waits[:FREE_FAILURES] == [0] * FREE_FAILURES
+        and waits[FREE_FAILURES:] == sorted(waits[FREE_FAILURES:])
+        and waits[-1] == 60
+    )
     assert read(world, cookie="guess", address="10.0.0.9") == 429
     assert read(world, cookie="guess", address="10.0.0.8") == 401
     code = world.call("POST", "/v1/session/codes", by=world.owner, address="10.0.0.9").json["code"]
@@ -277,7 +281,7 @@ def test_guessing_slows_down_who_guesses_and_nobody_else(world: World) -> None:
 def test_who_has_a_certificate_is_slowed_down_by_it_alone(world: World) -> None:
     """Wrong tokens beside one operator's certificate cost another at the same address nothing."""
     alice, mallory = world.person("alice", "viewer"), world.person("mallory", "viewer")
-    for _ in range(FREE + 3):
+    for _ in range(FREE_FAILURES + 3):
         last = world.call("GET", "/v1/devices", peer=mallory.peer, headers=alice.headers)
     assert last.status == 429
     assert world.call("GET", "/v1/devices", peer=alice.peer, headers=mallory.headers).status == 401
@@ -416,8 +420,10 @@ def test_without_a_log_nothing_is_changed(world: World, monkeypatch: pytest.Monk
 
 def test_one_gate_stands_before_everything(world: World) -> None:
     """What is compared in constant time, or not at all: secrets are looked up by their hash, CSRF by `same`."""
-    assert isinstance(world.app.state.gate, Gate)
-    assert bearer_token.same("a", "a") and not bearer_token.same("a", "b") and not bearer_token.same("é", "e")
+    assert isinstance(world.app.state.gate, Authenticator)
+    assert (
+        bearer_token.is_equal("a", "a") and not bearer_token.is_equal("a", "b") and not bearer_token.is_equal("é", "e")
+    )
     made = bearer_token.make("op")
     body, check = made.removeprefix("edgesplit_op_")[:43], made[-6:]
     assert len(made) == 62 and bearer_token.checksum(body) == check and bearer_token.make("op") != made
@@ -437,7 +443,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    config = uvicorn.Config(app, http=TellingPeers, lifespan="off", log_config=None)
+    config = uvicorn.Config(app, http=PeerAwareHttp, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -494,5 +500,5 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
     scope = {"type": "http", "path": "/v1/enrol", "headers": [], "query_string": b""}
     for receive in (never, at_once):
-        asyncio.run(BodyBounds(reads, default=10, by_suffix={}, patience_s=0.0)(scope, receive, told))
+        asyncio.run(BodyLimits(reads, default=10, by_suffix={}, timeout_s=0.0)(scope, receive, told))
     assert statuses == [408, 200]

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgesplit.release.manifest import Statement, Wanted
+from edgesplit.release.manifest import DesiredRelease, Statement
 from edgesplit.release_store import open_release
 from edgesplit_agent.updates.reconciler import Retire, next_step
 from power_world import DAY, MODEL, NOW, Died, Machine, Source, Tiny, imaginary_disks
@@ -122,7 +122,10 @@ class Activation(RuleBasedStateMachine):
     def another_devices(self) -> None:
         self.source.counter += 1
         statement = Statement(
-            device="cam-2", releases=(Wanted(MODEL, GOOD[0].digest),), counter=self.source.counter, expires=2**40
+            device="cam-2",
+            releases=(DesiredRelease(MODEL, GOOD[0].digest),),
+            counter=self.source.counter,
+            expires=2**40,
         )
         self.machine.offer(self.source.repository.sign_statement(statement))
 
@@ -158,7 +161,7 @@ class Activation(RuleBasedStateMachine):
         if online:
             self.machine.connected()
         else:
-            self.machine.updater.online(False)
+            self.machine.updater.on_connection(False)
 
     @rule(years=st.sampled_from([-10, -1, 0, 0, 1, 10]))
     def clock(self, years: int) -> None:

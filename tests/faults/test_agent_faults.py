@@ -29,8 +29,8 @@ from agent_world import (
 )  # fmt: skip
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
 from edgesplit.http1.server import Request, Response
-from edgesplit.offload_client.circuit_breaker import Breaker
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.plan import Row
 from edgesplit_agent.serving.engine import Engine, Settings
 
@@ -237,13 +237,13 @@ def test_a_server_that_hangs_up_is_only_a_fallback() -> None:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         engine = Engine(
-            "pi4", Remote(f"http://127.0.0.1:{listener.getsockname()[1]}"), settings=Settings(idle_probe_s=1e6)
+            "pi4", OffloadClient(f"http://127.0.0.1:{listener.getsockname()[1]}"), settings=Settings(idle_probe_s=1e6)
         )
         engine.serve("tiny", active(LOCAL, FIRST))
         for number in range(12):
             answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id=f"r-{number}")
             assert np.array_equal(answer.outputs["y"], EXPECTED)
-            engine._cloud._breaker = Breaker()
+            engine._own_target._breaker = CircuitBreaker()
         stop.set()
         listener.close()
         engine.stop()
@@ -289,7 +289,7 @@ def test_a_hundred_faulty_clouds_lose_and_double_nothing() -> None:
                 answer = engine.infer("tiny", {"x": INPUT}, deadline_s=20, request_id=name)
                 with lock:
                     answers.setdefault(name, []).append(bool(np.array_equal(answer.outputs["y"], EXPECTED)))
-                    engine._cloud._breaker = Breaker()
+                    engine._own_target._breaker = CircuitBreaker()
 
         threads = [threading.Thread(target=stream, args=(worker,)) for worker in range(5)]
         for thread in threads:
@@ -303,14 +303,14 @@ def test_stopping_closes_what_waits_on_the_cloud() -> None:
     """A clean stop ends offload connections; the request that waited finishes alone."""
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine("pi4", Remote(cloud.server.url), settings=Settings(idle_probe_s=1e6))
+    engine = Engine("pi4", OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6))
     engine.serve("tiny", active(LOCAL, CUT, FIRST))
     cloud.script = cloud.hold
     answers = []
     asking = threading.Thread(target=lambda: answers.append(engine.infer("tiny", {"x": INPUT}, deadline_s=15)))
     asking.start()
     assert cloud.holding.wait(10)
-    engine._cloud._remote.close()  # type: ignore[union-attr]
+    engine._own_target._remote.close()  # type: ignore[union-attr]
     asking.join(15)
     assert answers[0].report.fallback
     engine.stop()

@@ -123,7 +123,7 @@ def _rests(controller: SmallController) -> bool:
 
 def _answers_rightly(agent: Process, right: dict[str, npt.NDArray[np.float32]]) -> None:
     """Where it serves already, one answer."""
-    here = DataFolder(agent.data).here()
+    here = DataFolder(agent.data).read_address()
     serves = b": serving" in _log(agent) or b": activated" in _log(agent)
     if serves and here is not None and agent.child is not None and here.pid == agent.child.pid:
         answer = agent.infer()

@@ -109,7 +109,7 @@ def test_a_failure_that_the_golden_inputs_do_not_confirm_prolongs_the_trial(devi
     """It may be the application's input: the clock begins anew, and the release is not blamed."""
     machine = device.on_trial(V2)
     machine.time += HEALTH_S / 2
-    machine.updater.ran(V2.digest, InferenceFailed("a strange input"))
+    machine.updater.on_device_run(V2.digest, InferenceFailed("a strange input"))
     failed_at = machine.time
     machine.settle(lambda now: not now.standing.trials)
     assert machine.running == V2.digest and machine.time >= failed_at + HEALTH_S
@@ -119,7 +119,7 @@ def test_failures_in_a_row_condemn_it_whatever_the_golden_inputs_say(device: Dev
     """It passes what it was tried with and fails whatever it is really asked."""
     machine = device.on_trial(V2)
     for _ in range(FAILURES_IN_A_ROW):
-        machine.updater.ran(V2.digest, InferenceFailed("out of memory"))
+        machine.updater.on_device_run(V2.digest, InferenceFailed("out of memory"))
     machine.settle()
     assert machine.running == V1.digest
     assert "out of memory" in machine.state.detail and machine.state.state == "rolled back"
@@ -128,7 +128,7 @@ def test_failures_in_a_row_condemn_it_whatever_the_golden_inputs_say(device: Dev
 def test_going_back_waits_for_no_network(device: Device) -> None:
     """The link is gone while the release on trial fails."""
     machine = device.on_trial(V2)
-    machine.updater.online(False)
+    machine.updater.on_connection(False)
     device.moods[2] = "fails"
     machine.asked()
     machine.settle()
@@ -277,10 +277,10 @@ def test_an_endpoint_that_does_not_answer_commits_nothing(device: Device) -> Non
     def silent() -> None:
         raise broken
 
-    machine.work._endpoint = silent
+    machine.work._check_endpoint = silent
     machine.settle(lambda now: now.time > 10 * HEALTH_S)
     assert machine.standing.trials == {"tiny": V2.digest}
-    machine.work._endpoint = lambda: None
+    machine.work._check_endpoint = lambda: None
     assert machine.settle().standing.committed == {"tiny": V2.digest}
 
 
@@ -294,13 +294,13 @@ def test_a_new_deployment_supersedes_a_stuck_one(device: Device, stuck: str) -> 
         machine.offer(device.source.say(V2)).settle(hours=0.1)
     elif stuck == "trial":
         machine = device.on_trial(V2)
-        machine.updater.ran(V2.digest, InferenceFailed("now and then"))
+        machine.updater.on_device_run(V2.digest, InferenceFailed("now and then"))
     elif stuck == "refused":
         machine.offer(device.source.say(Tiny(9))).settle(hours=0.1)  # nobody signed it
     elif stuck == "rolled back":
         machine = device.on_trial(V2)
         for _ in range(FAILURES_IN_A_ROW):
-            machine.updater.ran(V2.digest, InferenceFailed("always"))
+            machine.updater.on_device_run(V2.digest, InferenceFailed("always"))
         machine.settle()
         assert any(isinstance(step, RollBack) for step in machine.steps)
     elif stuck == "safe mode":
@@ -358,7 +358,7 @@ def test_expired_metadata_keeps_and_installs_nothing(device: Device) -> None:
     statement = device.source.say(V2, lasts_s=1000 * DAY)
     machine = device.start(online=False)
     machine.wall = lambda: NOW + 365 * DAY
-    machine.updater.online(True)
+    machine.updater.on_connection(True)
     machine.offer(statement).settle(hours=0.2)
     assert machine.running == V1.digest and machine.asked() == [] and "expired" in machine.reports[-1][3]
     device.source.now = NOW + 365 * DAY

@@ -30,8 +30,8 @@ from edgesplit.link_emulation import ShapedLink
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.session import Session
 from edgesplit.release.manifest import Chunk, SliceFile
-from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, own_chunk
-from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, chunk_digest
+from edgesplit_agent.releases.chunk_store import ChunkStore, ReleaseAssembly, ReleaseLayout
 from edgesplit_agent.releases.disk_quota import NoRoom
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Channel, Delivery, Sources
@@ -53,7 +53,7 @@ class World:
         self.whole = b"".join(made)
         listed = tuple(Chunk(sha256, len(data)) for sha256, data in self.chunks.items())
         file = SliceFile("weights.bin", len(self.whole), hashlib.sha256(self.whole).hexdigest(), listed)
-        self.layout = Layout(hashlib.sha256(b"release").hexdigest(), (("s01", file),), {})
+        self.layout = ReleaseLayout(hashlib.sha256(b"release").hexdigest(), (("s01", file),), {})
         self.authority = Authority(folder / "ca")
         self.server = self.authority.issue_server("broker", ["localhost", "127.0.0.1"])
         self.broker = Broker(folder / "broker", self.server, 0)
@@ -69,7 +69,7 @@ class World:
                 metadata=lambda path: b"metadata",
                 chunk=self.chunk,
                 release_chunks=lambda release: tuple(self.chunks) if release == self.layout.release else (),
-                hear=lambda said: None,
+                ingest=lambda said: None,
                 statements=lambda devices: {DEVICE: b"a statement"},
             )
         )
@@ -112,12 +112,12 @@ class World:
         kind = topic.rpartition("/")[2]
         if kind == "desired":
             self.told.release()
-        elif kind == "fetched" and (sha256 := own_chunk(correlation)):
-            self.fetcher.received(sha256, payload)
+        elif kind == "fetched" and (sha256 := chunk_digest(correlation)):
+            self.fetcher.on_message(sha256, payload)
         elif kind == "fetched":
-            self.metadata.received(payload, correlation)
+            self.metadata.on_message(payload, correlation)
         else:
-            self.fetcher.received(kind, payload)
+            self.fetcher.on_message(kind, payload)
 
     def lost(self) -> None:
         self.losses += 1
@@ -129,7 +129,7 @@ class World:
             heard = True
         return heard
 
-    def keep(self, assembly: Assembly) -> Callable[[Sequence[tuple[str, bytes]]], None]:
+    def keep(self, assembly: ReleaseAssembly) -> Callable[[Sequence[tuple[str, bytes]]], None]:
         def kept(chunks: Sequence[tuple[str, bytes]]) -> None:
             assembly.put_all(chunks)
             self.kept.update(sha256 for sha256, _ in chunks)
@@ -159,8 +159,8 @@ class World:
 @pytest.fixture
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred reconnections need not take a quarter of a second each."""
-    monkeypatch.setattr(edgesplit.mqtt.session, "FIRST_DELAY_S", 0.02)
-    monkeypatch.setattr(edgesplit.mqtt.session, "LONGEST_DELAY_S", 0.2)
+    monkeypatch.setattr(edgesplit.mqtt.session, "FIRST_BACKOFF_S", 0.02)
+    monkeypatch.setattr(edgesplit.mqtt.session, "MAX_BACKOFF_S", 0.2)
 
 
 def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(
@@ -298,7 +298,7 @@ def bombs() -> list[bytes]:
     """What no correct peer sends: deep, wide, cut, endless, and not even MessagePack."""
     deep = [b"\x91" * 8_000 + b"\xc0", b"\x81\xa1a" * 2_000 + b"\xc0"]
     wide = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff"]
-    wish = messages.encode(messages.FetchChunks.of("a" * 64, [0]))
+    wish = messages.encode(messages.FetchChunks.from_indexes("a" * 64, [0]))
     cut = [wish[:length] for length in range(0, len(wish), 7)]
     huge = [messages.encode(messages.FetchMetadata("x" * 100_000)), b"\x00" * 200_000]
     many = [
@@ -499,7 +499,7 @@ def test_a_full_disk_refuses_before_the_first_byte_and_completes_when_there_is_r
         assert left and left != set(world.chunks)
         filler.unlink()
         world.metadata.fetch("metadata/timestamp.json", 10_000)  # behind all that was asked for until now
-        eventually("what was asked for is sent", lambda: not world.delivery.waiting()["chunks"])
+        eventually("what was asked for is sent", lambda: not world.delivery.queue_lengths()["chunks"])
         before = Counter(world.sent_of)
         world.fetch_all()
         assert world.store.assembly(world.layout).missing() == {}

@@ -260,9 +260,9 @@ def test_an_old_release_that_rots_beside_a_bad_one_is_fetched_again(shelf: Shelf
     shelf.source.retained = shelf.said["trial"]
     with shelf.device("trial", spoil) as machine:
         machine.boot()
-        machine.updater.ran(V2.digest, RuntimeError("the kernel failed"))
+        machine.updater.on_device_run(V2.digest, RuntimeError("the kernel failed"))
         for _ in range(4):
-            machine.updater.ran(V2.digest, RuntimeError("the kernel failed"))
+            machine.updater.on_device_run(V2.digest, RuntimeError("the kernel failed"))
         machine.settle()
         assert machine.running == V1.digest and machine.asked() == []
         assert machine.state.state == "rolled back" and "5 times in a row" in machine.state.detail

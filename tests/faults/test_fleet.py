@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_simulation.faults.injector import Storm
-from edgesplit_simulation.faults.schedule import USUAL, parse_faults
-from edgesplit_simulation.fleet import SLOWLY, SimulatedFleet
-from edgesplit_simulation.releases import Mood
+from edgesplit_simulation.faults.injector import FaultInjector
+from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
+from edgesplit_simulation.fleet import LONG_RUN_INTERVALS, SimulatedFleet
+from edgesplit_simulation.releases import Behaviour
 from power_world import imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
@@ -35,12 +35,12 @@ def test_a_release_reaches_every_device(folder: Path) -> None:
         first = fleet.release(1)
         fleet.deploy(first)
 
-        assert fleet.run(60, lambda: fleet.running(first) == 12)
+        assert fleet.run(60, lambda: fleet.count_running(first) == 12)
         fleet.run(60)
-        assert all(one.standing.committed == {"sim": first.digest} for one in fleet.devices.values())
-        shown = {one.name: fleet.cloud.devices.state(one) for one in fleet.cloud.devices.all()}
+        assert all(one.installed_state.committed == {"sim": first.digest} for one in fleet.devices.values())
+        shown = {one.name: fleet.controller.devices.state(one) for one in fleet.controller.devices.all()}
         assert set(shown.values()) == {"online"}
-        assert not fleet.witness.broken
+        assert not fleet.checker.violations
 
 
 def test_a_release_that_fails_its_golden_inputs_is_never_answered_by(folder: Path) -> None:
@@ -49,34 +49,34 @@ def test_a_release_that_fails_its_golden_inputs_is_never_answered_by(folder: Pat
         first = fleet.release(1)
         fleet.deploy(first)
         fleet.run(60)
-        bad = fleet.release(2, Mood(golden=True), share=0.4)
+        bad = fleet.release(2, Behaviour(wrong_golden=True), share=0.4)
         fleet.deploy(bad)
         fleet.run(120)
 
-        ill = {name for name in fleet.names if fleet.is_ill_with(name, bad.digest)}
+        ill = {name for name in fleet.names if fleet.misbehaves(name, bad.digest)}
         assert 0 < len(ill) < 12
         for name, device in fleet.devices.items():
             assert device.running == {"sim": first.digest if name in ill else bad.digest}
-        assert not fleet.witness.broken
+        assert not fleet.checker.violations
 
 
 def test_a_month_of_faults(folder: Path) -> None:
     """Whatever goes wrong, by chance: no unsigned byte is loaded, no counter falls, what was healthy answers, and no
     request is lost; when it is over every device comes to the newest release."""
     print(f"EDGESPLIT_SEED={SEED} EDGESPLIT_SIM_DEVICES={DEVICES} EDGESPLIT_SIM_DAYS={DAYS:g}")
-    with SimulatedFleet(folder, devices=DEVICES, seed=SEED, rates=SLOWLY, health_s=600) as fleet:
-        storm = Storm(fleet, parse_faults(USUAL))
+    with SimulatedFleet(folder, devices=DEVICES, seed=SEED, intervals=LONG_RUN_INTERVALS, health_s=600) as fleet:
+        storm = FaultInjector(fleet, parse_faults(USUAL_FAULTS))
         storm.begin()
         fleet.run(DAYS * 86_400)
         storm.end()
 
-        assert fleet.run(6 * 3_600, lambda: storm.settled), _late(fleet, storm)
+        assert fleet.run(6 * 3_600, lambda: storm.is_converged), _late(fleet, storm)
         fleet.run(60)
         fleet.check()
-        print(dict(storm.counts), dict(fleet.witness.outcomes), fleet.witness.fingerprint)
-        assert not fleet.witness.broken
+        print(dict(storm.counts), dict(fleet.checker.outcomes), fleet.checker.fingerprint)
+        assert not fleet.checker.violations
         assert sum(storm.counts.values()) > DEVICES * DAYS
-        assert fleet.witness.outcomes.total() == fleet.witness.asked
+        assert fleet.checker.outcomes.total() == fleet.checker.request_count
 
 
 def test_a_run_depends_on_its_seed_alone(folder: Path) -> None:
@@ -110,20 +110,20 @@ def test_a_statement_of_yesterday_is_noticed(folder: Path) -> None:
         first = fleet.release(1)
         fleet.deploy(first)
         fleet.run(60)
-        fleet.cloud.backup(folder / "backup")
+        fleet.controller.backup(folder / "backup")
         fleet.run(3_600)
         second = fleet.release(2)
         fleet.deploy(second)
         fleet.run(60)
-        fleet.cloud.kill()
-        fleet.cloud.restore(folder / "backup", restate=False)
-        fleet.cloud.start()
+        fleet.controller.kill()
+        fleet.controller.restore(folder / "backup", restate=False)
+        fleet.controller.start()
         fleet.run(10)
-        assert "is told" in fleet.witness.broken[0]
-        assert fleet.running(second) == 3
+        assert "is told" in fleet.checker.violations[0]
+        assert fleet.count_running(second) == 3
 
-        assert fleet.run(300, lambda: fleet.running(first) == 3)  # it has heard what they know, and says it anew
-        assert not [text for text in fleet.witness.broken if "obeys" in text]
+        assert fleet.run(300, lambda: fleet.count_running(first) == 3)  # it has heard what they know, and says it anew
+        assert not [text for text in fleet.checker.violations if "obeys" in text]
 
 
 def test_a_copy_of_a_damaged_card_is_damaged(folder: Path) -> None:
@@ -133,27 +133,27 @@ def test_a_copy_of_a_damaged_card_is_damaged(folder: Path) -> None:
         fleet.deploy(release)
         fleet.run(120)
         (device,) = fleet.devices.values()
-        assert fleet.disks.flip(device.name, release.digest, random.Random(1))
-        device.damaged("bits on its card flipped")
+        assert fleet.disks.flip_bit(device.name, release.digest, random.Random(1))
+        device.mark_damaged("bits on its card flipped")
         card = device.folder.path.with_name("copy")
         shutil.copytree(device.folder.path, card, symlinks=True)
-        copy = fleet.twin(device, card)
+        copy = fleet.clone(device, card)
         copy.power_on()
-        copy.check()
+        copy.check_serving()
         assert not copy.running
         copy.power_cut()
-        assert not fleet.witness.broken
+        assert not fleet.checker.violations
 
 
 def _fingerprint(folder: Path, seed: int) -> str:
-    with SimulatedFleet(folder, devices=2, seed=seed, rates=SLOWLY, health_s=600) as fleet:
-        storm = Storm(fleet, parse_faults(USUAL))
+    with SimulatedFleet(folder, devices=2, seed=seed, intervals=LONG_RUN_INTERVALS, health_s=600) as fleet:
+        storm = FaultInjector(fleet, parse_faults(USUAL_FAULTS))
         storm.begin()
         fleet.run(0.25 * 86_400)
-        return fleet.witness.fingerprint
+        return fleet.checker.fingerprint
 
 
-def _late(fleet: SimulatedFleet, storm: Storm) -> str:
+def _late(fleet: SimulatedFleet, storm: FaultInjector) -> str:
     """Who does not run the newest release, and what it says of it."""
-    late = [one for one in fleet.devices.values() if not storm.has_settled(one)]
+    late = [one for one in fleet.devices.values() if not storm.has_converged(one)]
     return "; ".join(f"{one.name}: on {one.is_on}, connected {one.is_connected}, {one.states}" for one in late)

@@ -31,10 +31,10 @@ from edgesplit.plan import Conditions, Plan
 from edgesplit.release.manifest import release_digest
 from edgesplit.release_store import open_release, write_release
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit_agent.policy.link_estimator import FASTEST_BYTES_PER_S, SLOWEST_BYTES_PER_S, LinkMeter
-from edgesplit_controller.fleet.devices import ClaimWish
+from edgesplit_agent.policy.link_estimator import FASTEST_BYTES_PER_S, SLOWEST_BYTES_PER_S, LinkEstimate
+from edgesplit_controller.fleet.devices import ClaimRequest
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.planning.planner_service import Wish
+from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_offload.server import OffloadServer
 from fuzzing import fuzzed
 from handmade_release import CUT as GOOD_NAME
@@ -212,7 +212,7 @@ def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tup
     """E10: whatever times and loads are told, the estimates stay within bounds, and the row that is taken is one of the
     signed plan, so that its dearest row is the most that a liar can cost."""
     table = Plan(model="tiny@1", device_class="pi4", rows=(LOCAL, CUT, REMOTE), link=LINK)
-    meter = LinkMeter.of(LINK)
+    meter = LinkEstimate.from_link(LINK)
     for what, value in said:
         if math.isnan(value) or (what in ("round_trip", "loaded", "computed") and math.isinf(value)):
             continue  # remote.py lets no such number through, and a clock gives none
@@ -221,7 +221,7 @@ def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tup
     now = meter.conditions(remote_ok=True)
     assert SLOWEST_BYTES_PER_S * 0.99 <= now.link.up_bytes_per_s <= FASTEST_BYTES_PER_S * 1.01
     assert 1.0 <= now.server_load <= 1_000.0 and 0.05 <= now.device_slowdown <= 50.0
-    assert plan.choose(table, now) in table.rows
+    assert plan.choose_row(table, now) in table.rows
 
 
 def test_a_server_that_lies_about_its_load_is_left_for_the_device() -> None:
@@ -231,11 +231,11 @@ def test_a_server_that_lies_about_its_load_is_left_for_the_device() -> None:
         model="tiny@1", device_class="pi4", rows=(LOCAL, msgspec.structs.replace(REMOTE, remote_s=0.01)), link=LINK
     )
     honest = Conditions(link=LINK)
-    assert plan.choose(table, honest) == table.rows[1]
-    meter = LinkMeter.of(LINK)
+    assert plan.choose_row(table, honest) == table.rows[1]
+    meter = LinkEstimate.from_link(LINK)
     for _ in range(50):
-        meter = meter.loaded(1e300)
-    assert plan.choose(table, meter.conditions(True)) == LOCAL
+        meter = meter.after_load_report(1e300)
+    assert plan.choose_row(table, meter.conditions(True)) == LOCAL
 
 
 def test_requests_for_a_dead_cloud_are_not_paid_for_again_and_again() -> None:
@@ -260,27 +260,27 @@ def test_what_a_device_tells_of_itself_moves_no_plan(tmp_path: Path) -> None:
         controller, delivery = assembled(tmp_path, authority, stack)
         part = controller.blobs.incoming_file()
         part.write_bytes(a_model())
-        controller.push(part, "small", "", {})
-        token, _ = controller.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4"))
+        controller.push_model(part, "small", "", {})
+        token, _ = controller.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
         csr = certificate_request(load_or_make_key(tmp_path / "key"), "cam")
         controller.devices.enrol(token, csr, authority.sign_request)
 
         def planned() -> Any:
-            return controller.plan("small", "raspberrypi4", "8mbit/40ms", Wish())
+            return controller.plan("small", "raspberrypi4", "8mbit/40ms", PlanOptions())
 
         before = planned()
-        fast = messages.Window(
+        fast = messages.TelemetryWindow(
             model="small@1", release="r", row="local", requests=10**6, device_s=1e-9, predicted_s=1e-9
         )
         telemetry = messages.Telemetry(
             session=1, sequence=1, emulated=False, up_bytes_per_s=1e14, rtt_s=0.0, remote_ok=True, models=(fast,) * 10
         )
         birth = messages.Birth(1, 0.0, "1", "jetson-nano", False, "http://x")
-        raw: list[tuple[messages.Kind, messages.Message]] = [("birth", birth), *[("telemetry", telemetry)] * 50]  # type: ignore[list-item]
+        raw: list[tuple[messages.TopicKind, messages.Message]] = [("birth", birth), *[("telemetry", telemetry)] * 50]  # type: ignore[list-item]
         for kind, said in raw:
             delivery.on_message(messages.topic("cam", kind), messages.encode(said), None)
-        while batch := delivery._said.take(500):
-            controller.devices.hear([(device, said) for device, said, _ in batch])
+        while batch := delivery._received.take(500):
+            controller.devices.ingest([(device, said) for device, said, _ in batch])
             if len(batch) < 500:
                 break
         assert controller.devices.get("cam").telemetry["up_bytes_per_s"] == 1e14  # type: ignore[index]

@@ -22,7 +22,13 @@ from edgesplit.client.client import Connection, error_of
 from edgesplit.errors import EdgeError
 from edgesplit.http1.head import Refused, body_length, parse_head, split_target
 from edgesplit.http1.server import Request, Response, Server
-from edgesplit.offload_client.pool import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.offload_client.pool import (
+    CancellableCall,
+    OffloadAnswer,
+    OffloadClient,
+    OffloadFailure,
+    encode_offload_request,
+)
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import TensorSpec
 from edgesplit_offload.server import OffloadServer
@@ -180,14 +186,14 @@ def test_a_forged_offload_answer_is_a_failure_and_never_an_exception(parrot: Par
     @fuzzed(st.one_of(spoiled(ANSWERS), st.sampled_from(ODD)), share=0.7)
     def tried(raw: bytes) -> None:
         parrot.answer = raw
-        remote = Remote(f"http://{host}:{port}")
-        asked = ask(CUT, "id-1", {"mid": MID}, receives, left_s=PATIENCE_S)
-        outcome = remote.infer(asked, Call(), PATIENCE_S)
-        if isinstance(outcome, RemoteAnswer):
+        remote = OffloadClient(f"http://{host}:{port}")
+        asked = encode_offload_request(CUT, "id-1", {"mid": MID}, receives, left_s=PATIENCE_S)
+        outcome = remote.infer(asked, CancellableCall(), PATIENCE_S)
+        if isinstance(outcome, OffloadAnswer):
             assert {name: tensor.shape for name, tensor in outcome.outputs.items()} == {"out": (1, 4), "same": (1, 4)}
             assert outcome.server_s >= 0 and outcome.load >= 1
         else:
-            assert isinstance(outcome, RemoteFailure)
+            assert isinstance(outcome, OffloadFailure)
         remote.close()
 
     tried()
@@ -220,17 +226,17 @@ def test_a_chunk_of_negative_length_was_an_exception_in_the_agent(parrot: Parrot
     """It ended the thread that asked, and its connection was never given back; now it is a failure like others."""
     parrot.answer = CHUNKED.replace(b"\r\n5\r\n", b"\r\n-5\r\n")
     host, port = parrot.address
-    outcome = Remote(f"http://{host}:{port}").ping(PATIENCE_S)
-    assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
+    outcome = OffloadClient(f"http://{host}:{port}").ping(PATIENCE_S)
+    assert isinstance(outcome, OffloadFailure) and outcome.cause == "server"
 
 
 def test_numbers_that_a_false_server_tells_of_itself_are_bounded() -> None:
     """Seconds and load are believed only as sane numbers: they decide which row is the cheapest."""
     fake = Parrot(GOOD.replace(b"edgesplit-load: 1.5", b"edgesplit-load: 1e300").replace(b"0.001", b"-9e9")).start()
     host, port = fake.address
-    asked = ask(CUT, "id-1", {"mid": MID}, (TensorSpec("out", "FP32", (1, 4)), TensorSpec("same", "FP32", (1, 4))),
-                left_s=PATIENCE_S)  # fmt: skip
-    outcome = Remote(f"http://{host}:{port}").infer(asked, Call(), PATIENCE_S)
+    wanted = (TensorSpec("out", "FP32", (1, 4)), TensorSpec("same", "FP32", (1, 4)))
+    asked = encode_offload_request(CUT, "id-1", {"mid": MID}, wanted, left_s=PATIENCE_S)
+    outcome = OffloadClient(f"http://{host}:{port}").infer(asked, CancellableCall(), PATIENCE_S)
     fake.close()
-    assert isinstance(outcome, RemoteAnswer) and outcome.load == 1.0 and outcome.server_s == 0.0
+    assert isinstance(outcome, OffloadAnswer) and outcome.load == 1.0 and outcome.server_s == 0.0
     assert np.array_equal(outcome.outputs["out"], MID)

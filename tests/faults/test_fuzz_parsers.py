@@ -28,7 +28,7 @@ from edgesplit import input_spec
 from edgesplit.crypto import key_wrapping
 from edgesplit.device_profile import parse_profile
 from edgesplit.errors import EdgeError
-from edgesplit.http1.content_coding import decoded
+from edgesplit.http1.content_coding import decode_body
 from edgesplit.identifiers import ModelRef, device_name, sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.links import parse_link, parse_rate
@@ -43,11 +43,11 @@ from edgesplit.trust.store import TrustStore, verify_chain
 from edgesplit_agent.control.enrolment import enrolment_context
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
 from edgesplit_controller.fleet.devices import public_key_sha256
-from edgesplit_controller.messaging.broker import _CLIENT
+from edgesplit_controller.messaging.broker import _CLIENT_LOG
 from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.model_registry.registry import read_tensors
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_offload.revocation import Revoked
+from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_partitioner.costs.model import load_costs
 from fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
 from trust_world import DEVICE, World, sample_release
@@ -83,8 +83,8 @@ class NoWire:
 
 def metadata_fetcher() -> Callable[[bytes], object]:
     fetcher = MetadataFetcher(NoWire(), "cam-1")
-    fetcher._asked = (b"tag", "metadata/timestamp.json", 10_000)
-    return lambda raw: fetcher.received(raw, b"tag")
+    fetcher._request = (b"tag", "metadata/timestamp.json", 10_000)
+    return lambda raw: fetcher.on_message(raw, b"tag")
 
 
 def delivery() -> Callable[[bytes], object]:
@@ -134,7 +134,7 @@ SPECS = (TensorSpec("h", "FP32", (2, 3)),)
 def coded(raw: bytes) -> object:
     """A request by each codec, from whatever tensors are in the body."""
     asked = oip.decode_request(raw, None)
-    return [boundary_codecs.decode_all(asked.inputs, SPECS, {"h": codec}) for codec in boundary_codecs.CODECS]
+    return [boundary_codecs.decode_tensors(asked.inputs, SPECS, {"h": codec}) for codec in boundary_codecs.CODECS]
 
 
 def costs_file() -> bytes:
@@ -166,14 +166,14 @@ JSON_REQUEST = msgspec.json.encode({"inputs": [TENSOR], "id": "x", "parameters":
 JSON_ANSWER = msgspec.json.encode({"model_name": "m", "outputs": [TENSOR], "parameters": {"edgesplit_row": "r"}})
 BIRTH = messages.Birth(1, 0.5, "1", "pi4", True, "http://h", "s", "9")
 REPORTED = messages.Reported(1, 2, (messages.ModelState("m", "r", "r", "failed"),))
-ANATOMY = fingerprint.encode_anatomy(
-    fingerprint.Anatomy(
+ANATOMY = fingerprint.encode_fingerprint(
+    fingerprint.Fingerprint(
         ir_version=9, opsets=(("", 17),), functions=(),
-        layers=(fingerprint.LayerParts("conv", ("x",), ("y",), ("n",)),),
-        tensors=(fingerprint.TensorPart(TensorSpec("x", "FP32", (1, 4)), "d"),), weights=("w",),
+        layers=(fingerprint.LayerFingerprint("conv", ("x",), ("y",), ("n",)),),
+        tensors=(fingerprint.TensorFingerprint(TensorSpec("x", "FP32", (1, 4)), "d"),), weights=("w",),
     )
 )  # fmt: skip
-WINDOW = messages.Window(model="m@1", release="r", row="local")
+WINDOW = messages.TelemetryWindow(model="m@1", release="r", row="local")
 TELEMETRY = messages.Telemetry(
     session=1, sequence=2, emulated=True, up_bytes_per_s=1e6, rtt_s=0.1, remote_ok=True, models=(WINDOW,)
 )
@@ -209,13 +209,13 @@ def parsers(folder: Path) -> dict[str, Parser]:
 
     def crl(raw: bytes) -> object:
         (folder / "spoiled.pem").write_bytes(raw)
-        return 7 in Revoked(folder / "spoiled.pem", authority.certificate_file)
+        return 7 in RevokedSerials(folder / "spoiled.pem", authority.certificate_file)
 
     def chunks(raw: bytes) -> None:
         fetcher = ChunkFetcher(NoWire(), "cam-1")
-        fetcher._sizes = {"a" * 64: len(raw)}
-        fetcher.received("a" * 64, raw)
-        fetcher.received(raw[:64].decode("latin-1"), raw)
+        fetcher._wanted = {"a" * 64: len(raw)}
+        fetcher.on_message("a" * 64, raw)
+        fetcher.on_message(raw[:64].decode("latin-1"), raw)
 
     def costs(raw: bytes) -> object:
         (folder / "costs.json").write_bytes(raw)
@@ -223,7 +223,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
 
     def renewed(raw: bytes) -> None:
         asked = identity.decode_document(raw, Renewal)
-        identity.check_renewal(asked, authority.recognise(asked.certificate_pem.encode()))
+        identity.check_renewal(asked, authority.parse_device_certificate(asked.certificate_pem.encode()))
 
     return {
         "birth": message(messages.Birth | messages.Death, BIRTH),
@@ -232,7 +232,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "fetch": message(
             messages.FetchMetadata | messages.FetchChunks,
             messages.FetchMetadata("metadata/1.root.json"),
-            messages.FetchChunks.of("a" * 64, [3, 17]),
+            messages.FetchChunks.from_indexes("a" * 64, [3, 17]),
         ),
         "fetched": message(messages.Fetched, messages.Fetched("metadata/x.json", 0, 3, b"abc")),
         "fetched, on the device": Parser(metadata_fetcher(), message(messages.Fetched, messages.Fetched(
@@ -240,10 +240,10 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "chunk, on the device": Parser(chunks, [b"chunk"]),
         "anything, on the controller": Parser(delivery(), [messages.encode(TELEMETRY), messages.encode(
             messages.FetchMetadata("metadata/1.root.json"))]),
-        "topic": Parser(lambda raw: messages.device_of(raw.decode("latin-1")), [b"edgesplit/v1/cam-1/birth"]),
-        "broker's log": Parser(_CLIENT.match, [b"New client connected from 1:2 as cam (p5"]),
+        "topic": Parser(lambda raw: messages.device_of_topic(raw.decode("latin-1")), [b"edgesplit/v1/cam-1/birth"]),
+        "broker's log": Parser(_CLIENT_LOG.match, [b"New client connected from 1:2 as cam (p5"]),
         "signed": message(Signed, messages.decode(statement, Signed)),
-        "statement": Parser(lambda raw: store.statement(raw, DEVICE, install=True), [statement]),
+        "statement": Parser(lambda raw: store.verify_statement(raw, DEVICE, for_install=True), [statement]),
         "manifest": Parser(manifest.decode_manifest, [sample_release()[0]]),
         "listed manifest": Parser(
             lambda raw: trusted.store("again").manifest("0" * 64, lambda path, most: raw), [sample_release()[0]]
@@ -264,7 +264,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "renewal": Parser(renewed, [msgspec.json.encode(renewal)]),
         "certificate request": Parser(lambda raw: authority.sign_request(raw, "cam-1"), [csr]),
         "certificate request's key": Parser(public_key_sha256, [csr]),
-        "certificate": Parser(authority.recognise, [certificate, authority.ca_pem.encode()]),
+        "certificate": Parser(authority.parse_device_certificate, [certificate, authority.ca_pem.encode()]),
         "authority in a claim": Parser(lambda raw: enrolment_context(raw.decode("latin-1")), [ca_pem.encode()]),
         "revocation list": Parser(crl, [(folder / "list.pem").read_bytes()], share=0.5),
         "inference request, JSON": Parser(lambda raw: oip.decode_request(raw, None), [JSON_REQUEST]),
@@ -276,12 +276,12 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "remote name": text(oip.parse_remote_name, oip.remote_name("a" * 64, "pi4", "cut-1")),
         "codecs": Parser(coded, [JSON_REQUEST]),
         "zstd body": Parser(
-            lambda raw: decoded(raw, "zstd"),
+            lambda raw: decode_body(raw, "zstd"),
             [zstandard.ZstdCompressor().compress(plain)],
             2 * MIB + LIMITS.http_body_bytes,
         ),
-        "gzip body": Parser(lambda raw: decoded(raw, "gzip"), [gzip.compress(plain)]),
-        "deflate body": Parser(lambda raw: decoded(raw, "deflate"), [zlib.compress(plain)]),
+        "gzip body": Parser(lambda raw: decode_body(raw, "gzip"), [gzip.compress(plain)]),
+        "deflate body": Parser(lambda raw: decode_body(raw, "deflate"), [zlib.compress(plain)]),
         "picture": Parser(lambda raw: input_spec.prepare(CAMERA, raw), [
             picture("JPEG"), picture("PNG"), picture("BMP"), picture("GIF")], 600 * MIB),
         "sound": Parser(lambda raw: input_spec.prepare(MICROPHONE, raw), [b"\x01\x02" * 32]),
@@ -300,13 +300,13 @@ def parsers(folder: Path) -> dict[str, Parser]:
             lambda raw: key_wrapping.unwrap(raw, x25519, "cam-1", "r"),
             [key_wrapping.wrap({"k": b"x" * 32}, public, "cam-1", "r")],
         ),
-        "content keys, opened": Parser(key_wrapping.decode_ring, [msgspec.msgpack.encode({"keys": {"k": b"x" * 32}})]),
+        "content keys, opened": Parser(key_wrapping.decode_keys, [msgspec.msgpack.encode({"keys": {"k": b"x" * 32}})]),
         "encryption key": Parser(
-            lambda raw: key_wrapping.check_introduction(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
-            [b"".join(key_wrapping.introduce(x25519, key, csr.decode()))],
+            lambda raw: key_wrapping.verify_encryption_key(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
+            [b"".join(key_wrapping.sign_encryption_key(x25519, key, csr.decode()))],
         ),
         "anatomy of a model": Parser(
-            lambda raw: fingerprint.decode_anatomy(raw, fingerprint.anatomy_file(raw)), [ANATOMY]
+            lambda raw: fingerprint.decode_fingerprint(raw, fingerprint.fingerprint_file(raw)), [ANATOMY]
         ),
         "graph of a recut slice": Parser(onnx_graph.read_graph, [a_model()]),
     }  # fmt: skip
@@ -470,7 +470,7 @@ def test_a_compressed_bomb_is_cut_off(coding: str) -> None:
     )
     assert len(raw) < MIB
     with pytest.raises(EdgeError, match="more than"):
-        decoded(raw, coding)
+        decode_body(raw, coding)
 
 
 def test_a_list_of_revocations_that_is_spoiled_leaves_the_one_before(tmp_path: Path) -> None:
@@ -478,8 +478,8 @@ def test_a_list_of_revocations_that_is_spoiled_leaves_the_one_before(tmp_path: P
     authority = Authority(tmp_path / "ca")
     path = tmp_path / "list.pem"
     path.write_bytes(authority.revocation_list([77]))
-    revoked = Revoked(path, authority.certificate_file)
+    revoked = RevokedSerials(path, authority.certificate_file)
     for spoiled_list in (b"", b"\xff" * 50, path.read_bytes()[:-20]):
         path.write_bytes(spoiled_list)
-        revoked._looked -= timedelta(days=1).total_seconds()
+        revoked._checked_at -= timedelta(days=1).total_seconds()
         assert 77 in revoked and 78 not in revoked

@@ -278,20 +278,20 @@ def test_statements_reach_only_whom_they_are_for(undisturbed: World, tmp_path: P
     own = Statements(undisturbed.hostile, undisturbed.cloud, tmp_path)
     raw = own.of_victim()
     with pytest.raises(TrustError, match=f"for device '{VICTIM}'"):
-        own.store.statement(raw, BAD, install=True)
+        own.store.verify_statement(raw, BAD, for_install=True)
     with undisturbed.hostile.client() as bad:
         assert bad.refused(topic(VICTIM, "desired"), raw, True)
         assert bad.refused(topic(BAD, "desired"), raw, True)
     # a device that took the victim's statements in, as the victim does: the older one is refused afterwards
     twin = TrustStore(tmp_path / "twin", own.root, now=own.clock)
     twin.refresh(own.fetch)
-    twin.statement(raw, VICTIM, install=True)
+    twin.verify_statement(raw, VICTIM, for_install=True)
     undisturbed.deploy()
     newer = own.of_victim()
     assert newer != raw
-    twin.statement(newer, VICTIM, install=True)
+    twin.verify_statement(newer, VICTIM, for_install=True)
     with pytest.raises(TrustError, match="older than"):
-        twin.statement(raw, VICTIM, install=True)
+        twin.verify_statement(raw, VICTIM, for_install=True)
 
 
 class Statements:
@@ -317,7 +317,7 @@ class Statements:
 # Words that are meant to confuse
 
 
-def confusing() -> dict[str, tuple[messages.Kind, bytes]]:
+def confusing() -> dict[str, tuple[messages.TopicKind, bytes]]:
     """What a device may say of itself, and no agent would."""
     rng = random.Random(SEED)
     telemetry = messages.Telemetry(
@@ -339,7 +339,7 @@ def confusing() -> dict[str, tuple[messages.Kind, bytes]]:
         "a map without end": ("birth", b"\xdf\xff\xff\xff\xff"),
         "random bytes": ("fetch", rng.randbytes(5_000)),
         "invalid UTF-8": ("fetch", encode(FetchMetadata("aaaa")).replace(b"aaaa", b"\xff\xfe\xff\xfe")),
-        "chunks of no release": ("fetch", encode(FetchChunks.of("f" * 64, range(16)))),
+        "chunks of no release": ("fetch", encode(FetchChunks.from_indexes("f" * 64, range(16)))),
         "too many chunks": ("fetch", encode(FetchChunks("f" * 64, 0, b"\xff" * 3_000))),
         "paths that lead out": ("fetch", encode(FetchMetadata("metadata/../../keys/ca.key"))),
         "a path with a zero": ("fetch", encode(FetchMetadata("metadata/\0"))),
@@ -524,7 +524,9 @@ def test_thousands_of_subscriptions_and_endless_asking_disturb_nobody(undisturbe
     deployment comes all the same."""
     third = Hostile(undisturbed.cloud, "pi-third")
     until = threading.Event()
-    wish = encode(FetchChunks.of(undisturbed.release, range(min(LIMITS.window_chunks, undisturbed.chunks()))))
+    wish = encode(
+        FetchChunks.from_indexes(undisturbed.release, range(min(LIMITS.fetch_window_chunks, undisturbed.chunks())))
+    )
     with third.client("", topic("pi-third", "fetched")) as bad:
         for start in range(0, 10_000, 500):
             bad.subscribe(*(f"edgesplit/v1/chunk/{number:064x}" for number in range(start, start + 500)))

@@ -21,7 +21,7 @@ from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, Renewal,
 from edgesplit_agent.control.certificate_renewal import certificate_in_use, renew
 from edgesplit_agent.control.enrolment import credentials, enrol
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.pki.authority import Authority
 from fresh_database import fresh_database
 from power_cut import Recorder, Told, after_cut, read_tree, write_tree
@@ -45,7 +45,7 @@ class Controller:
         self.bodies: list[bytes] = []
 
     def claim(self, *, replace: bool = False) -> Claim:
-        token, expires = self.devices.claim(ClaimWish(device=DEVICE, device_class="pi4", replace=replace))
+        token, expires = self.devices.claim(ClaimRequest(device=DEVICE, device_class="pi4", replace=replace))
         return Claim(
             device=DEVICE, device_class="pi4", token=token, controller_url="https://c:1", ca_pem=self.authority.ca_pem,
             tuf_root="{}", expires=expires,
@@ -110,7 +110,7 @@ def test_enrolment_is_finished_by_the_same_claim_wherever_power_fails(
 
             def first(folder: Path = folder, claim: Claim = claim) -> None:
                 agent = DataFolder(folder / "agent")  # which is new too
-                agent.hold()
+                agent.acquire()
                 enrol(agent, claim)
                 agent.release()
 
@@ -126,12 +126,12 @@ def test_enrolment_is_finished_by_the_same_claim_wherever_power_fails(
             folder.mkdir()
             write_tree(disk.tree(), folder)
             again = DataFolder(folder / "agent")
-            again.hold()
+            again.acquire()
             identity = enrol(again, claim)
             assert identity.device == DEVICE, seed
             credentials(again).client_context()
             again.release()
-            assert DataFolder(folder / "agent").enrolled() == identity, seed
+            assert DataFolder(folder / "agent").read_identity() == identity, seed
             left = [name for name in read_tree(folder) if name.endswith(".part")]
             assert not left, seed
             done = cut >= len(recorder.log)
@@ -180,7 +180,7 @@ def test_an_answer_that_is_lost_costs_another_try_with_the_same_key(
     controller = Controller(shelf / "lost-answer")
     monkeypatch.setattr(enrolment, "post", controller.post)
     claim, folder = controller.claim(), DataFolder(shelf / "lost-device")
-    folder.hold()
+    folder.acquire()
     controller.link = False
     with pytest.raises(LinkError):
         enrol(folder, claim)

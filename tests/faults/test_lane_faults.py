@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from agent_world import DIGEST, eventually
-from edgesplit import Answer, AsyncClient, Client, Wishes
+from edgesplit import Answer, AsyncClient, Client, InferOptions
 from edgesplit.client.connection import Connection
 from edgesplit.client.direct import endpoint, request_policy
 from edgesplit.client.direct.grant import LANE_PATH
@@ -39,8 +39,8 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that stands still for a second no lane is given up for that."""
-    monkeypatch.setattr(endpoint, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(request_policy, "GRANTING_S", PATIENCE_S)
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(request_policy, "GRANT_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> N
     with Client(world.url, lane=False) as client:
         statistics = client._exchange("GET", "/v2/models/one/stats").body
         assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
-        measured = world.metrics.ledger.histogram(metrics.AGENT_REQUEST_S, "one", "local")
+        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, "one", "local")
         assert measured.count == asked
-    assert world.engine.serving["one"].learnt()[0][2] > 0
+    assert world.engine.serving["one"].learned()[0][2] > 0
 
 
 def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
@@ -117,7 +117,7 @@ def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
         warm(client, world)
         agents: list[Callable[[], object]] = [
             lambda: ask(client, request_id="mine"),
-            lambda: ask(client, wishes=Wishes(hedge="never")),
+            lambda: ask(client, options=InferOptions(hedge="never")),
             lambda: ask(without),
             lambda: list(client.stream("one", [{"x": SMALL}], deadline_s=PATIENCE_S)),
             lambda: client.infer("one", {"x": SMALL.tolist()}, deadline_s=PATIENCE_S),  # type: ignore[dict-item]
@@ -133,10 +133,10 @@ def test_what_is_special_goes_through_the_agent(world: LaneWorld) -> None:
             assert world.inferences == before + (number != 4), number
         before = world.inferences
         traced = trace_context.parse("00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-        with trace_context.working_for(traced):
+        with trace_context.request_context(traced):
             ask(client)
         assert world.inferences == before + 1
-        ask(client, wishes=NONE, outputs=("y",))
+        ask(client, options=NONE, outputs=("y",))
         assert world.inferences == before + 1
 
 
@@ -271,7 +271,7 @@ def test_agents_requests_and_lanes_take_turns(world: LaneWorld) -> None:
 
 def test_a_stopped_worker_is_the_agents_to_end(world: LaneWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads nothing, so that no word says it is busy: the lane is silent, the agent is asked, and that ends it."""
-    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.2)
     with Client(world.url) as client:
         warm(client, world)
         before = world.inferences
@@ -298,7 +298,7 @@ def test_a_wish_that_cannot_be_is_refused_in_words(world: LaneWorld) -> None:
         )
         assert reply.status == status and b"error" in bytes(reply.body)
     assert descriptors() <= before
-    connection.end()
+    connection.shut_down()
     for one in (mine, theirs):
         one.close()
     os.close(read)

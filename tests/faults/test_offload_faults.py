@@ -21,23 +21,23 @@ from agent_world import eventually
 from byte_wire import OUT, A, B, Fault, How, OffloadWorld, offload_world
 from edgesplit.errors import DeadlineExceeded, LinkError
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.options import Wishes
+from edgesplit.oip.options import InferOptions
 from edgesplit.plan import Link
 from edgesplit_agent.serving.engine import Answer
 from handmade_release import DEVICE_CLASS, DIGEST
 
 LONG_S = 60.0
-AT_ONCE = Wishes(hedge="always")
+AT_ONCE = InferOptions(hedge="always")
 """The tail runs beside the cloud from the start: no test waits for patience to end."""
 VARIES = 64
 """Bytes by which one exchange may be shorter than another: times are written in it."""
 HOWS: tuple[How, ...] = ("close", "reset", "silence")
 
 
-def ask(world: OffloadWorld, wishes: Wishes = AT_ONCE, deadline_s: float = LONG_S, **more: str) -> Answer:
-    answer = world.engine.infer("handmade", {"a": A, "b": B}, deadline_s=deadline_s, wishes=wishes, **more)
+def ask(world: OffloadWorld, wishes: InferOptions = AT_ONCE, deadline_s: float = LONG_S, **more: str) -> Answer:
+    answer = world.engine.infer("handmade", {"a": A, "b": B}, deadline_s=deadline_s, options=wishes, **more)
     assert np.array_equal(answer.outputs["out"], OUT)
     return answer
 
@@ -52,7 +52,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def sizes(world: OffloadWorld) -> tuple[int, int]:
     """Bytes of one request and its response on a connection of their own."""
     world.anew()
-    assert not ask(world, Wishes(hedge="never")).report.fallback
+    assert not ask(world, InferOptions(hedge="never")).report.fallback
     return len(world.wire.last.sent), len(world.wire.last.received)
 
 
@@ -67,7 +67,7 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
         every = 1 if how == "close" or "EDGESPLIT_SOAK_S" in os.environ else 7
         faults = [Fault(up=place, how=how) for place in range(0, up + 1, every)]
         faults += [Fault(down=place, how=how) for place in range(0, down + 1, every)]
-        wishes = AT_ONCE if how == "silence" else Wishes(hedge="never")
+        wishes = AT_ONCE if how == "silence" else InferOptions(hedge="never")
         for number, fault in enumerate(faults):
             world.anew(fault)
             report = ask(world, wishes, request_id=f"{how}-{number}").report
@@ -76,9 +76,12 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
             if broken:
                 assert report.fallback and report.cause in ("link", "timeout", "server"), (fault, report)
         world.settles()
-        assert not world.engine._cloud.out and len(world.engine._once._running) <= world.engine._once._entries
+        assert (
+            not world.engine._own_target.in_flight
+            and len(world.engine._idempotency._executions) <= world.engine._idempotency._entries
+        )
         world.anew()
-        assert not ask(world, Wishes(hedge="never")).report.fallback
+        assert not ask(world, InferOptions(hedge="never")).report.fallback
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -109,10 +112,10 @@ def test_a_wire_that_breaks_inside_tls_is_no_other(tmp_path: Path, patient: None
         up, down = sizes(world)
         for place in range(0, up + down - VARIES, 41):
             world.anew(Fault(up=place) if place < up else Fault(down=place - up))
-            assert ask(world, Wishes(hedge="never")).report.fallback
+            assert ask(world, InferOptions(hedge="never")).report.fallback
         world.settles()
         world.anew()
-        assert not ask(world, Wishes(hedge="never")).report.fallback
+        assert not ask(world, InferOptions(hedge="never")).report.fallback
 
 
 def test_a_connection_that_breaks_on_its_second_request_is_replaced(tmp_path: Path, patient: None) -> None:
@@ -122,9 +125,9 @@ def test_a_connection_that_breaks_on_its_second_request_is_replaced(tmp_path: Pa
         up, _ = sizes(world)
         for place in (up, up + 1, up + up // 2):
             world.anew(Fault(up=place))
-            ask(world, Wishes(hedge="never"))
+            ask(world, InferOptions(hedge="never"))
             world.wire.fault = Fault()
-            assert not ask(world, Wishes(hedge="never")).report.fallback
+            assert not ask(world, InferOptions(hedge="never")).report.fallback
 
 
 # Answers that are none
@@ -179,7 +182,7 @@ def between_lies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OffloadWo
 def test_a_response_that_lies_is_not_believed(between_lies: OffloadWorld, name: str, patient: None) -> None:
     """E3, byte for byte: whatever is made of a good response on its way, the device finishes by itself."""
     between_lies.anew(Fault(rewrite=LIES[name]))
-    report = ask(between_lies, Wishes(hedge="never")).report
+    report = ask(between_lies, InferOptions(hedge="never")).report
     assert report.fallback and report.cause in ("server", "link"), report
     between_lies.settles()
 
@@ -209,7 +212,7 @@ def test_a_replayed_answer_is_refused_under_its_own_id_too(tmp_path: Path, same_
     with offload_world(tmp_path, "local", "cut-1") as world:
         sizes(world)
         world.anew()
-        ask(world, Wishes(hedge="never"), request_id="r-1")
+        ask(world, InferOptions(hedge="never"), request_id="r-1")
         old = bytes(world.wire.last.received)
         world.anew(Fault(rewrite=lambda response: old))
         answer = world.engine.infer(
@@ -229,10 +232,12 @@ def test_a_late_answer_is_nobodys(tmp_path: Path, patient: None) -> None:
         late = world.wire.last
         world.wire.fault = Fault()
         late.let_go.set()
-        answer = world.engine.infer("handmade", {"a": A + 1, "b": B}, deadline_s=LONG_S, wishes=Wishes(hedge="never"))
+        answer = world.engine.infer(
+            "handmade", {"a": A + 1, "b": B}, deadline_s=LONG_S, options=InferOptions(hedge="never")
+        )
         assert np.array_equal(answer.outputs["out"], 2 * (A + 1 + B)) and not answer.report.fallback
         assert world.wire.last is not late
-        assert world.engine.hedging["cancelled"] == 1
+        assert world.engine.hedge_counts["cancelled"] == 1
 
 
 # Links
@@ -273,22 +278,22 @@ def test_a_link_at_0_opens_the_breaker_and_its_return_closes_it(tmp_path: Path, 
         ask(world)
         link.set_link(DEAD)
         if "local" in rows:
-            while world.engine.breaker.lets_through:
-                ask(world, Wishes())
-            assert ask(world, Wishes()).report.row == "local"
+            while world.engine.breaker.is_allowing:
+                ask(world, InferOptions())
+            assert ask(world, InferOptions()).report.row == "local"
         else:
             with pytest.raises(DeadlineExceeded):
                 ask(world, deadline_s=1.5)
-            eventually("the breaker opens", lambda: not world.engine.breaker.lets_through)
+            eventually("the breaker opens", lambda: not world.engine.breaker.is_allowing)
         link.set_link(GOOD)
-        eventually("the cloud is tried again", lambda: world.engine.breaker.lets_through)
+        eventually("the cloud is tried again", lambda: world.engine.breaker.is_allowing)
         eventually("it is trusted again", lambda: _asked(world) and world.engine.breaker.state == "closed")
 
 
 def _asked(world: OffloadWorld) -> bool:
     """One more request; without a fallback it may be told that the cloud is not there."""
     try:
-        ask(world, Wishes(hedge="never"))
+        ask(world, InferOptions(hedge="never"))
     except LinkError:
         return False
     return True
@@ -328,8 +333,8 @@ def _many(world: OffloadWorld, *, workers: int, each: int, name: str = "r") -> d
         for number in range(each):
             one = f"{name}-{worker}-{number}"
             try:
-                answer = ask(world, Wishes(), request_id=one)
-                again = ask(world, Wishes(), request_id=one)
+                answer = ask(world, InferOptions(), request_id=one)
+                again = ask(world, InferOptions(), request_id=one)
             except Exception as error:
                 with lock:
                     wrong.append(f"{one}: {error!r}")
@@ -352,10 +357,10 @@ def test_nobody_there_before_the_first_request(tmp_path: Path) -> None:
     """E1, before: no server, no port, a port that accepts and never speaks: the device answers, the breaker opens."""
     with offload_world(tmp_path, "local", "cut-1") as world, socket.create_server(("127.0.0.1", 0)) as mute:
         for port in (_free(), mute.getsockname()[1]):
-            world.engine._cloud._remote = Remote(f"http://127.0.0.1:{port}")
+            world.engine._own_target._remote = OffloadClient(f"http://127.0.0.1:{port}")
             world.anew()
-            while world.engine.breaker.lets_through:
-                ask(world, Wishes())
+            while world.engine.breaker.is_allowing:
+                ask(world, InferOptions())
             assert ask(world).report.row == "local"
 
 

@@ -161,9 +161,9 @@ def test_every_request_that_was_accepted_is_answered_when_it_stops(release: Hand
     threads = [threading.Thread(target=ask) for _ in range(6)]
     for thread in threads:
         thread.start()
-    eventually("two run and four wait", lambda: (server._turns.running, server._turns.waiting) == (2, 4))
+    eventually("two run and four wait", lambda: (server._scheduler.running, server._scheduler.waiting) == (2, 4))
     with closing(Connection("127.0.0.1", server.port)) as other:
-        server.not_ready()
+        server.set_not_ready()
         ready = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
         assert ready.status == 503
     stopping = threading.Thread(target=server.stop, args=(PATIENCE_S,))
@@ -198,7 +198,7 @@ def test_a_hundred_that_do_not_read_their_answers_hold_up_nobody(release: Handma
             sock.sendall(request())
         for _ in range(SLOW):
             assert slow.begun.acquire(timeout=PATIENCE_S)
-        eventually("all have run", lambda: (server._turns.running, server._turns.waiting) == (0, 0))
+        eventually("all have run", lambda: (server._scheduler.running, server._scheduler.waiting) == (0, 0))
         with closing(Connection("127.0.0.1", server.port)) as other:
             reply = other.exchange("GET", "/v2/health/ready", deadline=monotonic() + PATIENCE_S)
             assert reply.status == 200
@@ -234,24 +234,26 @@ def test_a_request_cut_at_any_byte_runs_nothing_and_hurts_nobody(release: Handma
 
 def test_who_leaves_a_run_that_is_shared_costs_the_others_nothing(release: HandmadeRelease) -> None:
     """One of three that wait for the same model goes: the run that follows has the two that stayed."""
-    from edgesplit_offload.scheduling.run_times import Gain
+    from edgesplit_offload.scheduling.run_times import BatchBenefit
 
     slow = Slow()
     server = OffloadServer(Path("unused"), b"", open_release=release.open, runtime=slow, at_once=1)
     server.start()
-    half = server._shelf.model(CUT).half
-    half.pace.allow(Gain({}, 8, 8))
+    half = server._models.model(CUT).half
+    half.run_times.enable_batching(BatchBenefit({}, 8, 8))
     with ExitStack() as stack:
         socks = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(4)]
         for place, sock in enumerate(socks):
             sock.settimeout(PATIENCE_S)
             sock.sendall(request())
-            eventually("it runs or waits", lambda n=place: server._turns.waiting == n and server._turns.running == 1)
+            eventually(
+                "it runs or waits", lambda n=place: server._scheduler.waiting == n and server._scheduler.running == 1
+            )
         socks[2].close()
-        eventually("its place is free", lambda: server._turns.waiting == 2)
+        eventually("its place is free", lambda: server._scheduler.waiting == 2)
         slow.leave.set()
         answers = [socks[place].recv(65536) for place in (0, 1, 3)]
     assert [answer.split()[1] for answer in answers] == [b"200"] * 3
     server.stop(PATIENCE_S)
-    (told,) = server._counts.told()
+    (told,) = server._statistics.snapshot()
     assert [(one["batch_size"], one["compute_infer"]["count"]) for one in told["batch_stats"]] == [(1, 1), (2, 1)]

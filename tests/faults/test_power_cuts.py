@@ -231,7 +231,7 @@ def _again_and_again(stage: Stage, stories: dict[str, Story], rng: random.Random
     folder = stage.place(tree)
     machine = Machine(folder, stage.source).boot(online=False)
     assert machine.running in there or machine.standing.safe_mode  # three cuts are three starts that did not live
-    machine.updater.online(True)
+    machine.updater.on_connection(True)
     machine.offer(stage.source.say(V4)).settle()
     assert machine.running == V4.digest and not machine.strangers()
     machine.off()

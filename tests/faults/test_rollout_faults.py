@@ -168,14 +168,14 @@ class Kept(World):
 def go_on(world: World) -> None:
     """An operator's evening: a bad release in stages, a good one before that has ended, and a rollback. What was asked
     for already is not asked for again."""
-    releases = [one["release"] for one in world.rollouts.shown_all(10)]
+    releases = [one["release"] for one in world.rollouts.list_views(10)]
     if not releases:
         world.deploy(BAD, stages=("50%",), abort_when_failed="1")
         world.settle(most=2)
     if NEW not in releases:
         world.deploy(NEW, stages=("1", "50%"), device_timeout="10m")
     world.settle()
-    newest = world.rollouts.shown_all(10)[-1]
+    newest = world.rollouts.list_views(10)[-1]
     if newest["state"] == "finished":
         world.rollouts.command(newest["id"], "rollback")
     world.settle()
@@ -237,7 +237,9 @@ def test_a_controller_killed_at_every_write_goes_on_and_never_back(shelf: Path, 
         world.speak()
         go_on(world)
         assert not world.broken() and not world.active, f"write {write} of {writes}"
-        assert [one["state"] for one in world.rollouts.shown_all(10)][-1] == "rolled back", f"write {write} of {writes}"
+        assert [one["state"] for one in world.rollouts.list_views(10)][-1] == "rolled back", (
+            f"write {write} of {writes}"
+        )
         assert set(world.running().values()) == {OLD}, f"write {write} of {writes}"
         assert all(one.wanted == one.runs for one in world.fleet.values()), f"write {write} of {writes}"
         world.database.close()
@@ -263,7 +265,7 @@ def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
 
     again = World(tmp_path, url=restored)
     again.fleet, again.now = world.fleet, world.now + 86_400.0
-    again.rollouts.excuse_absence()
+    again.rollouts.extend_timeouts_after_outage()
     again.state_all()
     again.speak()
     again.step()
@@ -291,13 +293,13 @@ def test_a_database_that_was_only_copied_back_is_found_out(tmp_path: Path) -> No
     liar = again.fleet[FLEET[0]]
     liar.counter = 2**52
     again.speak()
-    again.rollouts.catch_up()
+    again.rollouts.overtake_reported_counters()
     again.work(times=4)
     assert {one.runs for one in again.fleet.values() if one is not liar} == {OLD} and liar.runs == NEW
     assert not [name for name, one in again.fleet.items() if one.below]
     with again.database.read() as session:
         assert all(row.counter < 2**40 for row in session.query(Device))
-    assert again.director.catch_up() == []
+    assert again.director.overtake_reported_counters() == []
 
 
 def _copy(source: Path, target: Path) -> None:

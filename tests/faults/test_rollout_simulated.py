@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from edgesplit_controller.rollout.request import Asked
+from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_simulation.fleet import SimulatedFleet
-from edgesplit_simulation.releases import Mood
+from edgesplit_simulation.releases import Behaviour
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICES = 200
@@ -35,7 +35,7 @@ def fleet() -> Iterator[SimulatedFleet]:
 
 def shown(fleet: SimulatedFleet, number: int) -> dict[str, Any]:
     """As the API shows a rollout."""
-    return fleet.cloud.rollouts.shown(number)
+    return fleet.controller.rollouts.view(number)
 
 
 def ended(fleet: SimulatedFleet, number: int, seconds: float = 3_600.0) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def ended(fleet: SimulatedFleet, number: int, seconds: float = 3_600.0) -> dict[
 
 def told(fleet: SimulatedFleet, number: int) -> set[str]:
     """Devices that the rollout ever told anything."""
-    found = fleet.cloud.rollouts.shown_devices(number, states=(), after=-1, most=1_000)
+    found = fleet.controller.rollouts.device_views(number, states=(), after=-1, most=1_000)
     return {one["device"] for one in found if one["counter"]}
 
 
@@ -57,8 +57,8 @@ def test_a_bad_release_stops_at_its_threshold(fleet: SimulatedFleet) -> None:
     """F1: version 2 answers its golden inputs wrongly. The canaries refuse it, run version 1 on and are told so; the
     other 180 never hear of it."""
     first = next(iter(fleet.releases.values()))
-    bad = fleet.release(2, Mood(golden=True))
-    one = ended(fleet, fleet.deploy(bad, asked=Asked(stages=("10%", "100%"), abort_when_failed="5%")))
+    bad = fleet.release(2, Behaviour(wrong_golden=True))
+    one = ended(fleet, fleet.deploy(bad, request=RolloutRequest(stages=("10%", "100%"), abort_when_failed="5%")))
     assert one["state"] == "failed" and one["states"]["gone back"] == 20 and one["states"]["skipped"] == 180
-    assert fleet.running(first) == DEVICES and len(told(fleet, one["id"])) == 20
-    assert one["failures"][0]["count"] == 20 and not fleet.witness.broken
+    assert fleet.count_running(first) == DEVICES and len(told(fleet, one["id"])) == 20
+    assert one["failures"][0]["count"] == 20 and not fleet.checker.violations

@@ -19,7 +19,7 @@ from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.settings import free_port
+from edgesplit_controller.settings import find_free_port
 from edgesplit_controller.storage.database import Database, Desired
 from edgesplit_controller.storage.database import Device as Row
 from edgesplit_controller.storage.tables.leases import LeaseRow
@@ -202,7 +202,7 @@ def test_another_machine_takes_over_when_the_leading_one_is_killed(tmp_path: Pat
     second = Up(first.up.data)
     try:
         assert first.up.start(*elsewhere) == "ready"
-        port = free_port("127.0.0.1")
+        port = find_free_port("127.0.0.1")
         assert second.start(*elsewhere, "join=1", f"api_port={port}") == "ready"
 
         first.up.end(signal.SIGKILL)

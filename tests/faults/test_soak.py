@@ -118,7 +118,7 @@ def test_full_load_with_faults_leaks_nothing_and_loses_nothing(cloud: Cloud, age
     told = {"outcomes": dict(load.account.outcomes), "faults": faults.counts, "growth": _growths(sides)}
     print(json.dumps(told))
     assert not load.account.wrong, load.account.wrong[:5]
-    assert agent.process.running
+    assert agent.process.is_running
     for side, grown in _growths(sides).items():
         assert grown["rss"] < RSS_BYTES and grown["descriptors"] < DESCRIPTORS, (side, told)
     with Client(agent.url) as client:

@@ -19,11 +19,11 @@ PROGRAM = '''
 """Stands for an agent: notes its number, and those of its children; does what its word says."""
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from edgesplit_agent.host.sd_notify import Manager
+from edgesplit_agent.host.sd_notify import ServiceManager
 
 word, folder = sys.argv[1], Path(sys.argv[2])
 address = os.environ["NOTIFY_SOCKET"]
-manager = Manager.of(os.environ)
+manager = ServiceManager.from_environment(os.environ)
 child = subprocess.Popen(["sleep", "1000"])
 number = len(list(folder.glob("run*")))
 told = folder / f"run{number}"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.self_update.version_store import VersionStore
 from power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
 from power_world import Machine, imaginary_disks
 from version_world import AgentRelease, World
@@ -131,14 +131,14 @@ def check(stage: Stage, story: Story, tree: Tree) -> None:
         had = read_tree(world.data).get("releases/" + world.model.digest)
         machine = world.start(online=False)
         runs = world.runs(machine)
-        assert runs in story.may_run | {""} and (not runs or Shelf(world.data).damage(runs) == "")
+        assert runs in story.may_run | {""} and (not runs or VersionStore(world.data).damage(runs) == "")
         assert had is None or not story.start.tree().get("current.json") or machine.running == world.model.digest
         if runs not in story.mutes:
             machine.connected()
         machine = world.settle(machine)
         assert world.runs(machine) == story.end, f"it ends with {world.runs(machine)[:12]!r}"
         assert machine.running == world.model.digest and not machine.strangers()
-        shelf = Shelf(world.data)
+        shelf = VersionStore(world.data)
         assert shelf.damage(story.end) == "" and shelf.read().running == story.end and not shelf.read().starts
         litter = [one.name for one in shelf.folder.iterdir() if one.name.startswith(".")]
         assert not litter, f"left behind: {litter}"

@@ -20,14 +20,14 @@ import pytest
 import hostile_worker
 from agent_world import CLASS, ScriptedCloud, eventually
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, ModelRefused
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.runtime import Timing
-from edgesplit.runtime.options import Setup
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.worker import process
 from edgesplit_agent.worker.host import WorkerLost
-from edgesplit_agent.worker.supervised_host import Hosted
-from edgesplit_agent.worker.tensor_allocator import TensorRoom
+from edgesplit_agent.worker.supervised_host import SupervisedHost
+from edgesplit_agent.worker.tensor_allocator import TensorAllocator
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from power_world import Machine, Source, imaginary_disks
 from worker_world import (
@@ -174,10 +174,10 @@ def test_a_memory_hog_gets_no_more_than_its_limit(tmp_path: Path) -> None:
 
 def test_a_worker_that_holds_more_than_its_limit_is_killed() -> None:
     """Whatever way it came by it: 1 MB is less than any process has."""
-    worker = process.Worker("worker", Bounds(2**20), TensorRoom(2**20))
-    while worker.look():
+    worker = process.Worker("worker", Bounds(2**20), TensorAllocator(2**20))
+    while worker.check():
         pass
-    assert "its limit is 1 MB" in worker.why and not is_there(worker.pid)
+    assert "its limit is 1 MB" in worker.end_reason and not is_there(worker.pid)
 
 
 def test_workers_end_with_their_agent_however_that_ends() -> None:
@@ -185,8 +185,8 @@ def test_workers_end_with_their_agent_however_that_ends() -> None:
     script = (
         "import sys; from edgesplit_agent.worker.process import Worker;"
         "from edgesplit_agent.worker.watchdog_policy import Bounds;"
-        "from edgesplit_agent.worker.tensor_allocator import TensorRoom;"
-        "print(Worker('w', Bounds(2**30), TensorRoom(2**20)).pid, flush=True); sys.stdin.read()"
+        "from edgesplit_agent.worker.tensor_allocator import TensorAllocator;"
+        "print(Worker('w', Bounds(2**30), TensorAllocator(2**20)).pid, flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None and agent.stdin is not None
@@ -227,7 +227,7 @@ def test_where_the_plan_has_another_way_the_cloud_answers_at_once(tmp_path: Path
     cloud.steps = {"a": _Adds(), "b": _Nothing()}  # type: ignore[dict-item]
     cloud.start()
     with loaded(tmp_path, endless(), LOCAL, AWAY) as release:
-        engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0))
+        engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0))
         engine.serve("one", release)
         release.run(["s"], {"x": SMALL})  # now it is known what a run takes
         release.learn(Timing(seconds={"s": 0.01}))
@@ -306,7 +306,7 @@ def test_a_release_that_is_replaced_lives_until_its_last_request_is_done(tmp_pat
         old.lease()
         engine.serve("one", new)
         assert np.array_equal(old.run(["s"], {"x": SMALL})["y"], SMALL * 2)
-        old.give_back()
+        old.end_lease()
         eventually("its process ends", lambda: not is_there(pid))
         assert np.array_equal(engine.infer("one", {"x": SMALL}, deadline_s=60).outputs["y"], SMALL * 2)
         engine.drop("one")
@@ -337,9 +337,9 @@ class Device:
         self.machine = Machine(self._folder, self.source, start=self._start)
         return self.machine.boot().settle()
 
-    def _start(self, release: Any, plan: Any) -> Hosted:
+    def _start(self, release: Any, plan: Any) -> SupervisedHost:
         assert self.machine is not None
-        return Hosted(release, plan, Setup(), BOUNDS, lost=self.machine.updater.ran)
+        return SupervisedHost(release, plan, EngineOptions(), BOUNDS, on_lost=self.machine.updater.on_device_run)
 
     def serves(self, made: OneSlice) -> Machine:
         self.source.add(made)

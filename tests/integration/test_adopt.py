@@ -20,7 +20,7 @@ from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
 from edgesplit_cli.commands import adopt as command
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.ssh import upload
-from edgesplit_provisioning.ssh.adopt import Adopted
+from edgesplit_provisioning.ssh.adopt import AdoptionResult
 from edgesplit_provisioning.ssh.inventory import Host
 from ssh_world import CA, FakeController, FakeKit, Machine, why_not
 
@@ -46,7 +46,9 @@ def kit(tmp_path: Path) -> FakeKit:
     return FakeKit(tmp_path / "kit")
 
 
-def adopt(machine: Machine, cloud: FakeController, kit: FakeKit, host: Host | None = None, **wish: Any) -> Adopted:
+def adopt(
+    machine: Machine, cloud: FakeController, kit: FakeKit, host: Host | None = None, **wish: Any
+) -> AdoptionResult:
     with machine.ssh(host) as ssh:
         return machine.adoption(cloud, kit, **wish).adopt(ssh)
 

@@ -35,7 +35,7 @@ from edgesplit.mqtt.session import Session
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import manifest
-from edgesplit.release.manifest import Chunk, Golden, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.release.manifest import Chunk, DesiredRelease, GoldenExample, Manifest, Slice, SliceFile, Statement
 from edgesplit.release_store import write_release
 from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_claim
 from edgesplit_agent.control.enrolment import enrol
@@ -89,7 +89,7 @@ class Made:
             Manifest(
                 model=f"tiny@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
-                golden=(Golden(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk(request), chunk(response)),),
             )
         )  # fmt: skip
         self.digest = manifest.release_digest(self.raw)
@@ -189,12 +189,12 @@ class SmallController:
                 bootstrap_root=self.repository.root_bytes,
             )  # fmt: skip
         self.counter = max(self.counter + 1, int(time.time()))
-        wanted = (Wanted("tiny", made.digest, now),)
+        wanted = (DesiredRelease("tiny", made.digest, now),)
         expires = int(time.time()) + 3600
         self.statement = self.repository.sign_statement(
             Statement(device=DEVICE, releases=wanted, counter=self.counter, expires=expires)
         )
-        self.delivery.tell([DEVICE])
+        self.delivery.publish_statements([DEVICE])
 
     def reported(self) -> Reported | None:
         """What the device said last of what it runs."""
@@ -241,12 +241,12 @@ class Process:
 
     def _is_here(self) -> bool:
         assert self.child is not None and self.child.poll() is None, self.log.read_text()
-        here = DataFolder(self.data).here()
+        here = DataFolder(self.data).read_address()
         return here is not None and here.pid == self.child.pid
 
     @property
     def client(self) -> Client:
-        here = DataFolder(self.data).here()
+        here = DataFolder(self.data).read_address()
         assert here is not None
         return Client(here.url)
 
@@ -307,7 +307,7 @@ def test_from_claim_to_a_split_answer(controller: SmallController, agent: Proces
     eventually(
         "it said goodbye", lambda: controller.last(messages.Birth, messages.Death) == messages.Death(birth.session)
     )
-    assert DataFolder(agent.data).here() is None
+    assert DataFolder(agent.data).read_address() is None
 
 
 def _requests(controller: SmallController) -> int:
@@ -565,7 +565,7 @@ def test_enrolment_killed_at_any_point_finishes_at_the_next_start(
         with pytest.raises(KeyboardInterrupt):
             enrol(DataFolder(tmp_path), controller.claim())
     folder = DataFolder(tmp_path)
-    assert folder.enrolled() is None
+    assert folder.read_identity() is None
     key = folder.key_file.read_bytes() if folder.key_file.exists() else None
     assert enrol(folder, controller.claim()).device == DEVICE
     assert key is None or folder.key_file.read_bytes() == key

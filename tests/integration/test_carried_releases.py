@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from edgesplit.controller_client.claims import ClaimWish, make_claim
+from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit_agent import main as agent_command
 from edgesplit_cli.main import cli
@@ -42,7 +42,7 @@ class World:
     def enrolled(self, name: str) -> Agent:
         """A device that has its identity, and was never on the broker."""
         claim = self.cloud.folder / f"{name}.claim.json"
-        claim.write_text(make_claim(self.cloud.api, ClaimWish(device=name, device_class="raspberrypi4")))
+        claim.write_text(create_claim(self.cloud.api, ClaimRequest(device=name, device_class="raspberrypi4")))
         agent = Agent(self.cloud, name, claim)
         self.cloud.agents.append(agent)
         self.agent("enrol", "--data", str(agent.data), "--claim", str(claim))

@@ -181,7 +181,7 @@ def test_another_cut_by_the_planner_is_installed_without_a_weight_fetched_again(
     listed = {one["release"]: one for one in cloud.api.get("/v1/releases")}
     assert listed[recut["release"]]["recut_of"] == base["release"]
     manifest = decode_manifest((device.data / "releases" / recut["release"] / "manifest.json").read_bytes())
-    sizes = manifest.chunks()
+    sizes = manifest.chunk_sizes()
     graphs = {one.sha256 for piece in manifest.slices for file in piece.files[:1] for one in file.chunks}
     golden = sum(pair.request.bytes + pair.response.bytes for pair in manifest.golden)
     assert 0 < delivered(device) - before <= sum(sizes[one] for one in graphs) + golden < sum(sizes.values()) / 2

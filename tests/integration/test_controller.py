@@ -14,7 +14,7 @@ import pytest
 
 from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from edgesplit.mqtt import messages
-from edgesplit.release.agent_release import AGENT, Target, build_for
+from edgesplit.release.agent_release import AGENT_MODEL, Target, build_for
 from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit.trust.identity import certificate_request, load_or_make_key
 from wheels_world import archive, small_agent
@@ -91,15 +91,15 @@ def test_a_version_of_the_agent_is_pushed_signed_and_stated(up: Up, tmp_path: Pa
 
     made = up.ok("POST", "/v1/agents/deployments", {"version": "9.1.0", "to": ["pi-agent"]})
 
-    assert [(one.model, one.release) for one in device.statement().releases] == [(AGENT, made["release"])]
+    assert [(one.model, one.release) for one in device.statement().releases] == [(AGENT_MODEL, made["release"])]
     manifest = decode_manifest(device.trust.manifest(made["release"], device.fetch))
     file = build_for(manifest, Target("3.11", "aarch64")).slice.files[0]
     chunks = device.chunks(made["release"], list(manifest.chunk_list()))
     assert b"".join(chunks[one.sha256] for one in file.chunks) == content
     assert up.ok("GET", f"/v1/rollouts/{made['rollout']}")["model"] == made["model"]
-    assert AGENT not in {one["name"] for one in up.ok("GET", "/v1/models")}
+    assert AGENT_MODEL not in {one["name"] for one in up.ok("GET", "/v1/models")}
     assert [one["version"] for one in up.ok("GET", "/v1/agents")] == ["9.1.0"] and up.ok("GET", "/v1/releases")
-    status, why = up.call("POST", "/v1/deployments", {"model": AGENT, "to": ["pi-agent"]})
+    status, why = up.call("POST", "/v1/deployments", {"model": AGENT_MODEL, "to": ["pi-agent"]})
     assert status == 400 and "edgectl agent" in why["error"]
     device.session.stop()
 
@@ -107,7 +107,9 @@ def test_a_version_of_the_agent_is_pushed_signed_and_stated(up: Up, tmp_path: Pa
 def test_a_device_is_online_only_while_its_session_lives(up: Up, tmp_path: Path) -> None:
     """Birth and telemetry make it online; when its connection breaks, the broker's word makes it offline at once."""
     device = enrolled(up, "pi-mortal", tmp_path)
-    window = messages.Window(model="tiny", release="r", row="local", requests=3, latency_p50_s=0.01, latency_p95_s=0.02)
+    window = messages.TelemetryWindow(
+        model="tiny", release="r", row="local", requests=3, latency_p50_s=0.01, latency_p95_s=0.02
+    )
     said = messages.Telemetry(
         session=1, sequence=1, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=(window,)
     )
@@ -132,7 +134,7 @@ def test_malformed_words_of_a_device_harm_nobody(up: Up, tmp_path: Path) -> None
         for garbage in (b"\xff" * 1_000, b"\x93\x01", b"\x81\xa4type\xa5birth", os.urandom(64)):
             device.session.publish(messages.topic("pi-rude", kind), garbage, qos=1, wait_s=10)
 
-    strange = messages.FetchChunks.of("0" * 64, [1])
+    strange = messages.FetchChunks.from_indexes("0" * 64, [1])
     device.say("fetch", strange)
 
     with pytest.raises(FileNotFoundError):

@@ -16,7 +16,7 @@ from sqlalchemy import update
 
 from browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from dashboard_world import Dashboard
-from edgesplit.release.agent_release import AGENT
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.storage.database import Device, Model
 from made_fleet import device_row, make_rollout
 
@@ -219,14 +219,14 @@ def test_a_row_of_the_agent_itself_leads_to_its_versions(dashboard: Dashboard, b
     """It is no model: the link of a device that changes its agent shows the versions that were pushed."""
     build = {"python": "3.11", "machine": "aarch64", "extras": [], "bytes": 9_000_000, "sha256": "0" * 64, "build": ""}
     version = Model(
-        name=AGENT, version=1, sha256="", optimised_sha256="", bytes=9_000_000, input_text="", bindings={},
+        name=AGENT_MODEL, version=1, sha256="", optimised_sha256="", bytes=9_000_000, input_text="", bindings={},
         shown={"agent": "0.9.1", "builds": [build]}, created=time.time(),
     )  # fmt: skip
     with dashboard.database.write() as session:
         session.add(version)
-        session.add(device_row("renewed-1", model=AGENT, release="1" * 64))
+        session.add(device_row("renewed-1", model=AGENT_MODEL, release="1" * 64))
     browser.open(dashboard.page("devices", "renewed-1"))
-    browser.shows(AGENT, "section[aria-label='Desired and reported']")
+    browser.shows(AGENT_MODEL, "section[aria-label='Desired and reported']")
     browser.one("section[aria-label='Desired and reported'] a").click()
     browser.shows("Python 3.11 on aarch64", "main")
     assert "0.9.1" in browser.text("main") and browser.all(".problem") == []

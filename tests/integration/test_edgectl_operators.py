@@ -19,7 +19,7 @@ from edgesplit.mqtt.session import Session
 from edgesplit.trust.identity import Credentials as Files
 from edgesplit.trust.identity import enrolment_context
 from edgesplit_cli.main import cli
-from edgesplit_controller.access.bootstrap import open_gate
+from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.database import Database
 
@@ -231,15 +231,15 @@ def test_the_owner_is_let_in_by_what_lies_in_the_data_folder(tmp_path: Path) -> 
     database, authority = Database(f"sqlite:///{tmp_path / 'controller.db'}"), Authority(tmp_path / "keys")
     file = tmp_path / "operator.token"
     file.write_text("an-old-token-of-another-form\n")
-    gate, believed = open_gate(tmp_path, database, authority)
+    gate, believed = open_authenticator(tmp_path, database, authority)
     serial = x509.load_pem_x509_certificate((tmp_path / "keys" / "operator.pem").read_bytes()).serial_number
-    assert gate.operators.holding("an-old-token-of-another-form", serial)
+    assert gate.operators.by_token_and_certificate("an-old-token-of-another-form", serial)
     file.unlink()
-    gate, _ = open_gate(tmp_path, database, authority)
-    further, _ = open_gate(tmp_path, database, authority, first=False)
+    gate, _ = open_authenticator(tmp_path, database, authority)
+    further, _ = open_authenticator(tmp_path, database, authority, first=False)
     for one in (gate, further):
-        assert one.operators.holding(file.read_text().strip(), serial)
-        assert not one.operators.holding("an-old-token-of-another-form", serial)
+        assert one.operators.by_token_and_certificate(file.read_text().strip(), serial)
+        assert not one.operators.by_token_and_certificate("an-old-token-of-another-form", serial)
     assert believed == tmp_path / "keys" / "operators" / "ca.pem" and believed.is_file()
     assert {path.stat().st_mode & 0o777 for path in (file, believed.with_suffix(".key"))} == {0o600}
     database.close()

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from controller_world import Device, Up
-from edgesplit.crypto.key_wrapping import introduce, load_encryption_key, unwrap
-from edgesplit.crypto.slice_encryption import needed_keys, open_slice
+from edgesplit.crypto.key_wrapping import load_encryption_key, sign_encryption_key, unwrap
+from edgesplit.crypto.slice_encryption import decrypt_slice, needed_keys
 from edgesplit.errors import TrustError
 from edgesplit.input_spec import InputSpec, prepare
 from edgesplit.mqtt.messages import decode
@@ -104,7 +104,7 @@ def manifest_of(world: Deployed) -> Manifest:
 
 def wrapped_for(data: Path) -> bytes:
     """The keys in the statement that an agent has on its disk."""
-    signed = decode(DataFolder(data).current().statement, Signed)
+    signed = decode(DataFolder(data).read_current().statement, Signed)
     (wanted,) = msgspec.msgpack.decode(signed.payload, type=Statement).releases
     return wanted.keys
 
@@ -154,7 +154,7 @@ def test_who_only_heard_the_stream_can_do_nothing_with_it(world: Deployed, tmp_p
     try:
         stranger.trust.refresh(stranger.fetch)
         manifest = decode_manifest(stranger.trust.manifest(world.release, stranger.fetch))
-        chunks = stranger.chunks(world.release, list(manifest.chunks()))
+        chunks = stranger.chunks(world.release, list(manifest.chunk_sizes()))
     finally:
         stranger.session.stop()
     assert not any(mark in data for mark in world.marks for data in chunks.values())
@@ -164,10 +164,10 @@ def test_who_only_heard_the_stream_can_do_nothing_with_it(world: Deployed, tmp_p
             for name in ("stranger", agent.name):
                 with pytest.raises(TrustError):
                     unwrap(wrapped, stranger.encryption_key, name, world.release)
-    for one in manifest.every_slice:
+    for one in manifest.all_slices:
         if one.files:
             with pytest.raises(TrustError, match="was not given its content key"):
-                open_slice(one, lambda file: io.BytesIO(b"".join(chunks[c.sha256] for c in file.chunks)), {})
+                decrypt_slice(one, lambda file: io.BytesIO(b"".join(chunks[c.sha256] for c in file.chunks)), {})
 
 
 def test_a_device_gets_the_keys_of_what_it_runs_and_no_others(world: Deployed) -> None:
@@ -249,7 +249,7 @@ def test_an_encryption_key_that_another_signed_enrols_nobody(world: Deployed, tm
     own, thief = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     csr = certificate_request(own, "cam-6").decode()
     for signer, key in ((thief, X25519PrivateKey.generate()), (own, None)):
-        public, signature = introduce(key or X25519PrivateKey.generate(), signer, csr)
+        public, signature = sign_encryption_key(key or X25519PrivateKey.generate(), signer, csr)
         body = {
             "token": claim["token"], "csr_pem": csr, "encryption_signature": b64encode(signature).decode(),
             "encryption_key": b64encode(public if key else public[:31]).decode(),
@@ -292,5 +292,5 @@ def test_the_plain_release_of_the_same_model_is_another(world: Deployed) -> None
     home = world.cloud.data / "offload/releases"
     sealed, clear = (decode_manifest((home / one / "manifest.json").read_bytes()) for one in made)
     assert sealed.is_encrypted and not clear.is_encrypted
-    assert not set(sealed.chunks()) & set(clear.chunks())
+    assert not set(sealed.chunk_sizes()) & set(clear.chunk_sizes())
     assert all(one.sealed is not None for one in sealed.golden) and sealed.golden

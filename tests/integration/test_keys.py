@@ -11,7 +11,7 @@ import pytest
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import NotFound, TrustError, UsageError
 from edgesplit.trust.identity import Credentials
-from edgesplit_cli.signing import signed_release
+from edgesplit_cli.signing import sign_release_list
 from edgesplit_controller.tuf.signers import make_key_file
 from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
@@ -195,7 +195,7 @@ def test_a_release_that_is_signed_after_another_was_published_is_refused(
     body = {"model": "digits", "partition": "auto", "to": ["cam"], "limits": {}, "codecs": ["raw"]}
     prepared = cloud.api.post("/v1/deployments", {**body, "elsewhere": True})
     assert "next_targets" in prepared
-    signed = signed_release(prepared, [str(operator / "release.pem")])
+    signed = sign_release_list(prepared, [str(operator / "release.pem")])
     cloud.edgectl("keys", "renew", "--sign-with", str(operator / "release.pem"))
 
     with pytest.raises(UsageError, match="meanwhile"):

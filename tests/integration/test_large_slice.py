@@ -63,7 +63,7 @@ def large_model(folder: Path) -> Path:
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     ends = [tiny.value("x", [1, WIDTH])], [tiny.value("y", [1, WIDTH])]
     weights = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[WIDTH, WIDTH])
-    archive.point_to(weights, "w.data", 0, 4 * WIDTH * WIDTH)
+    archive.set_external_location(weights, "w.data", 0, 4 * WIDTH * WIDTH)
     source = np.random.default_rng(1)
     with (folder / "w.data").open("wb") as file:
         for _ in range(0, WIDTH, 32):

@@ -92,8 +92,8 @@ def test_the_queue_is_bounded_while_nobody_listens(world: BrokerWorld) -> None:
     """A session that cannot send keeps a bounded number of QoS 1 messages, and says when it drops."""
     credentials = enrol(world.authority, world.folder, "cam-1")
     session = Session("localhost", 1, "cam-1", credentials.client_context(), on_message=lambda *_: None)
-    kept = [session.publish(MINE, b"x", qos=1) for _ in range(mqtt.QUEUED_MESSAGES + 10)]
-    assert kept.count(True) == mqtt.QUEUED_MESSAGES
+    kept = [session.publish(MINE, b"x", qos=1) for _ in range(mqtt.MAX_QUEUED_MESSAGES + 10)]
+    assert kept.count(True) == mqtt.MAX_QUEUED_MESSAGES
 
 
 def test_a_stalled_link_does_not_fill_the_memory(world: BrokerWorld, link: ShapedLink) -> None:
@@ -105,7 +105,7 @@ def test_a_stalled_link_does_not_fill_the_memory(world: BrokerWorld, link: Shape
     while device.session.publish(MINE, payload):
         kept += 1
         assert kept < 1000
-    assert mqtt.QUEUED_BYTES // LIMITS.message_bytes <= kept
+    assert mqtt.MAX_QUEUED_BYTES // LIMITS.message_bytes <= kept
     link.cut()
     device.session.stop()
 

@@ -16,7 +16,7 @@ import pytest
 from agent_world import eventually
 from edgesplit.errors import TrustError
 from edgesplit.oip import protocol as oip
-from edgesplit.release.manifest import Statement, Wanted
+from edgesplit.release.manifest import DesiredRelease, Statement
 from edgesplit.release_store import write_release
 from integration.test_agent import DEVICE, Process, SmallController
 from recut_world import CLASS, Made, RecutWorld, anatomy_for, made, plant
@@ -71,12 +71,12 @@ class Controller(SmallController):
         self.statement = self.repository.sign_statement(
             Statement(
                 device=DEVICE,
-                releases=(Wanted("tiny", one.digest),),
+                releases=(DesiredRelease("tiny", one.digest),),
                 counter=self.counter,
                 expires=int(time.time()) + 3600,
             )
         )
-        self.delivery.tell([DEVICE])
+        self.delivery.publish_statements([DEVICE])
 
     def failed(self, one: Made, reason: str) -> bool:
         said = self.reported()
@@ -154,7 +154,7 @@ def test_a_thief_of_the_online_keys_changes_no_device(controller: Controller, ag
         assert agent.client.infer("tiny", FEEDS, deadline_s=20).report.release == base.digest
         far = oip.remote_name(stolen.digest, CLASS, "cut-1")
         with pytest.raises(TrustError, match=reason):
-            controller.offload._shelf.model(far).half.load()
+            controller.offload._models.model(far).half.load()
 
     controller.replan(honest)
     eventually("an honest recut runs", lambda: agent.runs(honest), 60)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def test_a_link_that_fades_and_comes_back_is_followed_without_a_word(cloud: Clou
     assert (last["state"], last["who"], last["basis"], last["heard"]) == ("applied", "replan", "emulated", 1)
     listed = {one["release"]: one for one in cloud.api.get("/v1/releases")}[alone]
     assert listed["signed_by"] == "planner"
-    assert fetched < sum(first.chunks().values()) - sum(graphs_of(first).values())
+    assert fetched < sum(first.chunk_sizes().values()) - sum(graphs_of(first).values())
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def rows_of(manifest: Manifest) -> frozenset[str]:
 
 def graphs_of(manifest: Manifest) -> dict[str, int]:
     """Bytes of every chunk that holds no weight."""
-    sizes = manifest.chunks()
+    sizes = manifest.chunk_sizes()
     files = (file for piece in manifest.slices for file in piece.files[:1])
     return {one.sha256: sizes[one.sha256] for file in files for one in file.chunks}
 

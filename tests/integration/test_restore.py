@@ -80,7 +80,7 @@ def test_a_release_made_after_the_backup_is_not_replaced_by_it(tmp_path: Path) -
     assert again == old
     raw = moved.next(messages.topic("moved", "desired"))[0]
     moved.trust.refresh(moved.fetch)
-    commanded = moved.trust.statement(raw, "moved", install=True)
+    commanded = moved.trust.verify_statement(raw, "moved", for_install=True)
     assert commanded.counter > newer.counter and [one.release for one in commanded.releases] == [old]
     assert up.ok("GET", "/v1/devices/moved")["restored"] is None
     for device in (moved, same):

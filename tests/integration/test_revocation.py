@@ -33,7 +33,7 @@ from edgesplit_agent.control.enrolment import credentials, enrol
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki import authority as ca
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_offload.revocation import Revoked
+from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_offload.server import OffloadServer
 from handmade_release import HandmadeRelease
 from harness import Cloud, frame_input, frames
@@ -131,7 +131,7 @@ def test_an_offload_servers_open_connection_does_not_outlive_the_right(
         b"",
         open_release=HandmadeRelease(tmp_path).open,
         tls=authority.issue_server("offload", ["127.0.0.1"]).server_context(),
-        revoked=Revoked(listed, authority.certificate_file),
+        revoked=RevokedSerials(listed, authority.certificate_file),
     )
     server.start()
     thief, honest = (authority.issue_client(name) for name in ("cam-1", "cam-2"))
@@ -157,11 +157,11 @@ def test_a_list_that_is_none_keeps_an_offload_server_from_starting(authority: Au
     """Missing, garbage, another authority's."""
     listed = tmp_path / "revoked.pem"
     with pytest.raises(UsageError, match="cannot read the revocation list"):
-        Revoked(listed, authority.certificate_file)
+        RevokedSerials(listed, authority.certificate_file)
     for raw in (b"", b"hello", Authority(tmp_path / "other").revocation_list([1])):
         listed.write_bytes(raw)
         with pytest.raises(TrustError):
-            Revoked(listed, authority.certificate_file)
+            RevokedSerials(listed, authority.certificate_file)
 
 
 # Renewal

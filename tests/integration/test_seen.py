@@ -140,7 +140,7 @@ def test_one_trace_shows_device_and_cloud(seen: Seen) -> None:
 
     def helped() -> TraceContext | None:
         given = TraceContext(secrets.token_hex(16), SPAN, sampled=True)
-        with trace_context.working_for(given):
+        with trace_context.request_context(given):
             report = seen.device.infer("digits", frame_input(jpeg)).report
         assert report.trace_id == given.trace_id
         return None if report.fallback or report.row == "local" else given

@@ -23,11 +23,11 @@ from edgesplit import Client
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import ModelState
 from edgesplit.release import manifest
-from edgesplit.release.agent_release import AGENT, build_name, this_machine
-from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile, Statement, Wanted
+from edgesplit.release.agent_release import AGENT_MODEL, build_name, this_machine
+from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement
 from edgesplit.trust.identity import encode_claim
 from edgesplit_agent.state.data_folder import DataFolder
-from edgesplit_controller.releases.agent_releases import runs
+from edgesplit_controller.releases.agent_releases import chunk_runs
 from integration.test_agent import DEVICE, Made, SmallController
 from wheels_world import these_sources
 
@@ -61,14 +61,15 @@ class Version:
         content = these_sources(version, change)
         part = folder / f"{version}.tar"
         part.write_bytes(content)
-        pieces = [content[at : at + size] for at, size in runs(part, version)]
+        pieces = [content[at : at + size] for at, size in chunk_runs(part, version)]
         self.chunks = {hashlib.sha256(data).hexdigest(): data for data in pieces}
         chunks = tuple(Chunk(hashlib.sha256(data).hexdigest(), len(data)) for data in pieces)
         file = SliceFile("wheels.tar", len(content), hashlib.sha256(content).hexdigest(), chunks)
         slices = (Slice(build_name(version, this_machine()), "agent", (), (), (), (file,)),)
         self.raw = manifest.encode_manifest(
             Manifest(
-                model=f"{AGENT}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None, inputs=(),
+                model=f"{AGENT_MODEL}@1", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
+                inputs=(),
                 outputs=(), slices=slices, plans={},
             )
         )  # fmt: skip
@@ -108,8 +109,8 @@ class Device:
     def told(self) -> ModelState:
         """What it reported last of its own version."""
         said = self.controller.reported()
-        mine = [one for one in said.models if one.model == AGENT] if said is not None else []
-        return mine[0] if mine else ModelState(AGENT, "", "", "fetching")
+        mine = [one for one in said.models if one.model == AGENT_MODEL] if said is not None else []
+        return mine[0] if mine else ModelState(AGENT_MODEL, "", "", "fetching")
 
     def runs(self, version: Version) -> bool:
         """It says that it was found healthy."""
@@ -129,8 +130,10 @@ class Device:
     def answers(self) -> bool:
         """Applications are answered, by the model that was there all along."""
         folder = DataFolder(self.data)
-        eventually("the agent says where it is", lambda: folder.here() is not None, 60)  # after its first report
-        here = folder.here()
+        eventually(
+            "the agent says where it is", lambda: folder.read_address() is not None, 60
+        )  # after its first report
+        here = folder.read_address()
         assert here is not None
         with Client(here.url) as client:
             return bool((client.infer("tiny", {"x": INPUT}, deadline_s=30).outputs["y"] == EXPECTED).all())
@@ -146,11 +149,12 @@ class Controller(SmallController):
         self.counter = max(self.counter + 1, int(time.time()))
         self.statement = self.repository.sign_statement(
             Statement(
-                device=DEVICE, releases=(Wanted(AGENT, version.digest), Wanted("tiny", model.digest)),
+                device=DEVICE,
+                releases=(DesiredRelease(AGENT_MODEL, version.digest), DesiredRelease("tiny", model.digest)),
                 counter=self.counter, expires=int(time.time()) + 3600,
             )
         )  # fmt: skip
-        self.delivery.tell([DEVICE])
+        self.delivery.publish_statements([DEVICE])
 
 
 @pytest.fixture

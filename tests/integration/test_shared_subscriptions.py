@@ -30,7 +30,7 @@ def say(session: Session, count: int) -> None:
 
 def test_two_processes_hear_each_message_once(world: BrokerWorld) -> None:
     """Whatever one of them does not get, the other gets."""
-    shared = f"$share/{world.authority.secret('shared subscriptions')}/edgesplit/v1/+/telemetry"
+    shared = f"$share/{world.authority.derive_secret('shared subscriptions')}/edgesplit/v1/+/telemetry"
     ended = "edgesplit/v1/cam-1/reported"
     processes = [
         world._started(name, world.authority.issue_client(name), (shared, ended), {}) for name in CONTROLLERS[:2]
@@ -44,7 +44,7 @@ def test_two_processes_hear_each_message_once(world: BrokerWorld) -> None:
 
 def test_a_device_cannot_take_others_messages_away(world: BrokerWorld) -> None:
     """mosquitto lets anybody join a group and would give it its share, to drop it: but nobody knows the name."""
-    secret = world.authority.secret("shared subscriptions")
+    secret = world.authority.derive_secret("shared subscriptions")
     shared, ended = f"$share/{secret}/edgesplit/v1/+/telemetry", "edgesplit/v1/cam-1/reported"
     controller = world.controller(shared, ended)
     guesses = [f"$share/{name}/edgesplit/v1/+/telemetry" for name in ("controllers", "controller", "", "edgesplit")]
@@ -58,5 +58,7 @@ def test_a_device_cannot_take_others_messages_away(world: BrokerWorld) -> None:
 def test_each_installation_has_secrets_of_its_own(tmp_path: Path) -> None:
     """The same for every process of one, for one purpose."""
     one, again, other = Authority(tmp_path / "a"), Authority(tmp_path / "a"), Authority(tmp_path / "b")
-    assert one.secret("x") == again.secret("x") != other.secret("x") and one.secret("x") != one.secret("y")
-    assert len(one.secret("x")) == 32
+    assert one.derive_secret("x") == again.derive_secret("x") != other.derive_secret("x") and one.derive_secret(
+        "x"
+    ) != one.derive_secret("y")
+    assert len(one.derive_secret("x")) == 32

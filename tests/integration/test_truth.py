@@ -14,8 +14,18 @@ import pytest
 
 from controller_world import Device, Up, enrolled, eventually
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import BundlePiece, Job, Kept, Late, ModelState, PowerSeen, Reported, Telemetry, topic
-from edgesplit.mqtt.telemetry import Moment, ReleaseHealth
+from edgesplit.mqtt.messages import (
+    Ack,
+    Backlog,
+    DeviceJob,
+    LogPiece,
+    ModelState,
+    PowerState,
+    Reported,
+    Telemetry,
+    topic,
+)
+from edgesplit.mqtt.telemetry import DeviceTime, ReleaseHealth
 
 RELEASE = "a" * 64
 
@@ -37,7 +47,7 @@ def telemetry(sequence: int, *, session: int = 1, **more: Any) -> Telemetry:
     )  # fmt: skip
 
 
-def listening(device: Device, *kinds: messages.Kind) -> None:
+def listening(device: Device, *kinds: messages.TopicKind) -> None:
     """It hears these too; what is answered after them was asked for after they counted."""
     device.session.subscribe([topic(device.name, kind) for kind in kinds], qos=1)
     device.fetch("metadata/timestamp.json", 100_000)
@@ -48,16 +58,16 @@ def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored
     device = enrolled(up, "pi-late", tmp_path)
     listening(device, "kept")
     device.say("telemetry", telemetry(0))
-    kept = messages.decode(device.next(topic("pi-late", "kept"))[0], Kept)
+    kept = messages.decode(device.next(topic("pi-late", "kept"))[0], Ack)
     assert (kept.session, kept.sequence) == (1, 0)
-    batch = Late(
+    batch = Backlog(
         number=4,
-        sent=Moment(at=9.0, boot="b", up_s=700.0),
-        measured=tuple(telemetry(n, session=0, moment=Moment(at=5.0, boot="b", up_s=100.0 + n)) for n in range(3)),
+        sent=DeviceTime(at=9.0, boot="b", up_s=700.0),
+        measured=tuple(telemetry(n, session=0, moment=DeviceTime(at=5.0, boot="b", up_s=100.0 + n)) for n in range(3)),
     )
     for _ in range(2):
         device.say("late", batch, qos=1)
-        assert messages.decode(device.next(topic("pi-late", "kept"))[0], Kept).late == 4
+        assert messages.decode(device.next(topic("pi-late", "kept"))[0], Ack).late == 4
     history = up.ok("GET", "/v1/telemetry/pi-late")
     assert [(one["session"], one["sequence"], one["late"]) for one in history] == [
         (0, 0, True), (0, 1, True), (0, 2, True), (1, 0, False),
@@ -72,7 +82,7 @@ def test_a_device_that_dies_is_unknown_from_then_on(up: Up, tmp_path: Path) -> N
     state = ModelState("digits", RELEASE, RELEASE, "running")
     device.say("reported", Reported(1, 1, (state,), number=1), qos=1, retain=True)
     health = ReleaseHealth(model="digits", release=RELEASE, requests=7, golden_ok=True)
-    power = PowerSeen(under_voltage=True)
+    power = PowerState(under_voltage=True)
 
     sequences = itertools.count()
 
@@ -106,13 +116,13 @@ def test_a_devices_log_is_asked_for_and_comes_in_pieces(up: Up, tmp_path: Path) 
     listening(device, "job")
     listening(other, "job")
     asked = up.ok("POST", "/v1/devices/pi-log/logs")
-    job = messages.decode(device.next(topic("pi-log", "job"))[0], Job)
+    job = messages.decode(device.next(topic("pi-log", "job"))[0], DeviceJob)
     assert (job.id, job.what) == (asked["id"], "logs")
     content = gzip.compress(json.dumps({"log": [f"line {number}" for number in range(500)]}).encode())
     half = len(content) // 2
     digest = hashlib.sha256(content).hexdigest()
     for offset, data in ((half, content[half:]), (0, content[:half])):
-        piece = BundlePiece(id=job.id, offset=offset, total=len(content), sha256=digest, data=data)
+        piece = LogPiece(id=job.id, offset=offset, total=len(content), sha256=digest, data=data)
         other.say("bundle", piece, qos=1)
         device.say("bundle", piece, qos=1)
 

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from agent_world import EXPECTED, eventually
 from edgesplit.crypto.key_file import write_keys
 from edgesplit.crypto.key_wrapping import public_bytes, wrap
-from edgesplit.crypto.slice_encryption import ContentKey, needed_keys, seal_golden, seal_slice
+from edgesplit.crypto.slice_encryption import ContentKey, encrypt_golden, encrypt_slice, needed_keys
 from edgesplit.http1.server import Request, Response
 from edgesplit.release import manifest
-from edgesplit.release.manifest import Golden, Statement, Wanted
+from edgesplit.release.manifest import DesiredRelease, GoldenExample, Statement
 from edgesplit.release_store import write_release
 from edgesplit.trust.identity import EnrolmentRequest, decode_document
 from integration.test_agent import DEVICE, Made, Process, SmallController, chunk
@@ -38,18 +38,18 @@ class Encrypted(Made):
         plain = manifest.decode_manifest(self.raw)
         slices, chunks = [], {}
         for one in plain.slices:
-            sealed, files = seal_slice(one, {"graph.onnx": [self.chunks[one.files[0].sha256]]}, SECRET)
+            sealed, files = encrypt_slice(one, {"graph.onnx": [self.chunks[one.files[0].sha256]]}, SECRET)
             slices.append(sealed)
             chunks.update({chunk(data).sha256: data for runs in files.values() for data in runs})
         pair = plain.golden[0]
-        seal, bodies = seal_golden([self.chunks[pair.request.sha256], self.chunks[pair.response.sha256]], SECRET)
+        seal, bodies = encrypt_golden([self.chunks[pair.request.sha256], self.chunks[pair.response.sha256]], SECRET)
         chunks.update({chunk(body).sha256: body for body in bodies})
-        golden = (Golden(chunk(bodies[0]), chunk(bodies[1]), seal),)
+        golden = (GoldenExample(chunk(bodies[0]), chunk(bodies[1]), seal),)
         self.manifest = msgspec.structs.replace(plain, slices=tuple(slices), golden=golden)
         self.chunks, self.raw = chunks, manifest.encode_manifest(self.manifest)
         self.digest = manifest.release_digest(self.raw)
         ids = needed_keys(self.manifest, ["a", "b"])
-        self.keys = {key_id: ContentKey.named(SECRET, key_id).secret for key_id in ids}
+        self.keys = {key_id: ContentKey.from_key_id(SECRET, key_id).secret for key_id in ids}
 
 
 class KeyedController(SmallController):
@@ -73,11 +73,11 @@ class KeyedController(SmallController):
         ).folder  # fmt: skip
         write_keys(home, made.keys)
         self.counter = max(self.counter + 1, int(time.time()))
-        wanted = (Wanted("tiny", made.digest, keys=wrapped),)
+        wanted = (DesiredRelease("tiny", made.digest, keys=wrapped),)
         self.statement = self.repository.sign_statement(
             Statement(device=DEVICE, releases=wanted, counter=self.counter, expires=int(time.time()) + 3600)
         )
-        self.delivery.tell([DEVICE])
+        self.delivery.publish_statements([DEVICE])
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgesplit.input_spec import InputSpec
 from edgesplit.release.manifest import Manifest, encode_manifest
-from edgesplit.runtime import execute
+from edgesplit.runtime import run_slices
 from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -341,7 +341,7 @@ def run_chain(
     manifest = manifest_of(model, slices, spec)
     assert encode_manifest(manifest)
     programs = load_slices(manifest, lambda name: folder / name, OnnxRuntime())
-    return execute(programs, [one.slice.name for one in slices], feeds)
+    return run_slices(programs, [one.slice.name for one in slices], feeds)
 
 
 def closed_set(graph: LayerGraph, rng: random.Random) -> frozenset[str]:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from access_world import HOST, Person, World
-from edgesplit_controller.api.access_reference import Declared, declared, page
+from edgesplit_controller.api.access_reference import DeclaredRoute, declared_routes, render_page
 from edgesplit_controller.api.app import ROUTERS
-from edgesplit_controller.api.authorisation import Door
+from edgesplit_controller.api.authorisation import Authentication
 from edgesplit_controller.caller import Role
-from edgesplit_controller.storage.database import TelemetryRow, record
+from edgesplit_controller.storage.database import TelemetryRow, record_event
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 OPEN = {
@@ -49,8 +49,8 @@ def people(world: World) -> dict[str, Person]:
     return roles | {f"doors-{role.word}": world.person(f"doors-{role.word}", role.word, "doors") for role in Role}
 
 
-def routes(world: World) -> list[Declared]:
-    return list(declared(world.app.router.routes))
+def routes(world: World) -> list[DeclaredRoute]:
+    return list(declared_routes(world.app.router.routes))
 
 
 def filled(path: str, device: str) -> str:
@@ -69,7 +69,7 @@ def test_every_route_says_whom_it_lets_in(world: World) -> None:
 
 def test_the_page_is_what_the_routes_declare() -> None:
     """Run `python -m edgesplit_controller.api.access_reference > docs/access.md` after a change of routes."""
-    assert PAGE.read_text("utf-8") == page([route for router in ROUTERS for route in router.routes])
+    assert PAGE.read_text("utf-8") == render_page([route for router in ROUTERS for route in router.routes])
 
 
 def test_nobody_and_a_device_are_let_in_nowhere(world: World) -> None:
@@ -112,11 +112,17 @@ def test_a_session_gets_through_where_no_certificate_is_asked_for(world: World, 
         answer = world.call(
             one.method, filled(one.path, "no-such-thing"), {}, cookie=secret, headers={"x-csrf-token": csrf}
         )
-        assert (answer.status == 403) == (one.needs.door is Door.CERTIFICATE), (one, answer.status, answer.body)
+        assert (answer.status == 403) == (one.needs.authentication is Authentication.CERTIFICATE), (
+            one,
+            answer.status,
+            answer.body,
+        )
     for secret_route in ("/v1/keys/change", "/v1/operators", "/v1/devices/claims", "/v1/models", "/v1/session/codes"):
         assert {
-            one.needs.door for one in routes(world) if one.path == secret_route and one.method == "POST" and one.needs
-        } == {Door.CERTIFICATE}
+            one.needs.authentication
+            for one in routes(world)
+            if one.path == secret_route and one.method == "POST" and one.needs
+        } == {Authentication.CERTIFICATE}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
@@ -141,8 +147,8 @@ def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str
     with world.database.write() as session:
         session.add(TelemetryRow(device=THEIRS, at=1.0, stored=1.0, session=1, sequence=0, content={"rtt_s": 1.0}))
         for name in (OURS, THEIRS):
-            record(session, 1.0, name, "device.born", name)
-        record(session, 1.0, "operator", "deployment.made", "1", devices=[THEIRS])
+            record_event(session, 1.0, name, "device.born", name)
+        record_event(session, 1.0, "operator", "deployment.made", "1", devices=[THEIRS])
     body = {"device": "lab-to-come", "device_class": "raspberrypi4", "group": "lab"}
     assert world.call("POST", "/v1/devices/claims", body, by=world.owner).status == 200
 
@@ -192,7 +198,7 @@ def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: World, peop
 
 def test_all_and_labels_mean_devices_of_ones_own_groups(world: World, people: dict[str, Person]) -> None:
     """`all`, a label of others and a group of others, as targets."""
-    within = world.controller.within(frozenset({"doors"}))
+    within = world.controller.scoped_to(frozenset({"doors"}))
     assert [device.name for device in within.devices.select(["all"])] == [OURS]
     assert [device.name for device in within.devices.select(["room=hall"])] == [OURS]
     for target in ("room=cellar-secret", "group=lab", THEIRS):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError, UsageError
 from edgesplit_provisioning.ssh import decide
-from edgesplit_provisioning.ssh.connection import failure, shown
-from edgesplit_provisioning.ssh.facts import Installed, Survey, os_release, parse_installed, parse_survey
+from edgesplit_provisioning.ssh.connection import safe_text, ssh_error
+from edgesplit_provisioning.ssh.facts import Installed, MachineFacts, parse_facts, parse_installed, parse_os_release
 from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, proposed_name, read_batch
 
-PI = Survey(
+PI = MachineFacts(
     os_id="debian", os_like=(), os_name="Debian GNU/Linux 12 (bookworm)", os_version="12", machine="aarch64", bits=64,
     libc=(2, 36), model="Raspberry Pi 4 Model B Rev 1.4", l4t="", pythons=("3.11",), host="pi", home_free=10**10,
     prefix_free=10**10, systemd=True, uid=1000, has_sudo=True, sudo=True, edge_tpu=False,
@@ -31,7 +31,7 @@ def answer(**told: bytes) -> bytes:
 
 def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
     """With what it runs, where there is room, and how to become root."""
-    seen = parse_survey(
+    seen = parse_facts(
         answer(
             os=b'ID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n',
             machine=b"aarch64\n",
@@ -46,8 +46,8 @@ def test_a_raspberry_pi_is_known_by_its_device_tree() -> None:
         )
     )
     assert decide.device_class(seen, coral=False) == "raspberrypi5"
-    assert decide.means(seen, interpreter=False) == decide.Means("3.11", False, "aarch64", True)
-    assert decide.root_by(seen) == "sudo with password"
+    assert decide.choose_means(seen, interpreter=False) == decide.InstallMeans("3.11", False, "aarch64", True)
+    assert decide.root_method(seen) == "sudo with password"
     assert seen.home_free == 29_000_000 * 1024 and seen.prefix_free == 0
 
 
@@ -75,13 +75,13 @@ def test_a_board_without_a_profile_is_asked_for(model: str) -> None:
 def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
     """Ubuntu 22.04 has 3.10; Ubuntu 20.04 and Mendel have none that fits, and the kit may bring its own."""
     six = replace(PI, os_id="ubuntu", os_like=("debian",), pythons=("3.10",), libc=(2, 35))
-    assert decide.means(six, interpreter=True) == decide.Means("3.10", False, "aarch64", True)
+    assert decide.choose_means(six, interpreter=True) == decide.InstallMeans("3.10", False, "aarch64", True)
     five = replace(six, pythons=("3.8",), libc=(2, 31))
     with pytest.raises(UsageError, match="--interpreter"):
-        decide.means(five, interpreter=False)
-    assert decide.means(five, interpreter=True) == decide.Means("3.11", True, "aarch64", True)
+        decide.choose_means(five, interpreter=False)
+    assert decide.choose_means(five, interpreter=True) == decide.InstallMeans("3.11", True, "aarch64", True)
     mendel = replace(PI, os_id="mendel", os_like=("debian",), pythons=("3.7",), libc=(2, 28))
-    assert decide.means(mendel, interpreter=True).own_interpreter
+    assert decide.choose_means(mendel, interpreter=True).own_interpreter
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
 def test_machines_that_cannot_run_it_are_told_why(change: dict[str, object], said: str) -> None:
     """Before anything is copied."""
     with pytest.raises(UsageError, match=said):
-        decide.means(replace(PI, **change), interpreter=True)  # type: ignore[arg-type]
+        decide.choose_means(replace(PI, **change), interpreter=True)  # type: ignore[arg-type]
 
 
 def test_what_is_done_follows_from_what_is_there() -> None:
     """Install, upgrade, repair, or nothing."""
     running = replace(NOTHING, version="1.0-aa", device="cam-1", service="active")
-    assert decide.step(NOTHING, "1.0-aa", known=False) == "install"
-    assert decide.step(running, "1.1-bb", known=True) == "upgrade"
-    assert decide.step(running, "1.0-aa", known=True) == "nothing"
-    assert decide.step(replace(running, service="failed"), "1.0-aa", known=True) == "repair"
-    assert decide.step(replace(running, device=""), "1.0-aa", known=False) == "repair"
+    assert decide.next_action(NOTHING, "1.0-aa", known=False) == "install"
+    assert decide.next_action(running, "1.1-bb", known=True) == "upgrade"
+    assert decide.next_action(running, "1.0-aa", known=True) == "nothing"
+    assert decide.next_action(replace(running, service="failed"), "1.0-aa", known=True) == "repair"
+    assert decide.next_action(replace(running, device=""), "1.0-aa", known=False) == "repair"
 
 
 def test_an_identity_longer_than_is_asked_for_is_read_by_its_first_lines() -> None:
@@ -121,7 +121,7 @@ def test_an_identity_longer_than_is_asked_for_is_read_by_its_first_lines() -> No
 def test_no_answer_of_a_machine_is_more_than_an_error(raw: bytes) -> None:
     """Whatever it says."""
     for said in (raw, b"edgesplit-survey-1\n" + raw + b"\nedgesplit-survey-end", answer(os=raw, model=raw, libc=raw)):
-        for parse in (parse_survey, parse_installed):
+        for parse in (parse_facts, parse_installed):
             try:
                 parse(said)
             except MalformedMessage:
@@ -131,7 +131,7 @@ def test_no_answer_of_a_machine_is_more_than_an_error(raw: bytes) -> None:
 @given(st.text(max_size=200))
 def test_what_a_machine_says_is_shown_without_what_a_terminal_obeys(text: str) -> None:
     """Names become device names or errors, and words lose their control characters."""
-    assert all(letter.isprintable() or letter == "\n" for letter in shown(text.encode("utf-8", "replace")))
+    assert all(letter.isprintable() or letter == "\n" for letter in safe_text(text.encode("utf-8", "replace")))
     try:
         name = proposed_name(text)
     except UsageError:
@@ -141,7 +141,7 @@ def test_what_a_machine_says_is_shown_without_what_a_terminal_obeys(text: str) -
 
 def test_os_release_is_read_without_a_shell() -> None:
     """Quotes come off, substitutions stay letters, the first of two counts."""
-    assert os_release(b'ID="debian"\nID=evil\nNAME=\'a b\'\nPRETTY_NAME="$(id) \\"x\\""\nlower=1\n') == {
+    assert parse_os_release(b'ID="debian"\nID=evil\nNAME=\'a b\'\nPRETTY_NAME="$(id) \\"x\\""\nlower=1\n') == {
         "ID": "debian", "NAME": "a b", "PRETTY_NAME": '$(id) "x"',
     }  # fmt: skip
 
@@ -202,13 +202,13 @@ def test_two_machines_cannot_have_one_name() -> None:
 )
 def test_what_ssh_says_becomes_an_error_that_says_what_to_do(err: str, kind: type[EdgeError]) -> None:
     """Host keys are trust, refusals are ours to mend, the rest may go better again."""
-    assert type(failure("pi@a", err)) is kind
+    assert type(ssh_error("pi@a", err)) is kind
 
 
 def test_room_is_looked_at_on_both_disks() -> None:
     """Before the first byte is sent."""
-    decide.check_room(PI, 10**9, 10**9)
+    decide.check_free_space(PI, 10**9, 10**9)
     with pytest.raises(UsageError, match="prefix"):
-        decide.check_room(replace(PI, prefix_free=10**6), 10**3, 10**9)
+        decide.check_free_space(replace(PI, prefix_free=10**6), 10**3, 10**9)
     with pytest.raises(UsageError, match="home"):
-        decide.check_room(replace(PI, home_free=10**6), 10**9, 10**3)
+        decide.check_free_space(replace(PI, home_free=10**6), 10**9, 10**3)

@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
-from edgesplit_controller.fleet.restore_check import compare
+from edgesplit_controller.fleet.restore_check import check_restored
 from edgesplit_controller.storage.database import Database, Device, Event
 
 
@@ -44,10 +44,10 @@ def test_what_a_device_acts_upon_tells_whether_it_knows_more(
     with database.write() as session:
         session.add(a_device(told))
     for one in acts_upon:
-        with database.hear(["cam"]) as session:
+        with database.write_concurrent(["cam"]) as session:
             device = session.get(Device, "cam")
             assert device is not None and device.restored is not None
-            compare(session, device, one, 9.0)
+            check_restored(session, device, one, 9.0)
     with database.read() as session:
         after = session.get(Device, "cam")
         said = session.scalars(select(Event.what)).all()

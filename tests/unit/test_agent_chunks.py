@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.quantities import parse_size
 from edgesplit.release.manifest import Chunk, SliceFile, decode_manifest, release_digest
-from edgesplit.release_store import Release, adopt_release, open_release
+from edgesplit.release_store import StoredRelease, adopt_release, open_release
 from edgesplit_agent.releases import chunk_store as chunks_module
-from edgesplit_agent.releases.chunk_store import Assembly, ChunkStore, Layout, bytes_held
-from edgesplit_agent.releases.disk_quota import RESERVE_BYTES, Disk, NoRoom, Stored, drop_next
+from edgesplit_agent.releases.chunk_store import ChunkStore, ReleaseAssembly, ReleaseLayout, bytes_on_disk
+from edgesplit_agent.releases.disk_quota import RESERVE_BYTES, DiskUsage, NoRoom, StoredReleaseAge, eviction_candidate
 from trust_world import World, sample_release
 
 SLICES = {"head", "tail"}
@@ -28,10 +28,10 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def taken_over(assembly: Assembly) -> dict[str, int]:
+def taken_over(assembly: ReleaseAssembly) -> dict[str, int]:
     """What is missing after all was taken that other releases have."""
-    assembly.link()
-    return assembly.copy(assembly.missing())
+    assembly.link_shared_files()
+    return assembly.copy_shared_chunks(assembly.missing())
 
 
 class Card:
@@ -43,11 +43,13 @@ class Card:
         self.store = ChunkStore(folder / "chunks", folder / "releases", quota_bytes)
         self._signed: set[int] = like._signed if like else set()
 
-    def assembly(self, version: int) -> tuple[Assembly, dict[str, bytes]]:
+    def assembly(self, version: int) -> tuple[ReleaseAssembly, dict[str, bytes]]:
         raw, chunks = sample_release(version)
-        return self.store.assembly(Layout.of(release_digest(raw), decode_manifest(raw), SLICES)), chunks
+        return self.store.assembly(
+            ReleaseLayout.from_manifest(release_digest(raw), decode_manifest(raw), SLICES)
+        ), chunks
 
-    def complete(self, version: int) -> Release:
+    def complete(self, version: int) -> StoredRelease:
         """All chunks put, and the release adopted."""
         assembly, chunks = self.assembly(version)
         assembly.put_all([(sha256, chunks[sha256]) for sha256 in taken_over(assembly)])
@@ -59,16 +61,17 @@ class Card:
             self.world.add(version)
             self._signed.add(version)
 
-    def opened(self, version: int) -> Release:
+    def opened(self, version: int) -> StoredRelease:
         """The release that is there, opened."""
         return open_release(self.folder / "releases", release_digest(sample_release(version)[0]), self.world.bootstrap)
 
-    def adopt(self, version: int) -> Release:
+    def adopt(self, version: int) -> StoredRelease:
         self.sign(version)
         raw = sample_release(version)[0]
         name = release_digest(raw)
         return adopt_release(
-            self.folder / "releases", name, raw, self.world.repository.proof(name), self.store.home(name), SLICES,
+            self.folder / "releases", name, raw, self.world.repository.proof(name), self.store.assembly_folder(name),
+            SLICES,
             bootstrap_root=self.world.bootstrap,
         )  # fmt: skip
 
@@ -87,7 +90,7 @@ def test_chunks_in_any_order_make_the_release(card: Card) -> None:
         assert sha256 not in card.assembly(1)[0].missing()
     made = card.adopt(1)
     assert (made.slice_folder("head") / "weights.bin").read_bytes() == b"w" * 1000 + b"v" * 500
-    assert not card.store.home(made.digest).exists()
+    assert not card.store.assembly_folder(made.digest).exists()
 
 
 def test_a_chunk_that_is_not_what_its_name_says_is_not_kept(card: Card) -> None:
@@ -125,14 +128,14 @@ def test_a_file_that_a_power_cut_left_short_keeps_its_whole_chunks(card: Card, s
 def test_files_that_another_release_has_are_linked_and_take_no_room(card: Card) -> None:
     """A new version that shares `head` with the one that runs asks for its tail only, and `head` is on disk once."""
     old = card.complete(1)
-    before = bytes_held([card.folder / "chunks", card.folder / "releases"])
+    before = bytes_on_disk([card.folder / "chunks", card.folder / "releases"])
     assembly, _ = card.assembly(2)
 
     assert set(taken_over(assembly)) == {digest(b"tail graph 2")}
 
     shared = assembly.folder / "slices" / "head" / "weights.bin"
     assert shared.samefile(old.slice_folder("head") / "weights.bin")
-    assert bytes_held([card.folder / "chunks", card.folder / "releases"]) == before
+    assert bytes_on_disk([card.folder / "chunks", card.folder / "releases"]) == before
 
 
 def test_a_linked_file_is_never_written_to(card: Card) -> None:
@@ -225,7 +228,7 @@ def test_what_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> Non
     assembly, _ = card.assembly(1)
     with pytest.raises(NoRoom, match="--store-quota"):
         card.store.make_room(assembly.layout, assembly.missing(), ())
-    assert bytes_held([tmp_path / "chunks", tmp_path / "releases"]) == 0
+    assert bytes_on_disk([tmp_path / "chunks", tmp_path / "releases"]) == 0
 
 
 def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_path: Path) -> None:
@@ -234,7 +237,9 @@ def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_pa
     zeros, other = bytes(4096), b"x" * 100
     chunks = tuple(Chunk(digest(data), len(data)) for data in (zeros, other, zeros))
     file = SliceFile("weights.bin", 8292, digest(zeros + other + zeros), chunks)
-    assembly = ChunkStore(tmp_path / "chunks", tmp_path / "releases").assembly(Layout("a" * 64, (("s", file),), {}))
+    assembly = ChunkStore(tmp_path / "chunks", tmp_path / "releases").assembly(
+        ReleaseLayout("a" * 64, (("s", file),), {})
+    )
     assembly.put_all([(digest(zeros), zeros), (digest(other), other)])
     path = assembly.folder / "slices" / "s" / "weights.bin"
     assert path.read_bytes() == zeros + other + zeros and assembly.missing() == {}
@@ -246,10 +251,10 @@ def test_a_chunk_that_occurs_twice_is_here_only_when_it_is_at_both_places(tmp_pa
 def test_looking_writes_nothing(card: Card) -> None:
     """What other releases have is taken only when it is asked for, after room was made for it."""
     card.complete(1)
-    held = bytes_held([card.folder / "chunks", card.folder / "releases"])
+    held = bytes_on_disk([card.folder / "chunks", card.folder / "releases"])
     assembly, chunks = card.assembly(2)
     assert set(assembly.missing()) == set(chunks) and not assembly.folder.exists()
-    assert bytes_held([card.folder / "chunks", card.folder / "releases"]) == held
+    assert bytes_on_disk([card.folder / "chunks", card.folder / "releases"]) == held
 
 
 def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
@@ -259,7 +264,7 @@ def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
     for age, name in enumerate(names):
         os.utime(tmp_path / "releases" / name, (age, age))
     assembly, _ = card.assembly(4)
-    held = bytes_held([tmp_path / "chunks", tmp_path / "releases"])
+    held = bytes_on_disk([tmp_path / "chunks", tmp_path / "releases"])
     card.store._quota_bytes = held + 2**20 + assembly.layout.bytes_of(assembly.layout.sizes) - 1
 
     card.store.make_room(assembly.layout, assembly.layout.sizes, {names[0]})
@@ -273,7 +278,7 @@ def test_forgetting_leaves_what_is_kept(card: Card) -> None:
     kept, dropped = card.complete(1), card.complete(2)
     beginning, chunks = card.assembly(3)
     beginning.put_all([(digest(b"tail graph 3"), chunks[digest(b"tail graph 3")])])
-    card.store.forget({kept.digest})
+    card.store.remove_others({kept.digest})
     assert [path.name for path in (card.folder / "releases").iterdir()] == [kept.digest]
     assert kept.slice_folder("head") and not beginning.folder.exists() and not dropped.folder.exists()
 
@@ -288,12 +293,12 @@ def test_nothing_protected_is_ever_dropped(
     need: int, free: int, held: int, quota: int, ages: list[float], kept: int
 ) -> None:
     """Whatever the numbers: fits, or the oldest unprotected release is named, or NoRoom; never a protected one."""
-    stored = [Stored(f"{number:064x}", age) for number, age in enumerate(ages)]
+    stored = [StoredReleaseAge(f"{number:064x}", age) for number, age in enumerate(ages)]
     protected = {one.release for one in stored[:kept]}
     spare = [one for one in stored if one.release not in protected]
     fits = need + RESERVE_BYTES <= free and held + need <= quota
     try:
-        drop = drop_next("f" * 64, need, Disk(free, held, quota), stored, protected)
+        drop = eviction_candidate("f" * 64, need, DiskUsage(free, held, quota), stored, protected)
     except NoRoom:
         assert not fits and not spare
     else:

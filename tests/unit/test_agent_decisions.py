@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
-from edgesplit.offload_client.circuit_breaker import LONGEST_PAUSE_S, Breaker
+from edgesplit.offload_client.circuit_breaker import MAX_PAUSE_S, CircuitBreaker
 from edgesplit.plan import Link
-from edgesplit_agent.policy.hedge_timing import patience_s, tail_s
-from edgesplit_agent.policy.link_estimator import LinkMeter, probe_due
-from edgesplit_agent.serving.idempotency import Once, key_of
+from edgesplit_agent.policy.hedge_timing import offload_timeout_s, slices_duration_s
+from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
+from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
 
 LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
 
@@ -36,73 +36,73 @@ LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
 )
 def test_patience(left_s: float, tail: float | None, predicted_s: float, expected: float) -> None:
     """The cloud is waited for as long as it deserves and the deadline allows, and no longer."""
-    assert patience_s(left_s, tail, predicted_s, margin_s=0.03) == pytest.approx(expected)
+    assert offload_timeout_s(left_s, tail, predicted_s, margin_s=0.03) == pytest.approx(expected)
 
 
 def test_the_tail_is_timed_by_measurement_before_prediction() -> None:
     """A slice that ran here counts as it ran; another as predicted, times the device's slow-down."""
-    assert tail_s(["a", "b", "c"], {"a": 0.5}, {"a": 9.0, "b": 0.1}, slowdown=2.0) == pytest.approx(0.7)
+    assert slices_duration_s(["a", "b", "c"], {"a": 0.5}, {"a": 9.0, "b": 0.1}, slowdown=2.0) == pytest.approx(0.7)
 
 
 def test_breaker_opens_after_three_failures_in_a_row() -> None:
     """Two failures are bad luck, the third leaves the cloud alone; a success in between starts the count anew."""
-    breaker = Breaker().failed(0.0, 0.5).failed(0.0, 0.5)
-    assert breaker.lets_through
-    assert breaker.succeeded(0.0).failed(0.0, 0.5).lets_through
-    assert not breaker.failed(0.0, 0.5).lets_through
+    breaker = CircuitBreaker().after_failure(0.0, 0.5).after_failure(0.0, 0.5)
+    assert breaker.is_allowing
+    assert breaker.after_success(0.0).after_failure(0.0, 0.5).is_allowing
+    assert not breaker.after_failure(0.0, 0.5).is_allowing
 
 
 def test_breaker_opens_at_once_when_nobody_listens() -> None:
     """A refused connection is no accident."""
-    assert not Breaker().failed(0.0, 0.5, refused=True).lets_through
+    assert not CircuitBreaker().after_failure(0.0, 0.5, refused=True).is_allowing
 
 
 def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
     """Half-open probes back off to two seconds at most, each device at its own moment."""
-    pauses, breaker, now = [], Breaker(), 0.0
+    pauses, breaker, now = [], CircuitBreaker(), 0.0
     for _ in range(8):
-        breaker = breaker.failed(now, 1.0, probe=True, refused=True)
+        breaker = breaker.after_failure(now, 1.0, probe=True, refused=True)
         pauses.append(breaker.probe_at - now)
         now = breaker.probe_at
-    assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(LONGEST_PAUSE_S)
+    assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(MAX_PAUSE_S)
     assert all(later >= sooner for sooner, later in pairwise(pauses))
-    jittered = {Breaker().failed(0.0, jitter, refused=True).probe_at for jitter in (0.0, 0.3, 0.9)}
+    jittered = {CircuitBreaker().after_failure(0.0, jitter, refused=True).probe_at for jitter in (0.0, 0.3, 0.9)}
     assert len(jittered) == 3
 
 
 def test_after_a_probe_one_failure_reopens() -> None:
     """A server that answers health but not requests does not get three more of them."""
-    trial = Breaker().failed(0.0, 1.0, refused=True).probed(1.0)
-    assert trial.lets_through
-    again = trial.failed(2.0, 1.0)
-    assert not again.lets_through
+    trial = CircuitBreaker().after_failure(0.0, 1.0, refused=True).after_probe(1.0)
+    assert trial.is_allowing
+    again = trial.after_failure(2.0, 1.0)
+    assert not again.is_allowing
     assert again.probe_at - 2.0 > 0.25
 
 
 def test_a_cloud_that_came_back_is_filled_step_by_step() -> None:
     """One request may be out, then two, four, eight: each success doubles it, and then the breaker closes."""
-    breaker, rooms = Breaker().failed(0.0, 1.0, refused=True).probed(1.0), []
+    breaker, rooms = CircuitBreaker().after_failure(0.0, 1.0, refused=True).after_probe(1.0), []
     while breaker.state == "trial":
         rooms.append(breaker.room)
         assert breaker.has_room(breaker.room - 1) and not breaker.has_room(breaker.room)
-        breaker = breaker.succeeded(2.0)
+        breaker = breaker.after_success(2.0)
     assert rooms == [1, 2, 4, 8]
-    assert breaker == Breaker() and breaker.has_room(1000)
+    assert breaker == CircuitBreaker() and breaker.has_room(1000)
 
 
 def test_what_was_sent_before_says_nothing_of_the_cloud_now() -> None:
     """Requests that hung when it opened fail one after the other: neither the pause grows, nor is the trial over."""
-    opened = Breaker().failed(5.0, 1.0, refused=True)
-    assert opened.failed(5.1, 1.0, refused=True, sent_at=4.0) == opened
-    trial = opened.probed(6.0)
-    assert trial.failed(6.1, 1.0, sent_at=4.9) == trial
-    assert trial.failed(6.1, 1.0, sent_at=6.05).state == "open"
-    assert opened.succeeded(5.2).state == "trial", "an answer that comes late is a sign of life"
+    opened = CircuitBreaker().after_failure(5.0, 1.0, refused=True)
+    assert opened.after_failure(5.1, 1.0, refused=True, sent_at=4.0) == opened
+    trial = opened.after_probe(6.0)
+    assert trial.after_failure(6.1, 1.0, sent_at=4.9) == trial
+    assert trial.after_failure(6.1, 1.0, sent_at=6.05).state == "open"
+    assert opened.after_success(5.2).state == "trial", "an answer that comes late is a sign of life"
 
 
-def answered(meter: LinkMeter, link: Link, up: int, times: int) -> LinkMeter:
+def answered(meter: LinkEstimate, link: Link, up: int, times: int) -> LinkEstimate:
     for _ in range(times):
-        meter = meter.transferred(up, 200, link.rtt_s + up / link.up_bytes_per_s + 200 / link.down_bytes_per_s)
+        meter = meter.after_transfer(up, 200, link.rtt_s + up / link.up_bytes_per_s + 200 / link.down_bytes_per_s)
     return meter
 
 
@@ -110,52 +110,52 @@ def answered(meter: LinkMeter, link: Link, up: int, times: int) -> LinkMeter:
 def test_a_drop_to_a_tenth_is_noticed_within_a_few_requests(up_bytes: int) -> None:
     """Three requests at a tenth of the rate, and the estimate is nearer to the tenth than to what was."""
     slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
-    meter = answered(answered(LinkMeter.of(LTE), LTE, up_bytes, 5), slow, up_bytes, 3)
+    meter = answered(answered(LinkEstimate.from_link(LTE), LTE, up_bytes, 5), slow, up_bytes, 3)
     assert meter.link.up_bytes_per_s < LTE.up_bytes_per_s / 5
 
 
 def test_recovery_is_noticed_within_two_probes() -> None:
     """What the idle probe sends (16 KiB every two seconds) brings the estimate back within a few seconds."""
     slow = Link(up_bytes_per_s=LTE.up_bytes_per_s / 10, down_bytes_per_s=LTE.down_bytes_per_s, rtt_s=LTE.rtt_s)
-    meter = answered(answered(LinkMeter.of(LTE), slow, 16_384, 6), LTE, 16_384, 2)
+    meter = answered(answered(LinkEstimate.from_link(LTE), slow, 16_384, 6), LTE, 16_384, 2)
     assert meter.link.up_bytes_per_s > LTE.up_bytes_per_s / 2
 
 
 def test_a_small_transfers_jitter_does_not_move_the_rate() -> None:
     """Five milliseconds more on a hundred bytes say nothing about megabits."""
-    meter = LinkMeter.of(LTE).transferred(100, 100, LTE.rtt_s + 0.005)
+    meter = LinkEstimate.from_link(LTE).after_transfer(100, 100, LTE.rtt_s + 0.005)
     assert meter.link.up_bytes_per_s == pytest.approx(LTE.up_bytes_per_s, rel=0.05)
 
 
 def test_a_transfer_that_was_given_up_can_only_make_the_link_slower() -> None:
     """No answer within a second: at least that slow; no answer within a millisecond: nothing learnt."""
-    meter = LinkMeter.of(LTE)
-    assert meter.gave_up(20_000, 1.0).link.up_bytes_per_s < LTE.up_bytes_per_s / 3
-    assert meter.gave_up(20_000, 0.061) == meter
-    assert meter.gave_up(0, 5.0) == meter
+    meter = LinkEstimate.from_link(LTE)
+    assert meter.after_timeout(20_000, 1.0).link.up_bytes_per_s < LTE.up_bytes_per_s / 3
+    assert meter.after_timeout(20_000, 0.061) == meter
+    assert meter.after_timeout(0, 5.0) == meter
 
 
 def test_the_meter_learns_load_slowdown_and_round_trip() -> None:
     """Each converges on what is seen, and none leaves its bounds."""
-    meter = LinkMeter.of(LTE)
+    meter = LinkEstimate.from_link(LTE)
     for _ in range(20):
-        meter = meter.loaded(3.0).computed(0.2, 0.1).round_trip(0.09)
+        meter = meter.after_load_report(3.0).after_compute(0.2, 0.1).after_round_trip(0.09)
     assert meter.server_load == pytest.approx(3.0, rel=0.01)
     assert meter.device_slowdown == pytest.approx(2.0, rel=0.01)
     assert meter.rtt_s == pytest.approx(0.09, rel=0.01)
-    assert meter.loaded(0.0).server_load >= 1.0
-    assert meter.computed(1.0, 0.0) == meter
+    assert meter.after_load_report(0.0).server_load >= 1.0
+    assert meter.after_compute(1.0, 0.0) == meter
 
 
 def test_probe_only_when_nothing_else_was_sent() -> None:
     """Traffic measures by itself."""
-    assert probe_due(10.0, 7.9, 2.0)
-    assert not probe_due(10.0, 8.5, 2.0)
+    assert is_probe_due(10.0, 7.9, 2.0)
+    assert not is_probe_due(10.0, 8.5, 2.0)
 
 
 def test_a_retry_joins_the_request_that_runs() -> None:
     """Two calls with one id: the work is done once, both get its result."""
-    once: Once[str] = Once()
+    once: IdempotencyCache[str] = IdempotencyCache()
     entered, release = threading.Event(), threading.Event()
     runs, results = [], []
 
@@ -182,7 +182,7 @@ def test_a_retry_joins_the_request_that_runs() -> None:
 
 def test_a_failed_link_may_be_tried_again_and_a_failed_model_not() -> None:
     """What the network did is not the request's last word; what the model did is."""
-    once: Once[str] = Once()
+    once: IdempotencyCache[str] = IdempotencyCache()
 
     def fails(error: Exception) -> str:
         raise error
@@ -198,7 +198,7 @@ def test_a_failed_link_may_be_tried_again_and_a_failed_model_not() -> None:
 
 def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
     """The first one still runs: the retry gets a typed error in time."""
-    once: Once[str] = Once()
+    once: IdempotencyCache[str] = IdempotencyCache()
     entered, release = threading.Event(), threading.Event()
 
     def work() -> str:
@@ -217,7 +217,7 @@ def test_a_retry_does_not_wait_beyond_its_own_deadline() -> None:
 
 def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
     """Its retry comes after it ended: a slow answer was forgotten at once, and its retry answered anew."""
-    once: Once[str] = Once(entries=2)
+    once: IdempotencyCache[str] = IdempotencyCache(entries=2)
 
     def slow() -> str:
         for number in range(3):
@@ -231,7 +231,7 @@ def test_an_answer_that_took_long_is_not_the_first_to_be_forgotten() -> None:
 
 def test_a_failed_request_is_remembered_without_what_it_carried() -> None:
     """Its retry hears the same error; its frame is not kept for as long as the error is."""
-    once: Once[int] = Once()
+    once: IdempotencyCache[int] = IdempotencyCache()
     frame = np.zeros(3)
     held = weakref.ref(frame)
 
@@ -249,18 +249,18 @@ def test_a_failed_request_is_remembered_without_what_it_carried() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """Neither many small nor few large answers are kept for ever."""
-    many: Once[int] = Once(entries=4)
-    large: Once[int] = Once(held_bytes=100, size_of=lambda _: 60)
+    many: IdempotencyCache[int] = IdempotencyCache(entries=4)
+    large: IdempotencyCache[int] = IdempotencyCache(held_bytes=100, size_of=lambda _: 60)
     for number in range(20):
         many.answer(("m", number), 1.0, lambda: 1)
         large.answer(("m", number), 1.0, lambda: 1)
-    assert len(many._running) <= 4
-    assert len(large._running) <= 1
+    assert len(many._executions) <= 4
+    assert len(large._executions) <= 1
 
 
 def test_one_id_with_other_tensors_is_another_request() -> None:
     """A client that numbers all its requests 1 gets each its own answer."""
     one, two = {"x": np.zeros(3, np.float32)}, {"x": np.ones(3, np.float32)}
-    assert key_of("m", "1", one) == key_of("m", "1", {"x": np.zeros(3, np.float32)})
-    assert key_of("m", "1", one) != key_of("m", "1", two)
-    assert key_of("m", "1", one) != key_of("m", "1", {"x": np.zeros((3, 1), np.float32)})
+    assert request_key("m", "1", one) == request_key("m", "1", {"x": np.zeros(3, np.float32)})
+    assert request_key("m", "1", one) != request_key("m", "1", two)
+    assert request_key("m", "1", one) != request_key("m", "1", {"x": np.zeros((3, 1), np.float32)})

@@ -12,7 +12,7 @@ import pytest
 from edgesplit.errors import LinkError, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, joined
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, joined_pieces
 
 QUICK = (0.2, 0.2, 0.2)
 
@@ -51,7 +51,7 @@ class FakeWire:
 def metadata(pieces: Callable[[bytes | None], list[tuple[messages.Fetched, bytes | None]]]) -> MetadataFetcher:
     def answer(wish: messages.Message, correlation: bytes | None) -> None:
         for piece, under in pieces(correlation):
-            fetcher.received(messages.encode(piece), under)
+            fetcher.on_message(messages.encode(piece), under)
 
     wire = FakeWire(answer)
     fetcher = MetadataFetcher(wire, "cam", QUICK)
@@ -96,7 +96,7 @@ def test_malformed_answers_are_dropped() -> None:
     """D13: what is no message raises nothing on the network's thread."""
     fetcher = metadata(lambda c: [])
     for raw in (b"", b"\xc1", os.urandom(100), b"\xdf" * 20):
-        fetcher.received(raw, None)
+        fetcher.on_message(raw, None)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_malformed_answers_are_dropped() -> None:
 )
 def test_joined(pieces: dict[int, bytes], total: int, expected: bytes | None) -> None:
     """Whole, or not at all."""
-    assert joined(pieces, total) == expected
+    assert joined_pieces(pieces, total) == expected
 
 
 CHUNKS = {digest(data): data for data in (bytes([number]) * 60_000 for number in range(40))}
@@ -134,14 +134,14 @@ class Cloud:
         self.fetcher.fetch("r" * 64, SIZES, tuple(SIZES), self.kept.update, stop)
 
     def _answer(self, wish: messages.Message, correlation: bytes | None) -> None:
-        assert isinstance(wish, messages.FetchChunks) and len(wish.places) <= LIMITS.window_chunks
-        for sha256 in (tuple(SIZES)[place] for place in wish.places):
+        assert isinstance(wish, messages.FetchChunks) and len(wish.indexes) <= LIMITS.fetch_window_chunks
+        for sha256 in (tuple(SIZES)[place] for place in wish.indexes):
             self.sent += 1
             if messages.chunk_topic(sha256) not in self.wire.topics:
                 self.unheard += 1  # published, and nobody there to hear it
                 continue
             for payload in self.twist(self.sent, sha256, CHUNKS[sha256]):
-                self.fetcher.received(sha256, payload)
+                self.fetcher.on_message(sha256, payload)
 
 
 def test_all_chunks_come_once() -> None:
@@ -213,5 +213,5 @@ def test_a_superseded_fetch_stops() -> None:
 def test_chunks_nobody_asked_for_are_dropped() -> None:
     """A hostile publisher cannot fill the disk."""
     cloud = Cloud(lambda number, sha256, data: [data])
-    cloud.fetcher.received(digest(b"mine"), b"mine")
+    cloud.fetcher.on_message(digest(b"mine"), b"mine")
     assert not cloud.kept and cloud.fetcher.counters.refused == 1

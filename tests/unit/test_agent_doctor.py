@@ -20,7 +20,7 @@ from agent_world import folder_bytes
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Claim, Credentials, encode_claim
 from edgesplit_agent.service.doctor import examine
-from edgesplit_agent.service.doctor_findings import Finding, exit_code, printed
+from edgesplit_agent.service.doctor_findings import Finding, exit_code, format_findings
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki.authority import Authority
 from trust_world import DEVICE, World
@@ -76,7 +76,7 @@ class Device:
         self.folder.certificate_file.write_bytes(signed)
         self.folder.ca_file.write_text(self.authority.ca_pem)
         at = {name: f"127.0.0.1:{server.port}" for name, server in self.servers.items()}
-        self.folder.write_enrolled(
+        self.folder.write_identity(
             Identity(
                 device=DEVICE, device_class="generic-x86", broker=at["broker"], offload=f"https://{at['offload']}",
                 controller=f"https://{at['controller']}", tuf_root="{}",
@@ -106,7 +106,7 @@ def of(found: list[Finding], name: str) -> Finding:
 def test_a_device_that_is_well_is_found_well(device: Device) -> None:
     """Nothing is bad; and what is good is said with its figures."""
     found = device.found()
-    assert exit_code(found) == 0, printed(found, as_json=False)
+    assert exit_code(found) == 0, format_findings(found, as_json=False)
     for name in ("folder", "identity", "trust", "controller", "clock", "broker", "offload", "disk", "runtimes"):
         assert of(found, name).level == "good", of(found, name)
     assert DEVICE in of(found, "identity").said
@@ -117,20 +117,20 @@ def test_whatever_is_not_good_comes_with_what_to_do(device: Device) -> None:
     device.servers["broker"].stop()
     found = device.found()
     assert all(one.todo for one in found if one.level != "good")
-    told = json.loads(printed(found, as_json=True))
+    told = json.loads(format_findings(found, as_json=True))
     assert told["healthy"] is False and exit_code(found) == 1
-    assert "-> is it running" in printed(found, as_json=False)
-    assert "\x1b" not in printed([Finding("a", "bad", "\x1b[2J", "\x1b")], as_json=False)
+    assert "-> is it running" in format_findings(found, as_json=False)
+    assert "\x1b" not in format_findings([Finding("a", "bad", "\x1b[2J", "\x1b")], as_json=False)
 
 
 def test_a_server_that_is_not_there_is_told_from_a_name_that_is_not_known(device: Device) -> None:
     """Each step of the way by itself."""
     device.servers["offload"].stop()
     assert "no connection to 127.0.0.1" in of(device.found(), "offload").said
-    known = device.folder.enrolled()
+    known = device.folder.read_identity()
     assert known is not None
     there = Identity(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "broker": "no.invalid:1"})
-    device.folder.write_enrolled(there)
+    device.folder.write_identity(there)
     assert "the name no.invalid is not known" in of(device.found(), "broker").said
 
 
@@ -206,9 +206,9 @@ def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Pat
     world = World(tmp_path / "world")
     world.add()
     root = world.bootstrap.decode()
-    known = device.folder.enrolled()
+    known = device.folder.read_identity()
     assert known is not None
-    device.folder.write_enrolled(
+    device.folder.write_identity(
         Identity(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "tuf_root": root})
     )
     world.folder = device.folder.path

@@ -35,15 +35,15 @@ from edgesplit.errors import (
     TrustError,
     UsageError,
 )
-from edgesplit.offload_client.circuit_breaker import Breaker
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
-from edgesplit.release.manifest import Chunk, Golden, decode_manifest, device_slices, encode_manifest
-from edgesplit.release.privacy_floor import Floor
-from edgesplit_agent.releases.loaded_release import check_golden, close, plan_for
-from edgesplit_agent.serving.engine import Engine, Settings, known
+from edgesplit.release.manifest import Chunk, GoldenExample, decode_manifest, device_slices, encode_manifest
+from edgesplit.release.privacy_floor import PrivacyFloor
+from edgesplit_agent.releases.loaded_release import check_golden, is_close, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings, suggest_models
 
 
 @pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
@@ -88,7 +88,7 @@ def test_a_lossy_row_sends_what_its_codec_makes(codec: str, datatype: str) -> No
             return inner(request)  # type: ignore[arg-type]
         asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
         got.append(dict(asked.inputs))
-        tensors = boundary_codecs.decode_all(asked.inputs, [H], lossy.codecs)
+        tensors = boundary_codecs.decode_tensors(asked.inputs, [H], lossy.codecs)
         body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
         request = msgspec.structs.replace(request, body=b"".join(body))  # type: ignore[type-var]
         request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def test_the_plan_decides_by_todays_conditions() -> None:
     """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
     with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
-        engine._cloud._breaker = engine.breaker.failed(float("inf"), 0.0, refused=True)
+        engine._own_target._breaker = engine.breaker.after_failure(float("inf"), 0.0, refused=True)
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
         assert len(cloud.asked) == 1
 
@@ -142,15 +142,15 @@ def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
     """A plan without any privacy, signed or not, loses the rows that go below what this device demands."""
     signed = manifest(LOCAL, CUT, REMOTE)
     for floor, left in (
-        (Floor(), ["local", "cut-1", "remote"]),
-        (Floor(keep_raw_input=True), ["local", "cut-1"]),
-        (Floor(keep_first=1), ["local", "cut-1"]),
-        (Floor(keep_first=2), ["local"]),
-        (Floor(keep_first=999), ["local"]),
+        (PrivacyFloor(), ["local", "cut-1", "remote"]),
+        (PrivacyFloor(keep_raw_input=True), ["local", "cut-1"]),
+        (PrivacyFloor(keep_first=1), ["local", "cut-1"]),
+        (PrivacyFloor(keep_first=2), ["local"]),
+        (PrivacyFloor(keep_first=999), ["local"]),
     ):
         assert [row.name for row in plan_for(signed, "pi4", floor).rows] == left, floor
     with pytest.raises(TrustError, match="remote: it sends x, which may never leave"):
-        plan_for(manifest(REMOTE), "pi4", Floor(keep_raw_input=True))
+        plan_for(manifest(REMOTE), "pi4", PrivacyFloor(keep_raw_input=True))
 
 
 def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
@@ -212,7 +212,7 @@ def test_more_requests_than_room_are_turned_away_at_once() -> None:
     for thread in threads:
         thread.start()
     assert steps["a"].entered.wait(10)
-    while engine._processor.here < 2:
+    while engine._queue.in_flight < 2:
         pass
     with pytest.raises(Busy):
         engine.infer("tiny", {"x": INPUT}, deadline_s=15)
@@ -246,7 +246,7 @@ def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
     with world(LOCAL) as (engine, _, release):
         first = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
         again = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
-        assert again is first and engine.joined == 1
+        assert again is first and engine.joined_retries == 1
         assert release.programs["a"].runs == 1  # type: ignore[attr-defined]
 
 
@@ -257,11 +257,11 @@ def test_an_emulated_device_says_so() -> None:
         assert report.emulated and report.latency_s >= 0.01
 
 
-def _golden(answer: np.ndarray, *, binary: bool) -> tuple[Golden, dict[str, bytes]]:
+def _golden(answer: np.ndarray, *, binary: bool) -> tuple[GoldenExample, dict[str, bytes]]:
     request = b"".join(oip.encode_request(oip.InferRequest({"x": INPUT}, id="golden"))[0])
     response = b"".join(oip.encode_response(oip.InferResponse("tiny", {"y": answer}, id="golden"), binary)[0])
     chunks = {"1" * 64: request, "2" * 64: response}
-    return Golden(Chunk("1" * 64, len(request)), Chunk("2" * 64, len(response))), chunks
+    return GoldenExample(Chunk("1" * 64, len(request)), Chunk("2" * 64, len(response))), chunks
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -277,10 +277,10 @@ def test_golden_inputs_pass_and_fail(binary: bool) -> None:
 def test_nan_is_never_close() -> None:
     """An answer that became NaN is another answer."""
     want = np.ones(3, np.float32)
-    assert close(want, want)
-    assert not close(np.array([1, np.nan, 1], np.float32), want)
-    assert not close(want.astype(np.float64), want)
-    assert not close(np.ones((3, 1), np.float32), want)
+    assert is_close(want, want)
+    assert not is_close(np.array([1, np.nan, 1], np.float32), want)
+    assert not is_close(want.astype(np.float64), want)
+    assert not is_close(np.ones((3, 1), np.float32), want)
 
 
 def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
@@ -292,9 +292,9 @@ def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
 
 def test_a_model_name_with_a_slip_is_answered_with_the_near_one() -> None:
     """The same for every way in."""
-    assert known("digts", ["digits", "faces"]) == "did you mean digits?"
-    assert known("xyz", ["digits", "faces"]) == "these do: digits, faces"
-    assert "edgectl deploy" in known("digits", [])
+    assert suggest_models("digts", ["digits", "faces"]) == "did you mean digits?"
+    assert suggest_models("xyz", ["digits", "faces"]) == "these do: digits, faces"
+    assert "edgectl deploy" in suggest_models("digits", [])
 
 
 def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
@@ -304,8 +304,8 @@ def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
     cloud = ScriptedCloud()
     cloud.start()
     engine = Engine(
-        "pi4", Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0),
-        own_part=lambda release, error: told.append((release, error)),
+        "pi4", OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0),
+        on_device_part=lambda release, error: told.append((release, error)),
     )  # fmt: skip
     engine.serve("tiny", active(CUT, steps=steps))
     cloud.script = unavailable
@@ -313,7 +313,7 @@ def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
     steps["a"].error = UsageError("the frame is not a whole JPEG")
-    engine._cloud._breaker = Breaker()
+    engine._own_target._breaker = CircuitBreaker()
     with pytest.raises(UsageError):
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     with pytest.raises(UsageError):

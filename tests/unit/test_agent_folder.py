@@ -18,16 +18,16 @@ from agent_world import EXPECTED, INPUT, LOCAL, active
 from edgesplit import Client
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.server import Request, Server
-from edgesplit.links import host_and_port
+from edgesplit.links import parse_host_and_port
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Link
 from edgesplit_agent.main import main
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint, is_local
-from edgesplit_agent.state.data_folder import DataFolder, Here, Identity
+from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import Current, SafeMode, Slots
-from edgesplit_agent.telemetry.windows import Windows, quantile
+from edgesplit_agent.telemetry.windows import TelemetryWindows, quantile
 
 ME = Identity(
     device="cam", device_class="pi4", broker="h:1", offload="https://h:2", controller="https://h:3", tuf_root="{}"
@@ -37,11 +37,11 @@ ME = Identity(
 def test_one_agent_per_folder(tmp_path: Path) -> None:
     """A second start on the same folder says so in one line, and disturbs nothing."""
     first = DataFolder(tmp_path / "data")
-    first.hold()
+    first.acquire()
     with pytest.raises(UsageError, match="another edgesplit-agent"):
-        DataFolder(tmp_path / "data").hold()
+        DataFolder(tmp_path / "data").acquire()
     first.release()
-    DataFolder(tmp_path / "data").hold()
+    DataFolder(tmp_path / "data").acquire()
 
 
 def test_session_numbers_only_grow(tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_session_numbers_only_grow(tmp_path: Path) -> None:
 def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
     """current.json holds the statement as it was signed, byte for byte."""
     folder = DataFolder(tmp_path)
-    assert folder.current() is None
+    assert folder.read_current() is None
     slots, safe = Slots(committed="b" * 64, trial="a" * 64), SafeMode("three starts", ("a" * 64,))
     current = Current(
         statement=b"\x00\xffsigned", counter=7, models={"m": slots}, bad={"c": "why"}, starts=2, safe=safe
     )
     folder.write_current(current)
-    assert DataFolder(tmp_path).current() == current
+    assert DataFolder(tmp_path).read_current() == current
     assert json.loads((tmp_path / "current.json").read_text())["models"] == {
         "m": {"committed": "b" * 64, "trial": "a" * 64}
     }
@@ -74,18 +74,18 @@ def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
     for name in ("session.json", "current.json", "agent.json"):
         (tmp_path / name).write_bytes(spoilt)
     folder = DataFolder(tmp_path)
-    assert folder.current() is None and folder.here() is None and folder.next_session(9.0) == 9
+    assert folder.read_current() is None and folder.read_address() is None and folder.next_session(9.0) == 9
     assert (tmp_path / "session.json.spoilt").read_bytes() == spoilt
 
 
 def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:
     """A4: a half-done enrolment is none."""
     folder = DataFolder(tmp_path)
-    folder.write_enrolled(ME)
-    assert folder.enrolled() is None
+    folder.write_identity(ME)
+    assert folder.read_identity() is None
     for path in (folder.key_file, folder.certificate_file, folder.ca_file):
         path.write_bytes(b"x")
-    assert folder.enrolled() == ME
+    assert folder.read_identity() == ME
 
 
 @pytest.mark.parametrize("spoilt", [None, b"", b"{", b"\xff" * 40])
@@ -95,12 +95,12 @@ def test_a_spoilt_enrolled_json_does_not_cost_the_identity(tmp_path: Path, spoil
     for path in (folder.key_file, folder.certificate_file, folder.ca_file):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
-    folder.write_enrolled(ME)
+    folder.write_identity(ME)
     enrolled = folder.identity / "enrolled.json"
     enrolled.unlink()
     if spoilt is not None:
         enrolled.write_bytes(spoilt)
-    assert folder.enrolled() == ME and folder.enrolled() == ME
+    assert folder.read_identity() == ME and folder.read_identity() == ME
 
 
 @pytest.fixture
@@ -194,19 +194,19 @@ def test_a_foreign_page_is_told_403(served: str) -> None:
 
 def test_windows_count_and_begin_anew() -> None:
     """Requests, fallbacks, switches, late samples, quantiles; the next window starts at zero and knows its row."""
-    windows, release = Windows(), active(LOCAL)
+    windows, release = TelemetryWindows(), active(LOCAL)
     now = Conditions(link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01))
     for number, row in enumerate(["cut-1", "cut-1", "local", "local"]):
         report = Report(release="r", row=row, fallback=number == 0, late=number == 1, latency_s=0.1 * (number + 1))
         windows.observe("tiny", report)
     windows.observe("tiny", None)
-    window = windows.take({"tiny": release}, now)[0]
+    window = windows.close_windows({"tiny": release}, now)[0]
     assert (window.requests, window.failed, window.fallbacks, window.switches, window.late) == (4, 1, 1, 1, 1)
     assert window.latency_p50_s == pytest.approx(0.3) and window.latency_p95_s == pytest.approx(0.4)
     assert window.row == "local" and window.predicted_s == pytest.approx(LOCAL.device_s)
-    assert windows.take({"tiny": release}, now)[0].requests == 0
+    assert windows.close_windows({"tiny": release}, now)[0].requests == 0
     windows.observe("tiny", Report(release="r", row="cut-1"))
-    assert windows.take({"tiny": release}, now)[0].switches == 1
+    assert windows.close_windows({"tiny": release}, now)[0].switches == 1
     assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "late": 1}
 
 
@@ -217,10 +217,10 @@ def test_quantile_of_nothing() -> None:
 
 def test_addresses() -> None:
     """HOST:PORT or one line that says what is wrong."""
-    assert host_and_port("[::1]:80", "broker") == ("::1", 80)
+    assert parse_host_and_port("[::1]:80", "broker") == ("::1", 80)
     for wrong in ("nowhere", ":80", "h:0", "h:70000", "h:x"):
         with pytest.raises(UsageError):
-            host_and_port(wrong, "broker")
+            parse_host_and_port(wrong, "broker")
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ def test_commands_fail_in_one_line(
 
 def test_status_of_an_agent_that_died_is_a_lost_link(tmp_path: Path) -> None:
     """agent.json outlived its agent: exit code 5, not a traceback."""
-    DataFolder(tmp_path).write_here(Here(device="cam", url="http://127.0.0.1:9", pid=1, emulated=False))
+    DataFolder(tmp_path).write_address(AgentAddress(device="cam", url="http://127.0.0.1:9", pid=1, emulated=False))
     assert main(["status", "--data", str(tmp_path)]) == 5
 
 
 def test_the_folder_keeps_its_files_private_enough(tmp_path: Path) -> None:
     """The lock is ours alone; nothing here is writable by others."""
     folder = DataFolder(tmp_path / "d")
-    folder.hold()
+    folder.acquire()
     folder.next_session(1.0)
     for path in (tmp_path / "d").iterdir():
         assert not os.stat(path).st_mode & stat.S_IWOTH
@@ -265,7 +265,7 @@ def test_a_claim_is_not_used_up_by_an_agent_that_cannot_run(
     """A claim serves once: a bad --link or a taken port is refused before it is shown to the controller."""
     shown: list[object] = []
     monkeypatch.setattr("edgesplit_agent.main.read_claim", lambda path: path)
-    monkeypatch.setattr("edgesplit_agent.main.enrol_patiently", lambda *given: shown.append(given))
+    monkeypatch.setattr("edgesplit_agent.main.enrol_with_retries", lambda *given: shown.append(given))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [str(taken.getsockname()[1]) if word == "TAKEN" else word for word in wrong]
         port = [] if "--port" in words else ["--port", "0"]

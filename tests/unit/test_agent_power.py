@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from agent_world import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active
-from edgesplit.offload_client.pool import Remote
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.plan import Power, Row
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.power.mode import UNDER_VOLTAGE_S, Wishes
-from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.power.mode import UNDER_VOLTAGE_S, PowerSettings
+from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.engine import Engine, Settings
-from edgesplit_agent.telemetry.windows import Windows
-from edgesplit_agent.updates.download_window import FetchHours, NotNow
+from edgesplit_agent.telemetry.windows import TelemetryWindows
+from edgesplit_agent.updates.download_window import DownloadWindow, NotNow
 
 POWER = Power(idle_watts=2.0, busy_watts=5.0)
 QUICK_LOCAL = msgspec.structs.replace(LOCAL, device_s=0.02, device_joules=0.3)
@@ -28,11 +28,11 @@ UNPLUGGED = Readings(battery_percent=10.0, discharging=True)
 
 
 @contextmanager
-def powered(watch: PowerWatch, *rows: Row, power: Power | None = POWER, **kind: bool) -> Iterator[Engine]:
+def powered(watch: PowerMonitor, *rows: Row, power: Power | None = POWER, **kind: bool) -> Iterator[Engine]:
     """An engine that serves the tiny model by a plan with power figures; its cloud answers at once."""
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=3600.0), power=watch)
+    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0), power=watch)
     release = active(*rows, **kind)
     engine.serve("tiny", replace(release, plan=msgspec.structs.replace(release.plan, power=power)))
     engine.start()
@@ -51,27 +51,27 @@ def row_of(engine: Engine) -> str:
 
 def test_the_next_request_after_an_under_voltage_takes_the_low_power_row() -> None:
     """E6, A10: fast before, thrifty from the next request on, fast again once it is over; every one is answered."""
-    watch = PowerWatch()
+    watch = PowerMonitor()
     with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
         assert row_of(engine) == "local"
-        watch.saw(Readings(under_voltage=True), 100.0)
+        watch.on_readings(Readings(under_voltage=True), 100.0)
         assert row_of(engine) == "remote"
-        watch.saw(Readings(under_voltage=False), 100.0 + UNDER_VOLTAGE_S)
+        watch.on_readings(Readings(under_voltage=False), 100.0 + UNDER_VOLTAGE_S)
         assert row_of(engine) == "local"
 
 
 def test_a_battery_that_runs_low_moves_the_choice() -> None:
     """By itself under `auto`; a policy that is named is kept."""
     for policy, row in (("auto", "remote"), ("performance", "local"), ("saver", "remote")):
-        watch = PowerWatch(Wishes(policy))  # type: ignore[arg-type]
-        watch.saw(UNPLUGGED, 0.0)
+        watch = PowerMonitor(PowerSettings(policy))  # type: ignore[arg-type]
+        watch.on_readings(UNPLUGGED, 0.0)
         with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
             assert row_of(engine) == row
 
 
 def test_without_power_figures_every_policy_answers_fastest() -> None:
     """Answering comes first."""
-    with powered(PowerWatch(Wishes("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
+    with powered(PowerMonitor(PowerSettings("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
         assert (answer.report.row, answer.report.joules_basis) == ("local", "")
 
@@ -79,16 +79,18 @@ def test_without_power_figures_every_policy_answers_fastest() -> None:
 def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
     """An uncertain cloud is tried beside the device; whoever wins, the answer is whole, and the device's own win is
     told as its own row's."""
-    watch = PowerWatch()
+    watch = PowerMonitor()
     with powered(watch, QUICK_LOCAL, REMOTE, emulated=True) as engine:
-        meter = LinkMeter(
+        meter = LinkEstimate(
             rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0, transfers=20
         )
         raced = []
-        while engine.hedging["hedges"] == 0 and len(raced) < 200:  # a busy machine's figures may not ask for a race
-            engine._cloud._meter = meter
+        while (
+            engine.hedge_counts["hedges"] == 0 and len(raced) < 200
+        ):  # a busy machine's figures may not ask for a race
+            engine._own_target._estimate = meter
             raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
-        assert engine.hedging["hedges"] >= 1 and engine.breaker.state == "closed"
+        assert engine.hedge_counts["hedges"] >= 1 and engine.breaker.state == "closed"
     for answer in raced:
         assert (answer.outputs["y"] == EXPECTED).all()
         assert answer.report.row in ("local", "remote") and not answer.report.fallback and not answer.report.cause
@@ -96,49 +98,49 @@ def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
 
 def test_a_capped_clock_counts_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Foreseen from the sensors: at a tenth of its clock the device is no longer the quicker way."""
-    watch = PowerWatch()
+    watch = PowerMonitor()
     with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
         assert row_of(engine) == "local"
         assert engine.conditions.device_slowdown < 5
-        monkeypatch.setattr(PowerWatch, "slowdown", property(lambda self: 1e6))
+        monkeypatch.setattr(PowerMonitor, "slowdown", property(lambda self: 1e6))
         assert row_of(engine) == "remote"
         assert engine.conditions.device_slowdown > 100
 
 
 def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
     """By the plan's figures and the times as they were, and marked as predicted."""
-    windows = Windows()
-    with powered(PowerWatch(), QUICK_LOCAL, CUT) as engine:
+    windows = TelemetryWindows()
+    with powered(PowerMonitor(), QUICK_LOCAL, CUT) as engine:
         for _ in range(3):
             report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
             assert report.joules_basis == "predicted"
             assert 0 < report.joules <= 2 * POWER.busy_watts * report.latency_s
             windows.observe("tiny", report)
-        told = windows.take(engine.serving, engine.conditions)[0]
+        told = windows.close_windows(engine.serving, engine.conditions)[0]
     assert told.joules_basis == "predicted" and told.joules > 0
 
 
 def test_what_holds_an_update() -> None:
     """Under-voltage holds every update, a low battery those that nobody wants at once; the reason is told."""
-    watch = PowerWatch()
-    hours = FetchHours(hold=watch.hold)
+    watch = PowerMonitor()
+    hours = DownloadWindow(hold=watch.update_hold)
     hours.check()
-    watch.saw(UNPLUGGED, 0.0)
-    assert hours.held() and not hours.held(urgent=True)
+    watch.on_readings(UNPLUGGED, 0.0)
+    assert hours.is_held() and not hours.is_held(urgent=True)
     hours.check(urgent=True)
     with pytest.raises(NotNow, match=r"waiting for power: the battery is at 10 %"):
         hours.check()
-    watch.saw(Readings(under_voltage=True), 10.0)
-    assert hours.held(urgent=True)
+    watch.on_readings(Readings(under_voltage=True), 10.0)
+    assert hours.is_held(urgent=True)
     with pytest.raises(NotNow, match="under-voltage"):
         hours.check_power(urgent=True)
-    watch.saw(Readings(), 10.0 + UNDER_VOLTAGE_S)
+    watch.on_readings(Readings(), 10.0 + UNDER_VOLTAGE_S)
     hours.check()
 
 
 def test_an_emulated_device_reads_no_sensors_of_its_host() -> None:
     """Nothing is known unless a folder is named."""
-    watch = PowerWatch(emulated=True)
+    watch = PowerMonitor(emulated=True)
     watch.start()
-    assert watch.readings == Readings() and watch.seen().watts is None
+    assert watch.readings == Readings() and watch.to_telemetry().watts is None
     watch.stop()

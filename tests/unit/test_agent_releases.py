@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.release.agent_release import AGENT, Target, build_for
+from edgesplit.release.agent_release import AGENT_MODEL, Target, build_for
 from edgesplit.release.manifest import Manifest, encode_manifest
-from edgesplit_cli.signing import release_told
+from edgesplit_cli.signing import release_summary
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.model_registry.registry import Registry
-from edgesplit_controller.planning.planner_service import Planning, Wish
-from edgesplit_controller.releases.agent_releases import AgentReleases, runs
-from edgesplit_controller.releases.build import Releasing
+from edgesplit_controller.planning.planner_service import PlanningService, PlanOptions
+from edgesplit_controller.releases.agent_releases import AgentReleases, chunk_runs
+from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.content_keys import load_or_make_content_keys
 from edgesplit_controller.rollout.gates import Evidence
-from edgesplit_controller.rollout.release_health import of_members, together
-from edgesplit_controller.rollout.request import Asked, terms_of
+from edgesplit_controller.rollout.release_health import combined, evidence_of_members
+from edgesplit_controller.rollout.request import RolloutRequest, parse_terms
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database, Device, Model
@@ -40,9 +40,9 @@ class Shop:
         self.blobs = BlobStore(folder / "blobs")
         self.registry = Registry(self.database, self.blobs, now=lambda: self.now)
         self.repository = Repository(folder / "tuf", now=lambda: self.now)
-        self.releasing = Releasing(
-            self.database, self.blobs, self.registry, Planning(self.database, self.registry, now=lambda: self.now),
-            self.repository, offload_releases=folder / "offload",
+        self.releasing = ReleaseBuilder(
+            self.database, self.blobs, self.registry, PlanningService(self.database, self.registry, now=lambda:
+            self.now), self.repository, offload_releases=folder / "offload",
             content_keys=load_or_make_content_keys(folder / "content.key"), now=lambda: self.now,
         )  # fmt: skip
         self.agents = AgentReleases(self.database, self.blobs, self.releasing, now=lambda: self.now)
@@ -58,7 +58,7 @@ class Shop:
     def release(self, version: str) -> tuple[str, Manifest]:
         model = self.agents.get(version)
         digest, manifest = self.agents.prepare(model)
-        self.releasing.publish(model, digest, Wish(partition="device"))
+        self.releasing.publish(model, digest, PlanOptions(partition="device"))
         return digest, manifest
 
 
@@ -92,7 +92,7 @@ def test_a_wheel_that_stays_is_the_same_chunks(shop: Shop, tmp_path: Path) -> No
     def chunks(content: bytes, version: str) -> set[bytes]:
         part = tmp_path / "wheels.tar"
         part.write_bytes(content)
-        return {content[at : at + size] for at, size in runs(part, version)}
+        return {content[at : at + size] for at, size in chunk_runs(part, version)}
 
     old = chunks(archive(small_agent("0.3.0"), LARGE), "0.3.0")
     more = wheel("new", "1.0", {"new.py": "y = 2"})
@@ -131,11 +131,11 @@ def test_a_model_cannot_take_the_agents_name(shop: Shop, tmp_path: Path) -> None
     part = tmp_path / "model"
     part.write_bytes(b"")
     with pytest.raises(UsageError, match="edgectl agent push"):
-        shop.registry.push(part, AGENT)
+        shop.registry.push(part, AGENT_MODEL)
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
     assert shop.registry.all() == []
     with pytest.raises(UsageError, match="edgectl agent"):
-        shop.registry.get(f"{AGENT}@1")
+        shop.registry.get(f"{AGENT_MODEL}@1")
 
 
 def test_an_unknown_version_names_those_that_are_known(shop: Shop) -> None:
@@ -161,10 +161,10 @@ def test_gates_judge_an_agent_by_all_that_it_serves() -> None:
     """Requests of its models are added up, and of other figures the worst counts."""
     one = Evidence(model="a", release="r", requests=40, failed=1, fallbacks=0, latency_p95_s=0.1, memory_bytes=100)
     two = Evidence(model="b", release="r", requests=10, failed=0, fallbacks=2, latency_p95_s=0.3, celsius=70.0)
-    found = together("x", [one, two])
+    found = combined("x", [one, two])
     assert (found.requests, found.failed, found.fallbacks) == (50, 1, 2)
     assert (found.latency_p95_s, found.memory_bytes, found.celsius, found.joules) == (0.3, 100, 70.0, None)
-    assert together("x", []) == Evidence(model=AGENT, release="x")
+    assert combined("x", []) == Evidence(model=AGENT_MODEL, release="x")
 
 
 def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> None:
@@ -180,11 +180,11 @@ def test_gates_hear_only_what_was_told_since_the_version_runs(shop: Shop) -> Non
             session.flush()
             health = {"model": "m", "release": "r", "requests": 60, "failed": 3}
             session.add(RunningRow(device=name, model="m", health=health, health_at=at))
-            session.add(RunningRow(device=name, model=AGENT, state="trial"))
+            session.add(RunningRow(device=name, model=AGENT_MODEL, state="trial"))
     members = [Member(name=name, stage=0, position=0, ran_at=0.0 if name == "waits" else 150.0) for name in names]
-    rollout = Rollout(id=1, model=AGENT, release="v", terms=terms_of(Asked(), 0.0), state="running")
+    rollout = Rollout(id=1, model=AGENT_MODEL, release="v", terms=parse_terms(RolloutRequest(), 0.0), state="running")
     with shop.database.read() as session:
-        found = of_members(session, rollout, members)
+        found = evidence_of_members(session, rollout, members)
     assert {name: (one.requests, one.failed) for name, one in found.items()} == {
         "fresh": (60, 3), "stale": (None, None), "waits": (None, None),
     }  # fmt: skip
@@ -205,6 +205,6 @@ def test_who_signs_sees_what_a_kit_says_of_itself(shop: Shop) -> None:
     content = archive(small_agent("0.3.0"))
     shop.push(content, "0.3.0")
     digest, manifest = shop.agents.prepare(shop.agents.get("0.3.0"))
-    told = "\n".join(release_told({"release": digest, "manifests": [encode_manifest(manifest).decode()]}))
+    told = "\n".join(release_summary({"release": digest, "manifests": [encode_manifest(manifest).decode()]}))
     assert digest in told and "agent 0.3.0 for Python 3.11 on aarch64" in told
     assert hashlib.sha256(content).hexdigest() in told

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit_cli.commands.model import labels_in
-from edgesplit_cli.commands.options.percent import as_share
+from edgesplit_cli.commands.model import read_labels
+from edgesplit_cli.commands.options.percent import parse_share
 from edgesplit_cli.main import cli
-from edgesplit_cli.output import share
-from edgesplit_cli.views.plan import loss_told
+from edgesplit_cli.output import percent_text
+from edgesplit_cli.views.plan import loss_text
 from edgesplit_partitioner import plan
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 
@@ -107,21 +107,21 @@ def test_costs_of_ones_own_are_planned_with_an_allowance(tmp_path: Path) -> None
 def test_shares_are_read_and_shown() -> None:
     """Per cent or a part of one; small ones keep the digits that say something."""
     context, parameter = click.Context(cli), click.Option(["--x"])
-    assert as_share(context, parameter, None) is None
-    assert as_share(context, parameter, " 0.5% ") == as_share(context, parameter, "0.005") == 0.005
-    assert [share(part) for part in (None, 0.0, 0.0125, 3.9e-5)] == ["-", "0.00%", "1.25%", "3.9e-5"]
-    assert loss_told({"name": "cut-1"}) == ""
-    assert "not confirmed" in loss_told({"loss": 0.1, "codecs": {"t": "int8"}})
+    assert parse_share(context, parameter, None) is None
+    assert parse_share(context, parameter, " 0.5% ") == parse_share(context, parameter, "0.005") == 0.005
+    assert [percent_text(part) for part in (None, 0.0, 0.0125, 3.9e-5)] == ["-", "0.00%", "1.25%", "3.9e-5"]
+    assert loss_text({"name": "cut-1"}) == ""
+    assert "not confirmed" in loss_text({"loss": 0.1, "codecs": {"t": "int8"}})
 
 
 def test_labels_are_classes_by_file_name(tmp_path: Path) -> None:
     """No file is no labels; another shape is told."""
-    assert labels_in(tmp_path) == {}
+    assert read_labels(tmp_path) == {}
     (tmp_path / "labels.json").write_text('{"a.jpg": 3}')
-    assert labels_in(tmp_path) == {"a.jpg": 3}
+    assert read_labels(tmp_path) == {"a.jpg": 3}
     (tmp_path / "labels.json").write_text('["cat"]')
     with pytest.raises(UsageError, match=r"labels\.json"):
-        labels_in(tmp_path)
+        read_labels(tmp_path)
 
 
 def test_a_codec_is_confirmed_as_it_travels() -> None:

@@ -28,11 +28,11 @@ from agent_world import (
     unavailable,
 )
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
-from edgesplit.offload_client.pool import Remote
-from edgesplit.oip.options import Wishes
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.oip.options import InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Row
-from edgesplit_agent.policy.row_selection import Choice
+from edgesplit_agent.policy.row_selection import RowChoice
 from edgesplit_agent.serving.engine import Answer, Engine, Settings
 from edgesplit_agent.telemetry.windows import Tally
 
@@ -86,7 +86,7 @@ def engine_with(
     """An engine that serves the tiny model; its link is watched only where a test starts that."""
     cloud, own = ScriptedCloud(), steps or programs()
     cloud.start()
-    engine = Engine(CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
+    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
     engine.serve("tiny", active(*rows, steps=own))
     try:
         yield engine, cloud, own
@@ -117,9 +117,9 @@ def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None
         cloud.script = cloud.hold
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.hedged and report.cause == "timeout"
-        counts = engine.hedging
+        counts = engine.hedge_counts
         assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
-        eventually("its connection is closed", lambda: not engine._cloud._remote._busy)  # type: ignore[union-attr]
+        eventually("its connection is closed", lambda: not engine._own_target._remote._busy)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -129,7 +129,8 @@ def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monk
     with engine_with(LOCAL, slow) as (engine, cloud, _):
         cloud.script = cloud.hold
         monkeypatch.setattr(
-            "edgesplit_agent.policy.row_selection.decide", lambda *_: Choice(slow, early_s=0.0, alone=alone)
+            "edgesplit_agent.policy.row_selection.select_row",
+            lambda *_: RowChoice(slow, early_s=0.0, local_was_chosen=alone),
         )
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert (report.fallback, report.cause, report.hedged) == (False, "", True)
@@ -140,7 +141,9 @@ def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.Mon
     """The device would have been needed anyway."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = unavailable
-        monkeypatch.setattr("edgesplit_agent.policy.row_selection.decide", lambda *_: Choice(CUT, early_s=LONG_S))
+        monkeypatch.setattr(
+            "edgesplit_agent.policy.row_selection.select_row", lambda *_: RowChoice(CUT, early_s=LONG_S)
+        )
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause and not report.raced
 
@@ -150,9 +153,9 @@ def test_whoever_wins_a_race_nothing_was_switched() -> None:
     tally = Tally()
     local, cloud = Report(release="r", row="local", raced="cut-1"), Report(release="r", row="cut-1", raced="cut-1")
     for report in (local, cloud, local, cloud):
-        tally.answered(report, {})
+        tally.add_answer(report, {})
     assert (tally.switches, tally.row) == (0, "local")
-    tally.answered(Report(release="r", row="cut-1"), {})
+    tally.add_answer(Report(release="r", row="cut-1"), {})
     assert (tally.switches, tally.row) == (1, "cut-1")
 
 
@@ -167,10 +170,10 @@ def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> No
         cloud.let_go.set()
         report = asking.answer.report
         assert report.hedged and not report.fallback
-        assert engine.hedging["cloud_won"] == engine.hedging["cancelled"] == 1
+        assert engine.hedge_counts["cloud_won"] == engine.hedge_counts["cancelled"] == 1
         steps["b"].may_run.set()
-        eventually("the loser's time is counted", lambda: engine.hedging["wasted_s"] > 0)
-        assert engine.hedging["wasted_j"] == pytest.approx(2.0 * engine.hedging["wasted_s"])
+        eventually("the loser's time is counted", lambda: engine.hedge_counts["wasted_s"] > 0)
+        assert engine.hedge_counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_counts["wasted_s"])
 
 
 def test_a_hedge_by_choice_needs_a_budget() -> None:
@@ -178,7 +181,11 @@ def test_a_hedge_by_choice_needs_a_budget() -> None:
     with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 5.0)
-        assert (engine.hedging["held_back"], engine.hedging["by_choice"], engine.hedging["hedges"]) == (1, 0, 1)
+        assert (engine.hedge_counts["held_back"], engine.hedge_counts["by_choice"], engine.hedge_counts["hedges"]) == (
+            1,
+            0,
+            1,
+        )
 
 
 def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
@@ -188,10 +195,10 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
         hang(steps["a"])
         engine.serve("other", active(LOCAL, steps=steps))
         others = [Asking(engine, model="other") for _ in range(2)]
-        eventually("one has the processor, and one waits for it", lambda: engine._processor.is_wanted)
+        eventually("one has the processor, and one waits for it", lambda: engine._queue.has_waiting)
         asking = Asking(engine)
-        eventually("its patience is over", lambda: engine.hedging["held_back"] == 1)
-        assert engine.hedging["hedges"] == 0
+        eventually("its patience is over", lambda: engine.hedge_counts["held_back"] == 1)
+        assert engine.hedge_counts["hedges"] == 0
         steps["a"].may_run.set()
         cloud.let_go.set()
         for one in (asking, *others):
@@ -200,15 +207,21 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
 
 def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
-    for how_long in ("serving.offload_race.LEAST_S", "offload.target.UNHEARD_S", "offload.target.UNANSWERED_S"):
+    for how_long in (
+        "serving.offload_race.MIN_OFFLOAD_WAIT_S",
+        "offload.target.UNHEARD_S",
+        "offload.target.UNANSWERED_S",
+    ):
         monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
     with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
-        assert not engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=Wishes(hedge="never")).report.fallback
+        assert not engine.infer(
+            "tiny", {"x": INPUT}, deadline_s=LONG_S, options=InferOptions(hedge="never")
+        ).report.fallback
         cloud.script = cloud.hold
         for _ in range(5):
             assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
         assert (engine.breaker.state, engine.breaker.failures) == ("closed", 0)
-        assert engine.hedging["device_won"] == 5
+        assert engine.hedge_counts["device_won"] == 5
 
 
 @pytest.mark.parametrize("by_request", [True, False])
@@ -217,9 +230,9 @@ def test_always_begins_at_once(by_request: bool) -> None:
     settings = Settings().hedge if by_request else "always"
     with engine_with(LOCAL, CUT, hedge=settings, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
-        wishes = Wishes(hedge="always") if by_request else Wishes()
-        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes).report.hedged
-        assert engine.hedging["by_choice"] == 1
+        wishes = InferOptions(hedge="always") if by_request else InferOptions()
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes).report.hedged
+        assert engine.hedge_counts["by_choice"] == 1
 
 
 def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
@@ -227,8 +240,8 @@ def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed(
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 1.0)
-        assert engine.hedging["hedges"] == 1
-        assert engine.hedging["by_choice"] == engine.hedging["held_back"] == 0
+        assert engine.hedge_counts["hedges"] == 1
+        assert engine.hedge_counts["by_choice"] == engine.hedge_counts["held_back"] == 0
         cloud.script = unavailable
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and not report.hedged
@@ -243,11 +256,11 @@ def test_a_stream_pipelines() -> None:
         cloud.script = cloud.hold
         frames = []
         for number in range(1, 5):
-            frames.append(Asking(engine, wishes=Wishes(stream="cam")))
+            frames.append(Asking(engine, options=InferOptions(stream="cam")))
             eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
             assert steps["a"].runs == number
         assert all(frame.result is None for frame in frames)
-        assert engine._processor._holder is None
+        assert engine._queue._holder is None
         cloud.let_go.set()
         assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
 
@@ -256,14 +269,14 @@ def test_a_stream_keeps_its_newest_frames() -> None:
     """The processor is busy and one may wait: each frame that comes drops the one before it, which hears so at once."""
     with engine_with(LOCAL) as (engine, _, steps):
         hang(steps["a"])
-        wishes = Wishes(stream="cam", drop="oldest", queue=1)
-        running = Asking(engine, wishes=wishes)
+        wishes = InferOptions(stream="cam", drop="oldest", queue=1)
+        running = Asking(engine, options=wishes)
         assert steps["a"].entered.wait(20)
         frames = []
         for number in range(4):
-            frames.append(Asking(engine, wishes=wishes))
-            eventually("the one before gave way", lambda number=number: engine.dropped == number)  # type: ignore[misc]
-            eventually("it waits", lambda: engine._processor.is_wanted)
+            frames.append(Asking(engine, options=wishes))
+            eventually("the one before gave way", lambda number=number: engine.dropped_frames == number)  # type: ignore[misc]
+            eventually("it waits", lambda: engine._queue.has_waiting)
         for dropped in frames[:-1]:
             assert isinstance(dropped.error, Dropped)
         steps["a"].may_run.set()
@@ -275,19 +288,21 @@ def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
     """`newest` drops the frame that comes; another stream, and a request with no policy, have their places."""
     with engine_with(LOCAL, in_flight=3) as (engine, _, steps):
         hang(steps["a"])
-        running = Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1))
+        running = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
         assert steps["a"].entered.wait(20)
-        waiting = Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1))
-        eventually("it waits", lambda: engine._processor.is_wanted)
-        assert isinstance(Asking(engine, wishes=Wishes(stream="cam", drop="newest", queue=1)).error, Dropped)
+        waiting = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
+        eventually("it waits", lambda: engine._queue.has_waiting)
+        assert isinstance(Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1)).error, Dropped)
         plain = Asking(engine)
-        eventually("it has its place", lambda: engine._processor.here == 3)
+        eventually("it has its place", lambda: engine._queue.in_flight == 3)
         assert isinstance(Asking(engine).error, Busy)
-        assert isinstance(Asking(engine, wishes=Wishes(drop="oldest")).error, Dropped), "nobody there would give way"
+        assert isinstance(Asking(engine, options=InferOptions(drop="oldest")).error, Dropped), (
+            "nobody there would give way"
+        )
         steps["a"].may_run.set()
         for one in (running, waiting, plain):
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
-        assert engine.dropped == 2
+        assert engine.dropped_frames == 2
 
 
 def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
@@ -297,8 +312,10 @@ def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> N
         for _ in range(3):
             assert isinstance(Asking(engine, SHORT_S).error, DeadlineExceeded)
         assert steps["a"].runs == 1, "a slice that hangs has the processor"
-        eventually("only it keeps a thread", lambda: engine._running.threads - len(engine._running._idle) == 1)
-        assert engine._processor.here == 0
+        eventually(
+            "only it keeps a thread", lambda: engine._device_threads.threads - len(engine._device_threads._idle) == 1
+        )
+        assert engine._queue.in_flight == 0
 
 
 # Stale answers
@@ -308,28 +325,32 @@ def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
     """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
     told: list[tuple[str, Any]] = []
     with engine_with(REMOTE) as (engine, cloud, _):
-        engine._observer = lambda model, result: told.append((model, result))
-        wishes = Wishes(stream="cam", stale_ok_s=3600.0)
-        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        engine._on_result = lambda model, result: told.append((model, result))
+        wishes = InferOptions(stream="cam", stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
         cloud.script = unavailable
-        stale = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", wishes=wishes)
+        stale = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
         assert stale.outputs is good.outputs
         assert stale.report.stale and stale.report.age_s > 0 and not good.report.stale
         assert [type(result) for _, result in told] == [Answer, LinkError]
-        assert engine.stale == 1
-        again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", wishes=wishes)
+        assert engine.stale_answers == 1
+        again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
         assert again is stale, "an id stands for one answer"
-        for other in (Wishes(), Wishes(stream="other", stale_ok_s=3600.0), Wishes(stream="cam", stale_ok_s=1e-9)):
+        for other in (
+            InferOptions(),
+            InferOptions(stream="other", stale_ok_s=3600.0),
+            InferOptions(stream="cam", stale_ok_s=1e-9),
+        ):
             with pytest.raises(LinkError):
-                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=other)
+                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=other)
 
 
 @pytest.mark.parametrize("what", ["deadline", "model", "queue"])
 def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
     """Too late, a model that fails, no room: all the same to a stream that would rather have the last one."""
     with engine_with(LOCAL, in_flight=1, margin_s=1.0) as (engine, _, steps):
-        wishes = Wishes(stale_ok_s=3600.0)
-        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        wishes = InferOptions(stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
         if what == "model":
             steps["a"].error = InferenceFailed("the accelerator has gone")
         else:
@@ -338,18 +359,18 @@ def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
             steps["a"].entered.clear()
             Asking(engine)
             assert steps["a"].entered.wait(20)
-        assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, wishes=wishes).outputs is good.outputs
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, options=wishes).outputs is good.outputs
 
 
 def test_another_release_has_no_last_answer() -> None:
     """Halves of different releases never meet, and neither do a release and another's answer."""
     with engine_with(REMOTE) as (engine, cloud, _):
-        wishes = Wishes(stale_ok_s=3600.0)
-        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+        wishes = InferOptions(stale_ok_s=3600.0)
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
         engine.serve("tiny", active(REMOTE, digest="b" * 64))
         cloud.script = unavailable
         with pytest.raises(LinkError):
-            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, wishes=wishes)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
 
 
 # The next-best means
@@ -359,11 +380,14 @@ def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> No
     """Over a thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
     with engine_with(LOCAL) as (engine, _, _steps):
         for number in range(1200):
-            wishes = Wishes(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
-            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", wishes=wishes)
-        assert len(engine._last_good._kept) <= 64 and len(engine._once._running) <= engine._once._entries
-        assert engine._processor.here == 0 and len(engine._processor._shares.used) <= 1
-        assert engine._running.threads <= 128
+            wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", options=wishes)
+        assert (
+            len(engine._stale_answers._answers) <= 64
+            and len(engine._idempotency._executions) <= engine._idempotency._entries
+        )
+        assert engine._queue.in_flight == 0 and len(engine._queue._shares.used) <= 1
+        assert engine._device_threads.threads <= 128
 
 
 def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
@@ -377,7 +401,7 @@ def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
         cloud.script = unavailable
         with pytest.raises(LinkError, match="500"):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._cloud.out == 0
+        assert engine._own_target.in_flight == 0
 
 
 def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
@@ -385,7 +409,7 @@ def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
     for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
         with engine_with(*rows) as (engine, _, steps):
             steps["a"].error = InferenceFailed("the worker was killed")
-            engine._cloud._breaker = engine.breaker.failed(1e12, 0.0, refused=True)
+            engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True)
             with pytest.raises(InferenceFailed, match="killed"):
                 engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
 
@@ -399,7 +423,7 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
     def fails(*_: object) -> None:
         raise ZeroDivisionError
 
-    engine = Engine(CLASS, None, observe=fails, own_part=fails)
+    engine = Engine(CLASS, None, on_result=fails, on_device_part=fails)
     steps = programs()
     engine.serve("tiny", active(LOCAL, steps=steps))
     assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
@@ -417,7 +441,7 @@ def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: 
         steps["a"].error = KeyError("no such slice")
         with pytest.raises(InferenceFailed):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._running.threads == 0
+        assert engine._device_threads.threads == 0
 
 
 @pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
@@ -442,7 +466,7 @@ def test_an_exchange_that_dies_is_a_failed_link(error: BaseException, monkeypatc
         raise error
 
     with engine_with(LOCAL, CUT) as (engine, _, _steps):
-        monkeypatch.setattr(engine._cloud._remote, "infer", dies)
+        monkeypatch.setattr(engine._own_target._remote, "infer", dies)
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause == "link"
 
@@ -456,19 +480,19 @@ def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.M
     """None to ask the cloud: the device does it. None to finish here: the cloud may. None at all: a typed error."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         with monkeypatch.context() as patched:
-            patched.setattr(engine._asking, "start", refuse)
+            patched.setattr(engine._offload_threads, "start", refuse)
             assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.cause == "link"
         with monkeypatch.context() as patched:
-            patched.setattr(engine._finishing._tails, "start", _only_first(engine._running.start))
+            patched.setattr(engine._offload_race._tail_threads, "start", _only_first(engine._device_threads.start))
             cloud.script = cloud.hold
-            asking = Asking(engine, wishes=Wishes(hedge="always"))
-            eventually("the tail was refused", lambda: engine.hedging["hedges"] == 1)
+            asking = Asking(engine, options=InferOptions(hedge="always"))
+            eventually("the tail was refused", lambda: engine.hedge_counts["hedges"] == 1)
             cloud.let_go.set()
             assert not asking.answer.report.fallback
-        monkeypatch.setattr(engine._running, "start", refuse)
+        monkeypatch.setattr(engine._device_threads, "start", refuse)
         with pytest.raises(Busy):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._processor.here == engine._cloud.out == 0
+        assert engine._queue.in_flight == engine._own_target.in_flight == 0
 
 
 def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
@@ -489,23 +513,23 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     """A release with a server of its own is not punished for the other's end; the server is forgotten with it."""
     own = ScriptedCloud()
     own.start()
-    elsewhere = Remote(own.server.url)
+    elsewhere = OffloadClient(own.server.url)
     mine, theirs = active(LOCAL, CUT), active(LOCAL, CUT, digest="b" * 64)
     cloud = ScriptedCloud()
     cloud.start()
     engine = Engine(
-        CLASS, Remote(cloud.server.url), settings=Settings(idle_probe_s=1e6),
-        remote_of=lambda release: elsewhere if release is theirs else None,
+        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6),
+        client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("mine", mine)
     engine.serve("theirs", theirs)
     cloud.stop()
-    while engine.breaker.lets_through:
+    while engine.breaker.is_allowing:
         assert engine.infer("mine", {"x": INPUT}, deadline_s=LONG_S).report.fallback
     assert not engine.infer("theirs", {"x": INPUT}, deadline_s=LONG_S).report.fallback
     assert len(own.asked) == 1
     engine.drop("theirs")
-    assert engine._others == {} and elsewhere._closed
+    assert engine._foreign_targets == {} and elsewhere._closed
     engine.stop()
     own.stop()
 
@@ -514,10 +538,10 @@ def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
     """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
     own, steps = ScriptedCloud(), programs()
     own.start()
-    elsewhere, theirs = Remote(own.server.url), active(CUT, steps=steps)
+    elsewhere, theirs = OffloadClient(own.server.url), active(CUT, steps=steps)
     engine = Engine(
         CLASS, None, settings=Settings(idle_probe_s=1e6),
-        remote_of=lambda release: elsewhere if release is theirs else None,
+        client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("tiny", theirs)
     hang(steps["a"])
@@ -536,9 +560,9 @@ def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
 def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
     """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
-        engine._cloud._breaker = engine.breaker.failed(0.0, 0.0, refused=True).probed(1.0)
+        engine._own_target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
         cloud.script = cloud.hold
-        out = Asking(engine, wishes=Wishes(hedge="never"))
+        out = Asking(engine, options=InferOptions(hedge="never"))
         assert cloud.holding.wait(20)
         for _ in range(5):
             report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
@@ -555,10 +579,10 @@ def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
         cloud.script = cloud.hold
         hanging = [Asking(engine) for _ in range(3)]
         eventually("they are all there", lambda: len(cloud.asked) == 3)
-        engine._cloud._breaker = engine.breaker.failed(1e12, 0.0, refused=True).probed(1e12)
+        engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True).after_probe(1e12)
         cloud.script = lambda request, good: good
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
-        assert engine._cloud.out == 3
+        assert engine._own_target.in_flight == 3
         cloud.let_go.set()
         for one in hanging:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
@@ -569,7 +593,7 @@ def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs
     with engine_with(REMOTE) as (engine, cloud, _):
         cloud.script = cloud.hold
         asking = Asking(engine)
-        eventually("the breaker opens", lambda: not engine.breaker.lets_through)
+        eventually("the breaker opens", lambda: not engine.breaker.is_allowing)
         assert asking.result is None, "what may still be answered is waited for"
         assert isinstance(Asking(engine).error, LinkError), "what comes now is told at once"
         cloud.let_go.set()
@@ -588,6 +612,6 @@ def test_a_hang_is_told_from_slowness_by_a_ping() -> None:
             assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
             eventually("it was looked at", lambda cloud=cloud, before=probes: cloud.probes > before)  # type: ignore[misc]
             if healthy:
-                assert engine.breaker.lets_through
+                assert engine.breaker.is_allowing
             else:
-                eventually("the breaker opens", lambda engine=engine: not engine.breaker.lets_through)  # type: ignore[misc]
+                eventually("the breaker opens", lambda engine=engine: not engine.breaker.is_allowing)  # type: ignore[misc]

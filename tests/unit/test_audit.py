@@ -11,20 +11,22 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from edgesplit_controller.access.audit_log import FIRST, Audit, Line, verified
+from edgesplit_controller.access.audit_log import FIRST_PREVIOUS, AuditEntry, AuditLog, verify_chain
 from edgesplit_controller.storage.database import Database
 
 
 @pytest.fixture
-def audit(database_url: str) -> Iterator[Audit]:
+def audit(database_url: str) -> Iterator[AuditLog]:
     database = Database(database_url)
-    yield Audit(database, now=lambda: 1_800_000_000.123456)
+    yield AuditLog(database, now=lambda: 1_800_000_000.123456)
     database.close()
 
 
-def filled(audit: Audit, count: int = 5) -> list[dict[str, Any]]:
+def filled(audit: AuditLog, count: int = 5) -> list[dict[str, Any]]:
     for number in range(count):
-        audit.write(Line(what="DELETE /v1/devices/{name}", outcome="done", operator="alice", subject=f"cam-{number}"))
+        audit.write(
+            AuditEntry(what="DELETE /v1/devices/{name}", outcome="done", operator="alice", subject=f"cam-{number}")
+        )
     return list(audit.all())
 
 
@@ -37,7 +39,7 @@ def filled(audit: Audit, count: int = 5) -> list[dict[str, Any]]:
         "UPDATE audit SET number = 9 WHERE number = 5",
     ],
 )
-def test_the_database_refuses_to_change_or_drop_a_line(audit: Audit, database_url: str, statement: str) -> None:
+def test_the_database_refuses_to_change_or_drop_a_line(audit: AuditLog, database_url: str, statement: str) -> None:
     """Whatever program asks, by the database's own triggers."""
     before = filled(audit)
     engine = create_engine(database_url)
@@ -58,7 +60,7 @@ def test_the_database_refuses_to_change_or_drop_a_line(audit: Audit, database_ur
 def five(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Five lines, as an export has them."""
     database = Database(f"sqlite:///{tmp_path_factory.mktemp('audit') / 'controller.db'}")
-    lines = filled(Audit(database, now=lambda: 1_800_000_000.123456))
+    lines = filled(AuditLog(database, now=lambda: 1_800_000_000.123456))
     database.close()
     return lines
 
@@ -93,17 +95,17 @@ def test_a_line_that_was_changed_dropped_moved_or_doubled_is_named(
 ) -> None:
     """Of an export, as of the database."""
     lines = copy.deepcopy(five)
-    found = verified(harm(lines))
+    found = verify_chain(harm(lines))
     assert said in found["problem"] and bool(said) == bool(found["problem"])
 
 
 def test_a_cut_at_the_end_and_a_log_that_was_written_anew_are_noticed(database_url: str) -> None:
     """By somebody who dropped the triggers: against the number noted apart, and against a hash noted elsewhere."""
     database = Database(database_url)
-    audit = Audit(database, now=lambda: 1.0)
+    audit = AuditLog(database, now=lambda: 1.0)
     lines = filled(audit)
     noted = lines[3]["hash"]
-    assert audit.verify(noted)["problem"] == "" and audit.verify(FIRST)["problem"] == ""
+    assert audit.verify(noted)["problem"] == "" and audit.verify(FIRST_PREVIOUS)["problem"] == ""
     engine = create_engine(database_url)
     guards = {
         "sqlite": ["DROP TRIGGER audit_not_update", "DROP TRIGGER audit_not_delete"],
@@ -116,9 +118,9 @@ def test_a_cut_at_the_end_and_a_log_that_was_written_anew_are_noticed(database_u
     assert "ends at line 4, and 5 were written" in audit.verify()["problem"]
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM audit"))
-        connection.execute(text(f"UPDATE audit_head SET number = 0, hash = '{FIRST}'"))
+        connection.execute(text(f"UPDATE audit_head SET number = 0, hash = '{FIRST_PREVIOUS}'"))
     engine.dispose()
-    audit.write(Line(what="another life", outcome="done"))
+    audit.write(AuditEntry(what="another life", outcome="done"))
     assert audit.verify()["problem"] == ""
     assert "was cut, or written anew" in audit.verify(noted)["problem"]
     database.close()
@@ -131,7 +133,7 @@ def test_lines_written_at_once_are_all_there_in_one_chain(database_url: str) -> 
     def write() -> None:
         try:
             database = Database(database_url)
-            filled(Audit(database, now=lambda: 1.0), 10)
+            filled(AuditLog(database, now=lambda: 1.0), 10)
             database.close()
         except BaseException as error:
             problems.append(error)
@@ -143,21 +145,23 @@ def test_lines_written_at_once_are_all_there_in_one_chain(database_url: str) -> 
         thread.join()
     assert problems == []
     database = Database(database_url)
-    assert Audit(database, now=lambda: 1.0).verify()["lines"] == 40
-    assert Audit(database, now=lambda: 1.0).verify()["problem"] == ""
+    assert AuditLog(database, now=lambda: 1.0).verify()["lines"] == 40
+    assert AuditLog(database, now=lambda: 1.0).verify()["problem"] == ""
     database.close()
 
 
-def test_what_callers_send_fits_and_commands_no_terminal(audit: Audit) -> None:
+def test_what_callers_send_fits_and_commands_no_terminal(audit: AuditLog) -> None:
     """Long, with zeros and escapes: cut and made harmless, on both databases."""
-    audit.write(Line(what="GET /\x00", outcome="refused", subject="\x1b[2J" + "x" * 10_000, detail={"a": "\u202e\x00"}))
+    audit.write(
+        AuditEntry(what="GET /\x00", outcome="refused", subject="\x1b[2J" + "x" * 10_000, detail={"a": "\u202e\x00"})
+    )
     (line,) = audit.newest(1)
     assert line["what"] == "GET /?" and line["detail"] == {"a": "??"}
     assert line["subject"].startswith("?[2J") and len(line["subject"]) == 200
     assert audit.verify()["problem"] == ""
 
 
-def test_lines_are_read_in_pages(audit: Audit) -> None:
+def test_lines_are_read_in_pages(audit: AuditLog) -> None:
     """The newest, and those before a number."""
     filled(audit, 7)
     assert [line["number"] for line in audit.newest(3)] == [5, 6, 7]

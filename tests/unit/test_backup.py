@@ -16,27 +16,42 @@ from sqlalchemy import select
 from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
 from edgesplit_controller.backup import envelope
 from edgesplit_controller.backup.create import is_secret, make_backup
-from edgesplit_controller.backup.envelope import MAGIC, Opened, Opener, Sealing, make_recipient, parse_recipient
-from edgesplit_controller.backup.restore import Restored, restore
+from edgesplit_controller.backup.envelope import (
+    MAGIC,
+    BackupKey,
+    SealedReader,
+    SealedWriter,
+    make_recipient,
+    parse_recipient,
+)
+from edgesplit_controller.backup.restore import RestoreResult, restore
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Deployment, Device, Model, Release, TelemetryRow, record
+from edgesplit_controller.storage.database import (
+    Database,
+    Deployment,
+    Device,
+    Model,
+    ReleaseRow,
+    TelemetryRow,
+    record_event,
+)
 from edgesplit_controller.tuf.repository import Repository
 from postgres import Postgres
 
-SECRET = Opener("correct horse")
+SECRET = BackupKey("correct horse")
 N = 2
 
 
-def sealed(content: bytes, opener: Opener = SECRET) -> bytes:
+def sealed(content: bytes, opener: BackupKey = SECRET) -> bytes:
     file = io.BytesIO()
-    with Sealing(file, opener, created=1.0, version="1", keys=True, scrypt_n=N) as writer:
+    with SealedWriter(file, opener, created=1.0, version="1", keys=True, scrypt_n=N) as writer:
         writer.write(content)
     return file.getvalue()
 
 
-def opened(raw: bytes, opener: Opener = SECRET) -> bytes:
-    with Opened(io.BytesIO(raw), opener) as reader:
+def opened(raw: bytes, opener: BackupKey = SECRET) -> bytes:
+    with SealedReader(io.BytesIO(raw), opener) as reader:
         return reader.read() or b""
 
 
@@ -60,7 +75,7 @@ class Place:
                 input_text="", bindings={"n": 1}, shown={"layers": ["é", None]}, created=1.5,
             ))  # fmt: skip
             session.flush()
-            session.add(Release(digest="d" * 64, model_id=7, created=2.0, options={}))
+            session.add(ReleaseRow(digest="d" * 64, model_id=7, created=2.0, options={}))
             session.flush()
             session.add(
                 Deployment(id=3, release="d" * 64, model="m@1", targets=["all"], devices=[], options={}, created=1)
@@ -74,21 +89,21 @@ class Place:
                 TelemetryRow(device="cam", at=float(at), stored=float(at), session=1, sequence=at, content={"n": at})
                 for at in range(1_200)
             )
-            record(session, 1.0, "operator", "did", "it", detail="x")
+            record_event(session, 1.0, "operator", "did", "it", detail="x")
         database.close()
 
-    def backup(self, opener: Opener = SECRET, **options: Any) -> None:
+    def backup(self, opener: BackupKey = SECRET, **options: Any) -> None:
         options = {"keys": True, "blobs": True, "now": 10.0, "scrypt_n": N, **options}
         make_backup(self.data, self.url, self.file, opener, **options)
 
-    def restore(self, data: Path, opener: Opener = SECRET, **options: Any) -> Restored:
+    def restore(self, data: Path, opener: BackupKey = SECRET, **options: Any) -> RestoreResult:
         return restore(self.file, data, opener, **{"database_url": "", "now": 50.0, **options})
 
 
 def rows_of(url: str) -> dict[str, list[tuple[Any, ...]]]:
     database = Database(url)
     with database.read() as session:
-        models = Model, Release, Deployment, Device, TelemetryRow
+        models = Model, ReleaseRow, Deployment, Device, TelemetryRow
         found = {
             one.__tablename__: [tuple(row) for row in session.execute(select(*one.__table__.columns))] for one in models
         }
@@ -142,7 +157,7 @@ def test_what_was_backed_up_is_restored(tmp_path: Path, database_url: str, into:
 def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
     """Anybody may open it; it is restored into a folder that has the keys."""
     place = Place(tmp_path)
-    place.backup(Opener(), keys=False)
+    place.backup(BackupKey(), keys=False)
     whole = place.file.read_bytes()
     for secret in ("keys/ca.key", "operator.token", "tuf/keys/root.pem"):
         content = (place.data / secret).read_bytes()
@@ -152,7 +167,7 @@ def test_a_backup_without_keys_holds_no_secret(tmp_path: Path) -> None:
     for folder in ("keys", "tuf/keys"):
         (tmp_path / "back" / folder).parent.mkdir(parents=True, exist_ok=True)
         (place.data / folder).rename(tmp_path / "back" / folder)
-    place.restore(tmp_path / "back", Opener())
+    place.restore(tmp_path / "back", BackupKey())
     assert Repository(tmp_path / "back" / "tuf").root_bytes == place.repository.root_bytes
     Authority(tmp_path / "back" / "keys")
 
@@ -161,14 +176,14 @@ def test_a_backup_with_keys_is_sealed(tmp_path: Path) -> None:
     """Without a passphrase or a recipient none is made; with another one none is opened."""
     place = Place(tmp_path)
     with pytest.raises(UsageError, match="is sealed"):
-        place.backup(Opener())
+        place.backup(BackupKey())
     assert not place.file.exists()
     place.backup()
     assert b"PRIVATE" not in place.file.read_bytes() and b"digits" not in place.file.read_bytes()
     with pytest.raises(TrustError, match="passphrase"):
-        place.restore(tmp_path / "back", Opener("wrong horse"))
+        place.restore(tmp_path / "back", BackupKey("wrong horse"))
     with pytest.raises(UsageError, match="opened with a passphrase"):
-        place.restore(tmp_path / "back", Opener())
+        place.restore(tmp_path / "back", BackupKey())
     assert not (tmp_path / "back").exists() and not list(tmp_path.glob(".back*"))
 
 
@@ -176,12 +191,12 @@ def test_a_backup_for_a_key_is_opened_by_that_key_alone(tmp_path: Path) -> None:
     """The machine that makes backups cannot open them."""
     public = parse_recipient(make_recipient(tmp_path / "mine.pem"))
     make_recipient(tmp_path / "other.pem")
-    raw = sealed(b"everything", Opener(recipient=public))
-    assert opened(raw, Opener(key_file=tmp_path / "mine.pem")) == b"everything"
+    raw = sealed(b"everything", BackupKey(recipient=public))
+    assert opened(raw, BackupKey(key_file=tmp_path / "mine.pem")) == b"everything"
     with pytest.raises(TrustError, match="another key"):
-        opened(raw, Opener(key_file=tmp_path / "other.pem"))
+        opened(raw, BackupKey(key_file=tmp_path / "other.pem"))
     with pytest.raises(UsageError, match="--key"):
-        opened(raw, Opener("a passphrase"))
+        opened(raw, BackupKey("a passphrase"))
     with pytest.raises(UsageError, match="never overwritten"):
         make_recipient(tmp_path / "mine.pem")
     for wrong in ("", "AAAA", "not base64!"):
@@ -221,7 +236,7 @@ def test_a_damaged_blob_is_no_part_of_a_backup(tmp_path: Path) -> None:
 def test_a_backup_that_was_spoiled_changes_nothing(tmp_path: Path) -> None:
     """Cut off anywhere, or with any byte changed: refused, and what was there is as it was. Also one that is not
     sealed, as far as its hashes reach."""
-    for opener, keys in ((SECRET, True), (Opener(), False)):
+    for opener, keys in ((SECRET, True), (BackupKey(), False)):
         place = Place(tmp_path / str(keys))
         place.backup(opener, keys=keys)
         good = place.file.read_bytes()
@@ -258,7 +273,7 @@ def test_another_files_path_is_refused(tmp_path: Path) -> None:
         file = tmp_path / "evil.backup"
         with (
             file.open("wb") as raw,
-            Sealing(raw, SECRET, created=1.0, version="1", keys=True, scrypt_n=N) as writer,
+            SealedWriter(raw, SECRET, created=1.0, version="1", keys=True, scrypt_n=N) as writer,
         ):
             writer.write(tar_file.getvalue())
         with pytest.raises(MalformedMessage, match="none of ours"):

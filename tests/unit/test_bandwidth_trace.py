@@ -8,19 +8,19 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
-from edgesplit_partitioner.formulation.bandwidth_trace import read_trace, stretches, traced
+from edgesplit_partitioner.formulation.bandwidth_trace import rates_from_packets, read_trace, with_bandwidth_trace
 
 
 def test_a_steady_link_is_one_rate() -> None:
     """A packet a millisecond is 12 Mbit/s."""
-    rates, lasted = stretches(list(range(1, 5_001)))
+    rates, lasted = rates_from_packets(list(range(1, 5_001)))
     assert set(lasted) == {1.0}
     assert rates == pytest.approx([1.5e6] * 5, rel=0.002)
 
 
 def test_silence_belongs_to_the_packet_that_ends_it() -> None:
     """Three silent seconds and one with four packets: 1,500 bytes a second for all four seconds."""
-    rates, lasted = stretches([10, 20, 30, 40, 4_010, 4_020, 4_030, 4_040, 5_000])
+    rates, lasted = rates_from_packets([10, 20, 30, 40, 4_010, 4_020, 4_030, 4_040, 5_000])
     assert lasted == [1.0, 4.0]
     assert rates == pytest.approx([6_000.0, 5 * 1_500 / 4])
 
@@ -28,7 +28,7 @@ def test_silence_belongs_to_the_packet_that_ends_it() -> None:
 def test_bytes_are_neither_lost_nor_made() -> None:
     """Rate times time over all stretches is every packet of the trace."""
     moments = [3, 900, 1_000, 2_500, 2_501, 7_300, 9_999]
-    rates, lasted = stretches(moments)
+    rates, lasted = rates_from_packets(moments)
     assert sum(rate * time for rate, time in zip(rates, lasted, strict=True)) == pytest.approx(1_500 * len(moments))
 
 
@@ -43,6 +43,6 @@ def test_what_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
 
 def test_the_rest_of_the_link_stays() -> None:
     """Downlink and round trip are not in such a trace."""
-    link = traced(parse_link("lte"), [1e6, 2e6], [1.0, 3.0])
+    link = with_bandwidth_trace(parse_link("lte"), [1e6, 2e6], [1.0, 3.0])
     assert (link.up_bytes_per_s, link.weights) == ((1e6, 2e6), (1.0, 3.0))
     assert (link.down_bytes_per_s, link.rtt_s, link.name) == (parse_link("lte").down_bytes_per_s, 0.06, "lte")

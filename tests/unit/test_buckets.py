@@ -13,11 +13,11 @@ from edgesplit_controller.history.buckets import (
     MOST_CUTS,
     OTHER,
     Content,
-    begin_of,
+    bucket_start,
+    bucket_view,
+    content_of_message,
+    content_of_window,
     merged,
-    of_message,
-    of_window,
-    shown,
 )
 
 
@@ -34,32 +34,37 @@ def test_a_month_begins_on_its_first_day_and_a_day_at_midnight_in_utc() -> None:
         ("2027-01-01T00:00:00", "2027-01-01", "2027-01-01"),
     ):
         at = datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-        assert datetime.fromtimestamp(begin_of("day", at), UTC).date().isoformat() == day
-        assert datetime.fromtimestamp(begin_of("month", at), UTC).date().isoformat() == month
-    assert begin_of("hour", 7_300.0) == 7_200.0 and begin_of("minute", 7_300.0) == 7_260.0
+        assert datetime.fromtimestamp(bucket_start("day", at), UTC).date().isoformat() == day
+        assert datetime.fromtimestamp(bucket_start("month", at), UTC).date().isoformat() == month
+    assert bucket_start("hour", 7_300.0) == 7_200.0 and bucket_start("minute", 7_300.0) == 7_260.0
 
 
 def test_means_are_weighed_by_requests_and_extremes_stay() -> None:
     """The p95 of a bucket is the mean of its windows' and the worst of them; energy counts where it was weighed."""
-    both = merged(of_window(window(30, latency_p95_s=0.1)), of_window(window(10, latency_p95_s=0.5, joules_basis="")))
-    told = shown(0.0, "day", both)
+    both = merged(
+        content_of_window(window(30, latency_p95_s=0.1)),
+        content_of_window(window(10, latency_p95_s=0.5, joules_basis="")),
+    )
+    told = bucket_view(0.0, "day", both)
     assert told["latency_p95_s"] == pytest.approx(0.2) and told["latency_p95_worst_s"] == 0.5
     assert (told["joules"], told["requests"], told["cuts"], told["span_s"]) == (3.0, 40, {"local": 40}, 86_400)
 
 
 def test_what_no_sensor_tells_is_nothing_and_no_nought() -> None:
     """A device without sensors has no watts, however many messages it sent; the coldest message hides no heat."""
-    bare = merged(of_message({}, late=False), of_message({}, late=True))
-    told = shown(0.0, "hour", bare)
+    bare = merged(content_of_message({}, late=False), content_of_message({}, late=True))
+    told = bucket_view(0.0, "hour", bare)
     assert told["watts"] is None and told["celsius_max"] is None and (told["samples"], told["late"]) == (2, 1)
-    warm = of_message({"power": {"celsius": 71.0, "watts": 4.0, "speed": 0.6}}, late=False)
-    told = shown(0.0, "hour", merged(merged(bare, warm), of_message({"power": {"celsius": 40.0}}, late=False)))
+    warm = content_of_message({"power": {"celsius": 71.0, "watts": 4.0, "speed": 0.6}}, late=False)
+    told = bucket_view(
+        0.0, "hour", merged(merged(bare, warm), content_of_message({"power": {"celsius": 40.0}}, late=False))
+    )
     assert (told["celsius_max"], told["watts"], told["throttled"]) == (71.0, 4.0, 1)
 
 
 def test_names_that_devices_make_up_fill_no_bucket() -> None:
     """Beyond so many rows all others are counted together, and none is lost."""
-    whole = reduce(merged, (of_window(window(1, row=f"row-{number}")) for number in range(3 * MOST_CUTS)))
+    whole = reduce(merged, (content_of_window(window(1, row=f"row-{number}")) for number in range(3 * MOST_CUTS)))
     assert len(whole["cuts"]) == MOST_CUTS + 1 and whole["cuts"][OTHER] == 2 * MOST_CUTS
     assert sum(whole["cuts"].values()) == 3 * MOST_CUTS
 
@@ -71,7 +76,7 @@ _MESSAGES = st.lists(st.builds(lambda celsius: {"power": {"celsius": celsius}}, 
 @given(_MESSAGES, st.integers(1, 7))
 def test_however_it_is_grouped_it_adds_up_to_the_same(messages: list[dict[str, object]], cut: int) -> None:
     """Minutes into hours or messages into hours; forwards or backwards."""
-    contents: list[Content] = [of_message(one, late=False) for one in messages]
+    contents: list[Content] = [content_of_message(one, late=False) for one in messages]
     cut = min(cut, len(contents) - 1)
     halves = merged(reduce(merged, contents[:cut]), reduce(merged, contents[cut:]))
     assert halves == reduce(merged, contents) == reduce(merged, contents[::-1])

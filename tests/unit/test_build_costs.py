@@ -7,17 +7,25 @@ import pytest
 
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
-from edgesplit_partitioner.costs.build import build_costs, for_device, main_operator
+from edgesplit_partitioner.costs.build import build_costs, costs_for_device, main_operator
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost, load_costs
 from edgesplit_partitioner.costs.predict import predict_layers
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 
 PI = load_profile("raspberrypi4")
 GRAPH = LayerGraph(
     layers=(
-        Layer("input", (), ("frame",), ("x",), (), 0, (Work("input", 1e4, 1e5),)),
-        Layer("conv", (0, 1), ("x",), ("t",), ("w",), 400, (Work("elementwise", 9e6, 8.0), Work("conv", 1e8, 1e5))),
-        Layer("fc", (2,), ("t",), ("y",), (), 0, (Work("gemm", 1e4, 1e4),)),
+        Layer("input", (), ("frame",), ("x",), (), 0, (OperatorWork("input", 1e4, 1e5),)),
+        Layer(
+            "conv",
+            (0, 1),
+            ("x",),
+            ("t",),
+            ("w",),
+            400,
+            (OperatorWork("elementwise", 9e6, 8.0), OperatorWork("conv", 1e8, 1e5)),
+        ),
+        Layer("fc", (2,), ("t",), ("y",), (), 0, (OperatorWork("gemm", 1e4, 1e4),)),
     ),
     tensors={
         "frame": Tensor("frame", "UINT8", (-1,), 9_000),
@@ -27,7 +35,7 @@ GRAPH = LayerGraph(
     },
     inputs=("frame",),
     outputs=("y",),
-    raw=frozenset({"frame", "x"}),
+    raw_tensors=frozenset({"frame", "x"}),
 )
 CLOUD_S = {"input": 0.001, "conv": 0.002, "fc": 0.0005}
 TENSORS = {
@@ -90,7 +98,7 @@ def test_costs_for_one_device_become_costs_for_another(name: str) -> None:
     """What was measured here stays, what was predicted or scaled is made anew: as if that device had been asked for."""
     other = load_profile(name)
 
-    assert for_device(costs(), GRAPH, other) == costs(profile=other)
+    assert costs_for_device(costs(), GRAPH, other) == costs(profile=other)
 
 
 def test_a_layer_is_called_by_its_main_operator() -> None:

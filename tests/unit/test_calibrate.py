@@ -13,50 +13,56 @@ from edgesplit.device_profile import DeviceProfile, load_profile, parse_profile
 from edgesplit.errors import UsageError
 from edgesplit_cli.main import cli
 from edgesplit_partitioner.calibration import calibrate, operator_grid
-from edgesplit_partitioner.calibration.calibrate import Network, Times, fit_networks, fit_points, profile_text
-from edgesplit_partitioner.calibration.child import Job, Seen
-from edgesplit_partitioner.calibration.networks import nets
+from edgesplit_partitioner.calibration.calibrate import (
+    CalibrationTimes,
+    NetworkTime,
+    fit_networks,
+    fit_points,
+    profile_text,
+)
+from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
+from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.predict import Predictor, predict_intervals, predict_layers
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 
 GRID = operator_grid.grid()
 SLOWER = 1.2
 """Whole networks of the made-up machine take so much longer than their operators."""
 
 
-def made_up_s(work: Work) -> float:
+def made_up_s(work: OperatorWork) -> float:
     """Seconds of an operator on a machine that follows a roofline."""
     return 3e-7 + work.flops / 4e10 + work.bytes_moved / 1.5e10
 
 
 @pytest.fixture(scope="module")
-def times() -> Times:
+def times() -> CalibrationTimes:
     """Two visits to everything on the made-up machine, the second one disturbed."""
     rng = random.Random(5)
-    found = Times()
+    found = CalibrationTimes()
     for factor in (1.0, 1.0 + rng.random()):
-        seconds = {place: factor * made_up_s(operator_grid.work(point)) for place, point in enumerate(GRID[:600])}
-        found.add(Seen(batch=0, batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
+        seconds = {place: factor * made_up_s(operator_grid.point_work(point)) for place, point in enumerate(GRID[:600])}
+        found.add(BatchTimes(batch=0, batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
         whole = {}
-        for place, raw in enumerate(nets()):
-            works = operator_grid.works(onnx.load_model_from_string(raw))
+        for place, raw in enumerate(calibration_networks()):
+            works = operator_grid.model_work(onnx.load_model_from_string(raw))
             whole[place] = factor * (4e-6 + SLOWER * sum(map(made_up_s, works)))
-        found.add(Seen(batch=1, batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
+        found.add(BatchTimes(batch=1, batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
     return found
 
 
 @pytest.fixture(scope="module")
-def profile(times: Times) -> DeviceProfile:
+def profile(times: CalibrationTimes) -> DeviceProfile:
     """The made-up machine's."""
     fit = fit_points(times, machine="made up", runtime="onnxruntime", today="2026-11-21")
-    return calibrate.as_profile("mine", fit, times, load_profile("generic-x86"), 1)
+    return calibrate.to_profile("mine", fit, times, load_profile("generic-x86"), 1)
 
 
 def test_the_grid_is_the_same_every_time_and_any_part_of_it_is_fair() -> None:
     """Points are designed, not drawn; the first fifth holds every family that the whole holds but the smallest."""
     assert operator_grid.grid() == GRID
-    families = {operator_grid.work(point).family for point in GRID}
-    assert families - {operator_grid.work(point).family for point in GRID[: len(GRID) // 5]} <= {"free"}
+    families = {operator_grid.point_work(point).family for point in GRID}
+    assert families - {operator_grid.point_work(point).family for point in GRID[: len(GRID) // 5]} <= {"free"}
     assert "" not in families
 
 
@@ -64,7 +70,7 @@ def test_every_kind_of_point_is_a_model_that_runs() -> None:
     """One point per operator type, with two copies, loads and runs without optimisation."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    kinds = {(point.operator, operator_grid.work(point).family): point for point in GRID}
+    kinds = {(point.operator, operator_grid.point_work(point).family): point for point in GRID}
     for (operator, _), point in kinds.items():
         raw = operator_grid.build(point, 2)
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
@@ -74,7 +80,7 @@ def test_every_kind_of_point_is_a_model_that_runs() -> None:
 
 def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfile) -> None:
     """Operators of the grid that were held back come out within a third, most within a tenth."""
-    held = [operator_grid.work(point) for point in GRID[600:]]
+    held = [operator_grid.point_work(point) for point in GRID[600:]]
     graph = _graph(held)
     predicted = predict_layers(graph, profile)
     errors = sorted(
@@ -94,7 +100,7 @@ def test_networks_correct_the_sum_over_operators(profile: DeviceProfile) -> None
 def test_weights_that_no_cache_keeps_are_found() -> None:
     """Networks beyond 8 MiB cost a nanosecond a byte more: size and price come out."""
     size = [2.0**power for power in range(16, 27)]
-    networks = [Network(1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
+    networks = [NetworkTime(1.1e-3 + (1e-9 * one if one > 8 << 20 else 0.0), 1e-3, one, 1.0) for one in size]
     found = fit_networks(networks)
 
     assert found.correction == pytest.approx(1.1) and found.cached_bytes == 8 << 20
@@ -110,19 +116,19 @@ def test_a_profile_survives_its_file(profile: DeviceProfile, as_json: bool) -> N
 
 def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> None:
     """Of a fit as of rates; and a slice of many operators is known better than one operator."""
-    graph = _graph([operator_grid.work(point) for point in GRID[::40]])
+    graph = _graph([operator_grid.point_work(point) for point in GRID[::40]])
     for one in (profile, load_profile("raspberrypi4"), load_profile("coral-usb-rpi4")):
         for prediction in predict_intervals(graph, one).values():
             assert 0 <= prediction.low_s <= prediction.seconds <= prediction.high_s
     predictor = Predictor(profile)
-    together = predictor.together(graph.layers)
-    alone = [predictor.together((layer,)) for layer in graph.layers]
+    together = predictor.predict_sum(graph.layers)
+    alone = [predictor.predict_sum((layer,)) for layer in graph.layers]
     assert together.high_s / together.seconds < max(one.high_s / max(one.seconds, 1e-12) for one in alone)
 
 
 def test_an_operator_without_a_family_goes_by_its_class(profile: DeviceProfile) -> None:
     """TFLite's operators and strangers are predicted from their operations and bytes, in proportion."""
-    small, large = Work("conv", 1e6, 1e5), Work("conv", 1e8, 1e7)
+    small, large = OperatorWork("conv", 1e6, 1e5), OperatorWork("conv", 1e8, 1e7)
     seconds = predict_layers(_graph([small, large]), profile)
 
     assert 0 < seconds["0"] < seconds["1"]
@@ -133,7 +139,7 @@ def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> Non
     """What the sum over layers leaves out is in the slice."""
     graph = _graph([GRID_WORK])
     predictor = Predictor(profile)
-    together, slice_ = predictor.together(graph.layers), predictor.slice(graph.layers, tensors=6)
+    together, slice_ = predictor.predict_sum(graph.layers), predictor.predict_slice(graph.layers, tensors=6)
 
     assert profile.fit is not None
     assert slice_.seconds - together.seconds == pytest.approx(profile.fit.run_s + 4 * profile.fit.tensor_s)
@@ -143,12 +149,12 @@ def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> Non
 def test_plans_left_out_what_a_run_costs(profile: DeviceProfile, name: str) -> None:
     """4 ms of USB for each run on an Edge TPU: all layers together take what the slice of them takes."""
     chosen = profile if name == "mine" else load_profile(name)
-    graph = _graph([operator_grid.work(point) for point in GRID[::80]])
+    graph = _graph([operator_grid.point_work(point) for point in GRID[::80]])
     seconds = predict_layers(graph, chosen)
 
-    assert sum(seconds.values()) == pytest.approx(Predictor(chosen).slice(graph.layers).seconds)
+    assert sum(seconds.values()) == pytest.approx(Predictor(chosen).predict_slice(graph.layers).seconds)
     assert chosen.fit is not None
-    assert seconds["0"] == pytest.approx(Predictor(chosen).together(graph.layers[:1]).seconds + chosen.fit.run_s)
+    assert seconds["0"] == pytest.approx(Predictor(chosen).predict_sum(graph.layers[:1]).seconds + chosen.fit.run_s)
 
 
 def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +165,14 @@ def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.Monkey
         calibrate.measure_points(1.0, threads=5)
 
 
-GRID_WORK = operator_grid.work(GRID[0])
+GRID_WORK = operator_grid.point_work(GRID[0])
 
 
 def test_measuring_gives_times_for_points_and_networks() -> None:
     """The child measures what it is given, however little time it has, and says how far it is."""
-    heard: list[Seen] = list(calibrate._child(Job(seconds=0.01, visits=1, batch=8, most_points=8)))
+    heard: list[BatchTimes] = list(
+        calibrate._batch_times(CalibrationJob(seconds=0.01, visits=1, batch=8, most_points=8))
+    )
     places = {place for seen in heard if not seen.whole for place in seen.seconds}
 
     assert any(seen.whole for seen in heard) and places <= set(range(8))
@@ -173,8 +181,8 @@ def test_measuring_gives_times_for_points_and_networks() -> None:
 
 def test_too_little_was_measured_is_said() -> None:
     """Without networks there is nothing to check the sum with."""
-    few = Times()
-    few.add(Seen(batch=0, batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
+    few = CalibrationTimes()
+    few.add(BatchTimes(batch=0, batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
     with pytest.raises(UsageError, match="more minutes"):
         fit_points(few, machine="m", runtime="r", today="d")
     with pytest.raises(UsageError, match="minute"):
@@ -201,6 +209,6 @@ def test_a_wrong_call_fails_before_it_measures(arguments: list[str], said: str) 
     assert result.exit_code
 
 
-def _graph(works: list[Work]) -> LayerGraph:
+def _graph(works: list[OperatorWork]) -> LayerGraph:
     layers = tuple(Layer(str(place), (place,), ("x",), ("y",), (), 0, (work,)) for place, work in enumerate(works))
     return LayerGraph(layers, {name: Tensor(name, "FP32", (1,), 4) for name in ("x", "y")}, ("x",), ("y",))

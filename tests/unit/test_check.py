@@ -19,10 +19,10 @@ from edgesplit.release.manifest import FileName
 from edgesplit_partitioner.ir.graph import Layer
 from edgesplit_partitioner.ir.prepared_model import Boundary
 from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
-from edgesplit_partitioner.profiling.layers import stand_in_frame
+from edgesplit_partitioner.profiling.layers import synthetic_frame
 from edgesplit_partitioner.split_check import check
-from edgesplit_partitioner.split_check.check import check_model, noise, tolerance, wanted_cuts
-from edgesplit_partitioner.split_check.child import Difference, difference, joined, relative_error
+from edgesplit_partitioner.split_check.check import check_model, cuts_to_check, noise, tolerance
+from edgesplit_partitioner.split_check.child import Difference, difference, relative_error, worse
 from unit import onnx_models as tiny
 
 KILLED = (
@@ -34,9 +34,9 @@ KILLED = (
     "import msgspec\n"
     "folder = Path(sys.argv[1]); samples = run.load_samples(folder)\n"
     "for line in sys.stdin.buffer:\n"
-    "    job = msgspec.json.decode(line, type=run.Job)\n"
+    "    job = msgspec.json.decode(line, type=run.CheckJob)\n"
     "    if job.folder == 'cut-2': os.kill(os.getpid(), 9)\n"
-    "    sys.stdout.buffer.write(msgspec.json.encode(run.do(folder, job, samples)) + b'\\n')\n"
+    "    sys.stdout.buffer.write(msgspec.json.encode(run.run_job(folder, job, samples)) + b'\\n')\n"
     "    sys.stdout.buffer.flush()\n",
 )
 """A child whose runtime dies of the third cut."""
@@ -49,8 +49,8 @@ def test_every_boundary_of_a_sound_model_is_exact(name: str) -> None:
     report = check_model(model, model.graph, jobs=2)
     assert [cut.after for cut in report.cuts] == ["", *(layer.name for layer in model.graph.layers[:-1])]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
-    assert report.fine and report.steady
-    assert report.fast_fine == (name != "quantised")  # fused QDQ rounds a step otherwise in fast mode, and is told
+    assert report.is_safe and report.steady
+    assert report.is_safe_fast == (name != "quantised")  # fused QDQ rounds a step otherwise in fast mode, and is told
 
 
 REASONS = {
@@ -106,7 +106,7 @@ def test_a_half_that_computes_something_else_is_found_out() -> None:
     spoilt = Spoilt(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
     report = check_model(spoilt, spoilt.graph, jobs=2)
     assert [cut.verdict for cut in report.cuts] == ["exact"] + ["off"] * (len(report.cuts) - 1)
-    assert not report.fine
+    assert not report.is_safe
     assert all(cut.error is not None and cut.error > 1e-5 and "probabilities" in cut.why for cut in report.cuts[1:])
 
 
@@ -123,7 +123,7 @@ def test_random_operators_are_told_apart_from_bad_cuts() -> None:
     )
     model = prepare_model(raw)
     report = check_model(model, model.graph, jobs=1)
-    assert not report.steady and not report.fine
+    assert not report.steady and not report.is_safe
 
 
 def test_a_cut_that_kills_the_runtime_is_that_cuts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_cut_that_kills_the_runtime_is_that_cuts_answer(monkeypatch: pytest.Mo
     verdicts = [cut.verdict for cut in report.cuts]
     assert verdicts[2] == "refused" and "signal 9" in report.cuts[2].why
     assert verdicts[:2] + verdicts[3:] == ["exact"] * (len(verdicts) - 1)
-    assert not report.fine
+    assert not report.is_safe
 
 
 def test_a_check_that_somebody_ended_blames_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_model_that_kills_the_runtime_is_refused(monkeypatch: pytest.MonkeyPat
 def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that never ends is killed, and the model refused."""
     monkeypatch.setattr(check, "CHILD", (sys.executable, "-c", "import threading; threading.Event().wait()"))
-    monkeypatch.setattr(check, "LIMIT_S", 0.2)
+    monkeypatch.setattr(check, "TIMEOUT_S", 0.2)
     model = tiny.prepared("chain")
     with pytest.raises(ModelRefused, match="not done after"):
         check_model(model, model.graph)
@@ -165,7 +165,7 @@ def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_after_many_crashes_the_rest_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that dies of every cut is not started two hundred times."""
     monkeypatch.setattr(check, "CHILD", (*KILLED[:2], KILLED[2].replace("== 'cut-2'", "!= 'whole'")))
-    monkeypatch.setattr(check, "MOST_CRASHES", 2)
+    monkeypatch.setattr(check, "MAX_CRASHES_IN_A_ROW", 2)
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=1)
     assert {cut.verdict for cut in report.cuts} == {"refused"}
@@ -183,7 +183,7 @@ def test_cuts_of_a_table_are_tried_too() -> None:
         if not set(model.graph.layer(names[count - 1]).reads) & set(model.graph.layer(names[count - 2]).writes)
     )
     rows = [Row(name="remote"), Row(name="cut-1", layers=tuple(aside)), Row(name="local", layers=tuple(names))]
-    assert [one.name for one in wanted_cuts(model.graph, rows)] == [""] * len(names) + ["cut-1"]
+    assert [one.name for one in cuts_to_check(model.graph, rows)] == [""] * len(names) + ["cut-1"]
     report = check_model(model, model.graph, rows=rows, jobs=1)
     assert report.cuts[-1].name == "cut-1" and report.cuts[-1].verdict == "exact"
 
@@ -192,7 +192,7 @@ def test_frames_are_checked_from_the_camera_on() -> None:
     """With an input spec the input layer is the first boundary; samples replace the stand-in."""
     model = tiny.prepared("chain")
     graph, spec = with_input_layer(model, parse_input_spec("image/jpeg 64x48 scale=1/255"))
-    report = check_model(model, graph, spec, samples=[stand_in_frame(spec, 3), stand_in_frame(spec, 4)], jobs=2)
+    report = check_model(model, graph, spec, samples=[synthetic_frame(spec, 3), synthetic_frame(spec, 4)], jobs=2)
     assert report.inputs == "2 samples"
     assert [cut.after for cut in report.cuts[:2]] == ["", "input"]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
@@ -236,7 +236,7 @@ def test_differences_say_which_output_is_worst() -> None:
     assert difference({**whole, "b": np.array([-0.0])}, whole) == Difference(False, 0.0, "b")
     assert difference({"a": np.array([1.0, 2.5]), "b": np.array([1.0])}, whole) == Difference(False, None, "b")
     assert difference({"a": np.array([1.0])}, whole).error is None
-    assert joined(Difference(True), Difference(False, 0.0, "b")).worst == "b"
+    assert worse(Difference(True), Difference(False, 0.0, "b")).worst == "b"
 
 
 def test_noise_is_the_same_each_time_and_fits_every_type() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edgesplit.plan import Conditions, Hysteresis, Link, Plan, Power, Row, best, choose, latency_s
+from edgesplit.plan import Conditions, Hysteresis, Link, Plan, Power, Row, best_row, choose_row, latency_s
 
 GOOD = Link(up_bytes_per_s=1000.0, down_bytes_per_s=1000.0, rtt_s=0.1)
 REMOTE = Row(name="remote", remote=("s1", "s2"), up_bytes=1000, down_bytes=100, remote_s=0.1)
@@ -20,7 +20,7 @@ def now(up: float = 1000.0, rtt: float = 0.1, **more: float | bool) -> Condition
 
 
 def chosen(conditions: Conditions, current: str | None = None, plan: Plan = TABLE, **hysteresis: float) -> str | None:
-    row = choose(plan, conditions, current, Hysteresis(**hysteresis) if hysteresis else None)
+    row = choose_row(plan, conditions, current, Hysteresis(**hysteresis) if hysteresis else None)
     return row and row.name
 
 
@@ -94,7 +94,7 @@ def test_an_unknown_current_row_is_left() -> None:
 def test_equals_go_to_fewer_bytes() -> None:
     """A row that sends less spares the link."""
     rows = [msgspec.structs.replace(REMOTE, up_bytes=up, remote_s=1.0 - up / 1024) for up in (512, 128, 256)]
-    row = best(rows, now(up=1024.0))
+    row = best_row(rows, now(up=1024.0))
     assert row is not None and row.up_bytes == 128
 
 

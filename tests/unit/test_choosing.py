@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from edgesplit.plan import Link, Plan, Power, Row, energy_j, latency_s, marginal_j
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.policy.row_selection import DWELL_S, Chooser, Held, Situation, decide
-from edgesplit_agent.power.budget import PowerBank
-from edgesplit_agent.power.mode import PERFORMANCE, Stance
+from edgesplit.plan import Link, Plan, Power, Row, energy_j, latency_s, marginal_energy_j
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.policy.row_selection import DWELL_S, HeldRow, RowSelector, SelectionContext, select_row
+from edgesplit_agent.power.budget import EnergyBudget
+from edgesplit_agent.power.mode import PERFORMANCE, PowerMode
 
 GOOD = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 LOCAL = Row(name="local", device=("a", "b"), device_s=0.3, device_joules=1.5)
@@ -22,15 +22,17 @@ CUT = Row(name="cut-1", device=("a",), remote=("b",), device_s=0.1, device_joule
 REMOTE = Row(name="remote", remote=("a", "b"), up_bytes=60_000)
 POWER = Power(idle_watts=2.0, busy_watts=5.0, radio_watts=1.0, wake_joules=0.02)
 PLAN = Plan(model="m@1", device_class="pi", rows=(REMOTE, CUT, LOCAL), link=GOOD, power=POWER)
-SURE = LinkMeter.of(GOOD)
+SURE = LinkEstimate.from_link(GOOD)
 for _ in range(40):
-    SURE = SURE.transferred(60_000, 100, 0.05 + 0.06 + 0.0001, 0.0)
+    SURE = SURE.after_transfer(60_000, 100, 0.05 + 0.06 + 0.0001, 0.0)
 
 
-def at(rate: float = 1e6, now: float = 0.0, **more: object) -> Situation:
+def at(rate: float = 1e6, now: float = 0.0, **more: object) -> SelectionContext:
     """A link that is as sure as one gets, at this rate."""
-    meter = SURE if rate == 1e6 else LinkMeter(0.05, 1 / rate, 1e-6, spread=0.05, fades=0.0, heard_at=now, transfers=20)
-    return Situation(meter, now, **more)  # type: ignore[arg-type]
+    meter = (
+        SURE if rate == 1e6 else LinkEstimate(0.05, 1 / rate, 1e-6, spread=0.05, fades=0.0, heard_at=now, transfers=20)
+    )
+    return SelectionContext(meter, now, **more)  # type: ignore[arg-type]
 
 
 def named(choice: object) -> str:
@@ -39,46 +41,46 @@ def named(choice: object) -> str:
 
 def test_a_sure_link_takes_the_fastest_row_and_hedges_nothing() -> None:
     """Seconds decide on mains, and no work is done twice where the cloud keeps its word."""
-    choice = decide(PLAN, at())
+    choice = select_row(PLAN, at())
     assert choice is not None and (choice.row.name, choice.early_s) == ("remote", None)
-    assert named(decide(PLAN, at(rate=1e4))) == "local"
+    assert named(select_row(PLAN, at(rate=1e4))) == "local"
 
 
 def test_an_uncertain_link_is_raced() -> None:
     """It is probably too slow, and perhaps not: the device begins at once, and the cloud may surprise it."""
-    meter = LinkMeter(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0, transfers=20)
-    choice = decide(PLAN, Situation(meter, 0.0))
+    meter = LinkEstimate(0.05, 1 / 5e4, 1e-6, spread=1.0, fades=0.0, heard_at=0.0, transfers=20)
+    choice = select_row(PLAN, SelectionContext(meter, 0.0))
     assert choice is not None and not choice.row.is_local
-    assert choice.early_s == 0.0 and choice.alone  # its own work is no extra cost: sending is
-    assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False))) == choice.row.name
-    for stance, may in ((PERFORMANCE, False), (Stance("saver"), True), (Stance(watts=9.0), True)):
-        assert named(decide(PLAN, Situation(meter, 0.0, may_race=may), stance)) == "local"
+    assert choice.early_s == 0.0 and choice.local_was_chosen  # its own work is no extra cost: sending is
+    assert named(select_row(PLAN, SelectionContext(meter, 0.0, may_hedge=False))) == choice.row.name
+    for stance, may in ((PERFORMANCE, False), (PowerMode("saver"), True), (PowerMode(watts=9.0), True)):
+        assert named(select_row(PLAN, SelectionContext(meter, 0.0, may_race=may), stance)) == "local"
 
 
 def test_without_a_hedge_the_risk_counts() -> None:
     """A row that is a little faster but often comes to nothing is not taken by whoever cannot begin beside it."""
     meter = msgspec.structs.replace(SURE, fades=0.4)
-    assert named(decide(PLAN, Situation(meter, 0.0, may_hedge=False, may_race=False))) == "local"
-    assert named(decide(PLAN, Situation(meter, 0.0))) == "remote"
+    assert named(select_row(PLAN, SelectionContext(meter, 0.0, may_hedge=False, may_race=False))) == "local"
+    assert named(select_row(PLAN, SelectionContext(meter, 0.0))) == "remote"
 
 
 @pytest.mark.parametrize(
     ("stance", "rate", "deadline_s", "name"),
     [
-        (Stance("performance"), 1e6, 2.0, "remote"),
-        (Stance("saver"), 1e6, 2.0, "remote"),  # waiting is cheaper than computing
-        (Stance("saver"), 5e4, 2.0, "local"),  # 1.25 s of radio and idling are not
-        (Stance("saver"), 1e5, 2.0, "cut-1"),  # 1.22 J in 0.35 s, against 1.5 J in 0.3 s
-        (Stance("saver"), 1e5, 0.4, "local"),  # which is too late for the deadline
-        (Stance("saver"), 2e5, 0.1, "cut-1"),  # nothing is in time: the fastest
-        (Stance("balanced"), 1e5, 2.0, "cut-1"),
-        (Stance("performance"), 1e5, 2.0, "local"),
-        (Stance("performance"), 2e5, 2.0, "cut-1"),
+        (PowerMode("performance"), 1e6, 2.0, "remote"),
+        (PowerMode("saver"), 1e6, 2.0, "remote"),  # waiting is cheaper than computing
+        (PowerMode("saver"), 5e4, 2.0, "local"),  # 1.25 s of radio and idling are not
+        (PowerMode("saver"), 1e5, 2.0, "cut-1"),  # 1.22 J in 0.35 s, against 1.5 J in 0.3 s
+        (PowerMode("saver"), 1e5, 0.4, "local"),  # which is too late for the deadline
+        (PowerMode("saver"), 2e5, 0.1, "cut-1"),  # nothing is in time: the fastest
+        (PowerMode("balanced"), 1e5, 2.0, "cut-1"),
+        (PowerMode("performance"), 1e5, 2.0, "local"),
+        (PowerMode("performance"), 2e5, 2.0, "cut-1"),
     ],
 )
-def test_policies_weigh_seconds_and_joules(stance: Stance, rate: float, deadline_s: float, name: str) -> None:
+def test_policies_weigh_seconds_and_joules(stance: PowerMode, rate: float, deadline_s: float, name: str) -> None:
     """Each row's seconds and joules by hand: performance, balanced and saver each take theirs."""
-    assert named(decide(PLAN, at(rate, may_hedge=False, may_race=False, deadline_s=deadline_s), stance)) == name
+    assert named(select_row(PLAN, at(rate, may_hedge=False, may_race=False, deadline_s=deadline_s), stance)) == name
 
 
 def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> None:
@@ -90,7 +92,7 @@ def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> No
         def parts(row: Row, now: object = now) -> float:
             return latency_s(row, now) / 0.3 + energy_j(row, now, POWER) / 1.5  # type: ignore[arg-type]
 
-        assert named(decide(PLAN, seen, Stance("balanced"))) == min(PLAN.rows, key=parts).name
+        assert named(select_row(PLAN, seen, PowerMode("balanced"))) == min(PLAN.rows, key=parts).name
 
 
 @pytest.mark.parametrize(
@@ -104,75 +106,75 @@ def test_balanced_counts_a_tenth_of_the_joules_as_a_tenth_of_the_seconds() -> No
 )
 def test_a_power_budget_leaves_rows_out(watts: float, per_s: float, name: str, why: str) -> None:
     """Idling, and joules per inference times the rate of requests, stay below it; else the row that draws least."""
-    choice = decide(PLAN, at(2e5, per_s=per_s), Stance(watts=watts))
+    choice = select_row(PLAN, at(2e5, per_s=per_s), PowerMode(watts=watts))
     assert choice is not None and (choice.row.name, choice.why) == (name, why)
-    spends = 2.0 + per_s * marginal_j(choice.row, at(2e5).conditions(), POWER)
+    spends = 2.0 + per_s * marginal_energy_j(choice.row, at(2e5).conditions(), POWER)
     assert spends <= watts or why.startswith("over")
 
 
 def test_rails_that_tell_more_than_the_plan_tighten_the_budget() -> None:
     """A device that draws a third more than its profile says has that much less to spend."""
     seen = at(2e5, per_s=1.0)
-    assert named(decide(PLAN, seen, Stance(watts=3.0))) == "cut-1"
-    assert named(decide(PLAN, seen, Stance(watts=3.0, measured_over_predicted=1.33))) == "remote"
+    assert named(select_row(PLAN, seen, PowerMode(watts=3.0))) == "cut-1"
+    assert named(select_row(PLAN, seen, PowerMode(watts=3.0, measured_over_predicted=1.33))) == "remote"
 
 
 def test_other_models_spend_of_the_same_budget() -> None:
     """What one model draws is not there for the next."""
     seen = at(2e5, per_s=1.0)
-    assert named(decide(PLAN, seen, Stance(watts=3.0))) == "cut-1"
-    assert named(decide(PLAN, at(2e5, per_s=1.0, others_watts=0.65), Stance(watts=3.0))) == "remote"
+    assert named(select_row(PLAN, seen, PowerMode(watts=3.0))) == "cut-1"
+    assert named(select_row(PLAN, at(2e5, per_s=1.0, others_watts=0.65), PowerMode(watts=3.0))) == "remote"
 
 
 def test_a_plan_without_power_figures_is_answered_all_the_same() -> None:
     """Answering comes first: budget and policies do not count for it."""
     bare = msgspec.structs.replace(PLAN, power=None)
-    for stance in (Stance(watts=0.1), Stance("saver"), Stance("balanced")):
-        assert named(decide(bare, at(may_hedge=False, may_race=False, per_s=5.0), stance)) == "remote"
+    for stance in (PowerMode(watts=0.1), PowerMode("saver"), PowerMode("balanced")):
+        assert named(select_row(bare, at(may_hedge=False, may_race=False, per_s=5.0), stance)) == "remote"
 
 
 def test_a_cloud_that_is_out_leaves_the_device() -> None:
     """Under every stance; and nothing where the plan has no way to answer alone."""
-    for stance in (PERFORMANCE, Stance("balanced"), Stance("saver"), Stance(watts=0.1)):
-        assert named(decide(PLAN, at(remote_ok=False, per_s=1.0), stance, Held("remote", 0.0))) == "local"
+    for stance in (PERFORMANCE, PowerMode("balanced"), PowerMode("saver"), PowerMode(watts=0.1)):
+        assert named(select_row(PLAN, at(remote_ok=False, per_s=1.0), stance, HeldRow("remote", 0.0))) == "local"
     lost = msgspec.structs.replace(PLAN, rows=(REMOTE,), fallback="none")
-    assert decide(lost, at(remote_ok=False)) is None
+    assert select_row(lost, at(remote_ok=False)) is None
 
 
 def test_a_forced_row_is_taken_whatever_the_stance() -> None:
     """The operator's word about the cut goes before the battery's."""
     forced = msgspec.structs.replace(PLAN, forced="cut-1")
-    assert named(decide(forced, at(per_s=9.0), Stance("saver", watts=0.1))) == "cut-1"
+    assert named(select_row(forced, at(per_s=9.0), PowerMode("saver", watts=0.1))) == "cut-1"
 
 
 def test_after_a_change_the_device_stays_for_a_while() -> None:
     """Back to the device at once, away from it only after a while: so a link that flaps turns little over. Another
     stance holds to nothing."""
-    still = Held("local", 10.0, "balanced")
+    still = HeldRow("local", 10.0, "balanced")
 
-    def taken(seen: Situation, held: Held) -> str:
-        return named(decide(PLAN, replace(seen, may_hedge=False, may_race=False), Stance("balanced"), held))
+    def taken(seen: SelectionContext, held: HeldRow) -> str:
+        return named(select_row(PLAN, replace(seen, may_hedge=False, may_race=False), PowerMode("balanced"), held))
 
     assert taken(at(now=10.0 + DWELL_S / 2), still) == "local"
     assert taken(at(now=10.0 + DWELL_S), still) == "remote"
     assert taken(at(1e3, now=10.1), replace(still, row="remote")) == "local"
-    assert taken(at(now=10.1), Held("local", 10.0, "saver")) == "remote"
+    assert taken(at(now=10.1), HeldRow("local", 10.0, "saver")) == "remote"
 
 
 def test_a_capped_clock_moves_the_choice_with_the_first_request() -> None:
     """Foreseen, not learnt: the device is three times slower from one request to the next."""
-    assert named(decide(PLAN, at(1e5, may_hedge=False, may_race=False))) == "local"
-    assert named(decide(PLAN, at(1e5, may_hedge=False, may_race=False, slowdown=3.0))) in ("cut-1", "remote")
+    assert named(select_row(PLAN, at(1e5, may_hedge=False, may_race=False))) == "local"
+    assert named(select_row(PLAN, at(1e5, may_hedge=False, may_race=False, slowdown=3.0))) in ("cut-1", "remote")
 
 
 @settings(max_examples=60, deadline=None)
 @given(some.lists(some.floats(2.0, 7.5), min_size=20, max_size=120), some.sampled_from(["balanced", "saver"]))
 def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
     """However the link swings, rows that leave the device are taken up at most once in a dwell."""
-    chooser = Chooser(lambda: Stance(mode))  # type: ignore[arg-type]
+    chooser = RowSelector(lambda: PowerMode(mode))  # type: ignore[arg-type]
     rows, ups = [], []
     for place, decade in enumerate(decades):
-        choice = chooser.choose("m", PLAN, at(10**decade, now=place * 0.2, may_hedge=False, may_race=False))
+        choice = chooser.select("m", PLAN, at(10**decade, now=place * 0.2, may_hedge=False, may_race=False))
         assert choice is not None
         if rows and choice.row.name != rows[-1] and not choice.row.is_local:
             ups.append(place * 0.2)
@@ -182,21 +184,21 @@ def test_changes_of_rows_are_bounded(decades: list[float], mode: str) -> None:
 
 def test_what_a_budget_saves_may_be_spent_and_what_is_owed_is_not() -> None:
     """Saved up, a dearer row is paid for a while; owed, even a row within its share is not."""
-    seen, tight = at(2e5, per_s=1.0), Stance(watts=2.4)
-    assert named(decide(PLAN, seen, tight)) == "remote"
-    assert named(decide(PLAN, replace(seen, saved_j=1.0), tight)) == "cut-1"
-    assert named(decide(PLAN, replace(at(2e5, per_s=1.0), saved_j=-1.0), Stance(watts=2.5))) == "remote"
+    seen, tight = at(2e5, per_s=1.0), PowerMode(watts=2.4)
+    assert named(select_row(PLAN, seen, tight)) == "remote"
+    assert named(select_row(PLAN, replace(seen, saved_j=1.0), tight)) == "cut-1"
+    assert named(select_row(PLAN, replace(at(2e5, per_s=1.0), saved_j=-1.0), PowerMode(watts=2.5))) == "remote"
 
 
 def test_the_average_stays_within_the_budget() -> None:
     """A request a second: rows alternate, and the average does not exceed what idling leaves of 2.36 W."""
-    chooser, spent = Chooser(lambda: Stance(watts=2.36)), 0.0
+    chooser, spent = RowSelector(lambda: PowerMode(watts=2.36)), 0.0
     taken = set()
     for place in range(300):
-        choice = chooser.choose("m", PLAN, at(2e5, now=float(place)))
+        choice = chooser.select("m", PLAN, at(2e5, now=float(place)))
         assert choice is not None
-        joules = marginal_j(choice.row, at(2e5).conditions(), POWER)
-        chooser.spent(joules)
+        joules = marginal_energy_j(choice.row, at(2e5).conditions(), POWER)
+        chooser.record_joules(joules)
         spent += joules
         taken.add(choice.row.name)
     assert taken == {"cut-1", "remote"} and spent / 300 <= 0.36 * 1.02
@@ -204,17 +206,17 @@ def test_the_average_stays_within_the_budget() -> None:
 
 def test_the_bank_is_bounded_and_follows_the_budget() -> None:
     """Ten seconds' worth at the most, saved or owed; nothing is saved before the first request."""
-    bank = PowerBank().until(100.0, 2.0)
+    bank = EnergyBudget().credited(100.0, 2.0)
     assert bank.saved_j == 0.0
-    assert bank.until(101.0, 2.0).saved_j == pytest.approx(2.0)
-    assert bank.until(1e6, 2.0).saved_j == pytest.approx(20.0)
-    assert bank.spent(1e6).saved_j == pytest.approx(-20.0)
-    assert bank.until(1e6, -1.0).saved_j == 0.0  # a budget below idling saves nothing and owes nothing
+    assert bank.credited(101.0, 2.0).saved_j == pytest.approx(2.0)
+    assert bank.credited(1e6, 2.0).saved_j == pytest.approx(20.0)
+    assert bank.debited(1e6).saved_j == pytest.approx(-20.0)
+    assert bank.credited(1e6, -1.0).saved_j == 0.0  # a budget below idling saves nothing and owes nothing
 
 
 def test_another_release_begins_anew() -> None:
     """Nothing is held of the one before."""
-    chooser = Chooser(lambda: Stance("saver"))
-    assert named(chooser.choose("m", PLAN, at(may_hedge=False, may_race=False))) == chooser.row_of("m") == "remote"
+    chooser = RowSelector(lambda: PowerMode("saver"))
+    assert named(chooser.select("m", PLAN, at(may_hedge=False, may_race=False))) == chooser.row_of("m") == "remote"
     chooser.forget("m")
-    assert chooser.row_of("m") == "" and chooser.why("m") == ""
+    assert chooser.row_of("m") == "" and chooser.reason("m") == ""

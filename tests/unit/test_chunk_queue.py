@@ -24,7 +24,7 @@ LATER_S = LONGEST_GATHER_S
 def test_a_lone_device_is_answered_at_once() -> None:
     """Nothing is waited for while nobody else fetches."""
     chunks = ChunkQueue()
-    chunks.ask("cam", "r", ("1", "2"), now=10.0)
+    chunks.request("cam", "r", ("1", "2"), now=10.0)
     assert chunks.take(10.0) == [Due("1"), Due("2")] and chunks.next_due() is None
 
 
@@ -38,24 +38,24 @@ def test_a_crowd_waits_a_little_longer_for_each_other() -> None:
 def test_devices_that_ask_together_are_answered_by_one_chunk() -> None:
     """Each chunk once for all who ask within the gathering time; again for who asks after it was sent."""
     chunks = ChunkQueue()
-    chunks.ask("cam-1", "r", ("0",), now=10.0)
+    chunks.request("cam-1", "r", ("0",), now=10.0)
     chunks.take(10.0)
     for number, device in enumerate(("cam-2", "cam-1", "cam-3")):
-        chunks.ask(device, "r", ("1", "2"), now=10.0 + number * 0.01)
+        chunks.request(device, "r", ("1", "2"), now=10.0 + number * 0.01)
     assert chunks.take(10.0 + GATHER_S - 0.001) == []
     assert chunks.next_due() == pytest.approx(10.0 + GATHER_S)
     assert chunks.take(10.0 + GATHER_S) == [Due("1"), Due("2")]
-    chunks.ask("cam-4", "r", ("1",), now=10.06)
-    assert [one.chunk for one in chunks.take(10.06 + GATHER_S)] == ["1"]
+    chunks.request("cam-4", "r", ("1",), now=10.06)
+    assert [one.sha256 for one in chunks.take(10.06 + GATHER_S)] == ["1"]
 
 
 def test_who_fetched_long_ago_keeps_nobody_waiting() -> None:
     """A device alone again is answered at once again; other releases do not count."""
     chunks = ChunkQueue()
-    chunks.ask("cam-1", "r", ("1",), now=10.0)
-    chunks.ask("cam-2", "other", ("2",), now=10.0)
+    chunks.request("cam-1", "r", ("1",), now=10.0)
+    chunks.request("cam-2", "other", ("2",), now=10.0)
     assert chunks.take(10.0) == [Due("1"), Due("2")]
-    chunks.ask("cam-3", "r", ("3",), now=10.0 + RECENT_S + 0.1)
+    chunks.request("cam-3", "r", ("3",), now=10.0 + RECENT_S + 0.1)
     assert chunks.take(10.0 + RECENT_S + 0.1) == [Due("3")]
 
 
@@ -66,21 +66,21 @@ def test_who_asks_late_is_sent_a_copy_of_its_own() -> None:
     """All had it a moment ago: a copy for all again would go to each whose first is still on a slow link."""
     chunks = ChunkQueue()
     for name in CROWDED:
-        chunks.ask(name, "r", ("1",), now=10.0, own=True)
+        chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
     assert chunks.take(10.0 + LATER_S) == [Due("1")]
     for name in CROWDED:  # they go on with the next one
-        chunks.ask(name, "r", ("2",), now=11.0, own=True)
-    chunks.ask("late", "r", ("1",), now=11.0, own=True)
-    assert chunks.take(11.0 + LATER_S) == [Due("2"), Due("1", to=("late",))]
+        chunks.request(name, "r", ("2",), now=11.0, accepts_own_copy=True)
+    chunks.request("late", "r", ("1",), now=11.0, accepts_own_copy=True)
+    assert chunks.take(11.0 + LATER_S) == [Due("2"), Due("1", recipients=("late",))]
 
 
 def test_a_few_share_what_one_of_them_missed() -> None:
     """The others most likely missed it too, and one copy is for all of them."""
     chunks = ChunkQueue()
     for name in CROWDED[:20]:
-        chunks.ask(name, "r", ("1",), now=10.0, own=True)
+        chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
     assert chunks.take(10.0 + LATER_S) == [Due("1")]
-    chunks.ask("late", "r", ("1",), now=11.0, own=True)
+    chunks.request("late", "r", ("1",), now=11.0, accepts_own_copy=True)
     assert chunks.take(11.0 + LATER_S) == [Due("1")]
 
 
@@ -89,7 +89,7 @@ def test_where_most_ask_again_all_are_sent_it_again() -> None:
     chunks = ChunkQueue()
     for now in (10.0, 12.0):
         for name in CROWDED:
-            chunks.ask(name, "r", ("1",), now=now, own=True)
+            chunks.request(name, "r", ("1",), now=now, accepts_own_copy=True)
         assert chunks.take(now + LATER_S) == [Due("1")]
 
 
@@ -98,8 +98,8 @@ def test_after_a_while_all_are_sent_it_again() -> None:
     chunks = ChunkQueue()
     for now in (10.0, 10.0 + REPEAT_S + LATER_S):
         for name in CROWDED:
-            chunks.ask(name, "r", ("2",), now=now, own=True)
-        chunks.ask("cam", "r", ("1",), now=now, own=True)
+            chunks.request(name, "r", ("2",), now=now, accepts_own_copy=True)
+        chunks.request("cam", "r", ("1",), now=now, accepts_own_copy=True)
         assert Due("1") in chunks.take(now + LATER_S)
 
 
@@ -107,9 +107,9 @@ def test_an_older_agent_listens_for_what_all_are_sent_only() -> None:
     """It does not say that a copy of its own is good, too: whoever asks with it hears the same copy."""
     chunks = ChunkQueue()
     for name in CROWDED:
-        chunks.ask(name, "r", ("1",), now=10.0, own=True)
+        chunks.request(name, "r", ("1",), now=10.0, accepts_own_copy=True)
     chunks.take(10.0 + LATER_S)
-    chunks.ask("old", "r", ("1",), now=12.0)
+    chunks.request("old", "r", ("1",), now=12.0)
     assert chunks.take(12.0 + LATER_S) == [Due("1")]
 
 
@@ -119,13 +119,13 @@ def test_a_stream_of_late_comers_costs_nobody_more_than_one_copy_for_all_in_ten_
     sent: list[Due] = []
     for number in range(600):
         now = number * 0.1
-        chunks.ask(f"cam-{number}", "r", ("1",), now=now, own=True)
+        chunks.request(f"cam-{number}", "r", ("1",), now=now, accepts_own_copy=True)
         for other in range(max(0, number - 40), number):  # those before it are at it still, further on
-            chunks.ask(f"cam-{other}", "r", (f"{number - other + 1}",), now=now, own=True)
-        due = [one for one in chunks.take(now) if one.chunk == "1"]
+            chunks.request(f"cam-{other}", "r", (f"{number - other + 1}",), now=now, accepts_own_copy=True)
+        due = [one for one in chunks.take(now) if one.sha256 == "1"]
         sent += due if number > 3 * CROWD else []  # from when on they are a crowd
-    to_all = sum(not one.to for one in sent)
-    alone = Counter(name for one in sent for name in one.to)
+    to_all = sum(not one.recipients for one in sent)
+    alone = Counter(name for one in sent for name in one.recipients)
     assert 0 < to_all <= now / REPEAT_S + 2
     assert sum(alone.values()) > 400 and set(alone.values()) == {1}
 
@@ -134,7 +134,7 @@ def test_a_device_that_asks_twice_waits_once() -> None:
     """Its share of the queue is what it waits for, and it is all free again when it was answered."""
     chunks = ChunkQueue()
     names = [str(number) for number in range(WAITING_CHUNKS_PER_DEVICE)]
-    assert chunks.ask("cam", "r", names, now=1.0) == chunks.ask("cam", "r", names, now=1.0) == 0
-    assert chunks.ask("cam", "r", ("more",), now=1.0) == 1
+    assert chunks.request("cam", "r", names, now=1.0) == chunks.request("cam", "r", names, now=1.0) == 0
+    assert chunks.request("cam", "r", ("more",), now=1.0) == 1
     assert len(chunks.take(1.0)) == len(names)
-    assert chunks.ask("cam", "r", names, now=2.0) == 0
+    assert chunks.request("cam", "r", names, now=2.0) == 0

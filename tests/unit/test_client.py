@@ -257,7 +257,7 @@ def test_close_ends_a_call_that_waits(client: Client, doubler: Doubler) -> None:
     assert [type(error) for error in errors] == [LinkError]
 
 
-@pytest.mark.parametrize("step", ["to", "_connected"])
+@pytest.mark.parametrize("step", ["to", "_connect"])
 def test_a_client_closed_while_it_connects_asks_nobody(
     server: Server, doubler: Doubler, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

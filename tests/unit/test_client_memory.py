@@ -51,7 +51,7 @@ class World:
         self.url = f"unix://{(folder / 'a.sock').absolute()}"
 
     def _noted(self, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        self.saw.append(Segment.of(x) is not None)
+        self.saw.append(Segment.containing(x) is not None)
         return x
 
     def _handle(self, request: Request) -> Response:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgesplit.offload_client.pool import PROBE_BYTES, Ask, Call, RemoteAnswer, RemoteFailure
+from edgesplit.offload_client.pool import PROBE_BYTES, CancellableCall, OffloadAnswer, OffloadFailure, OffloadRequest
 from edgesplit.plan import Link, Row
-from edgesplit_agent.offload.target import UNANSWERED_S, Cloud
-from edgesplit_agent.policy.row_selection import Choice
+from edgesplit_agent.offload.target import UNANSWERED_S, OffloadTarget
+from edgesplit_agent.policy.row_selection import RowChoice
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=2e6, rtt_s=0.05)
 BYTES = 20_000
 EVERY_S, LOCAL_S = 0.44, 0.3
 """A request comes so often, and takes the device so long."""
-ANSWERED = RemoteAnswer({}, 0.09, 0.02, 1.0, BYTES, 200)
+ANSWERED = OffloadAnswer({}, 0.09, 0.02, 1.0, BYTES, 200)
 
 
 @dataclass
@@ -39,42 +39,42 @@ class Scripted:
         self.pings_s: float | None = 0.05
         self.pings = 0
 
-    def infer(self, asked: Ask, call: Call, timeout_s: float) -> RemoteAnswer:
+    def infer(self, asked: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadAnswer:
         return ANSWERED
 
-    def ping(self, timeout_s: float) -> float | RemoteFailure:
+    def ping(self, timeout_s: float) -> float | OffloadFailure:
         self.pings += 1
-        return RemoteFailure("timeout", "silence", timeout_s) if self.pings_s is None else self.pings_s
+        return OffloadFailure("timeout", "silence", timeout_s) if self.pings_s is None else self.pings_s
 
-    def probe(self, timeout_s: float) -> RemoteAnswer | RemoteFailure:
+    def probe(self, timeout_s: float) -> OffloadAnswer | OffloadFailure:
         if self.pings_s is None:
-            return RemoteFailure("timeout", "silence", timeout_s)
-        return RemoteAnswer({}, 0.1, 0.0, 1.0, PROBE_BYTES, 0)
+            return OffloadFailure("timeout", "silence", timeout_s)
+        return OffloadAnswer({}, 0.1, 0.0, 1.0, PROBE_BYTES, 0)
 
 
 @dataclass
 class World:
     """A device that sends each request and answers it itself, too."""
 
-    cloud: Cloud
+    cloud: OffloadTarget
     server: Scripted
     clock: Clock
 
     def answered(self, up_bytes: int = BYTES) -> None:
         """A request that the cloud answers."""
-        self.cloud.ask(Ask("m", "1", {}, (), [bytes(up_bytes)], 0), Call(), 2.0)
+        self.cloud.ask(OffloadRequest("m", "1", {}, (), [bytes(up_bytes)], 0), CancellableCall(), 2.0)
 
     def loses_a_race(self) -> None:
         """The device is quicker; then the watcher does what is due, until the next request comes."""
         self.clock.now += LOCAL_S
-        self.cloud.outrun(BYTES, LOCAL_S)
+        self.cloud.on_lost_race(BYTES, LOCAL_S)
         self.watch()
         self.clock.now += EVERY_S - LOCAL_S
         self.watch()
 
     def watch(self) -> None:
         """What the watching thread would do now."""
-        if self.cloud._until_probe() <= 0.0:
+        if self.cloud._seconds_until_probe() <= 0.0:
             self.cloud._probe(self.server)  # type: ignore[arg-type]
 
     @property
@@ -82,9 +82,9 @@ class World:
         """Whether the next request may go there."""
         row = Row(name="remote", remote=("a",), up_bytes=BYTES)
         try:
-            choice = self.cloud.decide(lambda seen: Choice(row) if seen.remote_ok else None)
+            choice = self.cloud.select(lambda seen: RowChoice(row) if seen.remote_ok else None)
         finally:
-            self.cloud.leave()
+            self.cloud.release()
         return choice is not None
 
 
@@ -93,8 +93,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     clock, server = Clock(), Scripted()
     monkeypatch.setattr("edgesplit_agent.offload.target.monotonic", clock)
     monkeypatch.setattr("edgesplit_agent.offload.target.random", random.Random(7))
-    cloud = Cloud(server)  # type: ignore[arg-type]
-    cloud.suppose(LINK)
+    cloud = OffloadTarget(server)  # type: ignore[arg-type]
+    cloud.assume_link(LINK)
     return World(cloud, server, clock)
 
 
@@ -114,7 +114,7 @@ def test_a_race_lost_on_trial_is_no_failure_while_the_cloud_lives(world: World) 
     """A breaker on trial opens at the first failure: on a slow link each race did, with a longer pause each time."""
     world.answered()
     world.clock.now += 1.0
-    world.cloud.overdue(0.9)
+    world.cloud.on_overdue(0.9)
     assert world.cloud.breaker.state == "open"
     world.clock.now += 1.0
     world.watch()
@@ -159,11 +159,11 @@ def test_a_ping_behind_our_own_bytes_makes_no_round_trip_long(world: World) -> N
     before_s = world.cloud.conditions.link.rtt_s
     for _ in range(5):
         world.clock.now += 1.0
-        world.cloud.doubt(LOCAL_S, BYTES)
+        world.cloud.on_slow(LOCAL_S, BYTES)
         world.watch()
     assert world.server.pings == 5 and world.cloud.conditions.link.rtt_s == before_s
     world.answered(up_bytes=100)
     world.clock.now += 1.0
-    world.cloud.doubt(LOCAL_S)
+    world.cloud.on_slow(LOCAL_S)
     world.watch()
     assert world.cloud.conditions.link.rtt_s > before_s

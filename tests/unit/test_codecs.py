@@ -28,9 +28,9 @@ FLOATS = arrays.arrays(
 def there_and_back(tensor: np.ndarray[Any, Any], codec: str) -> np.ndarray[Any, Any]:
     """Encoded, through a real body, decoded by the row's specs."""
     spec = TensorSpec("t", oip.datatype(tensor), tensor.shape)
-    body, length = oip.encode_request(oip.InferRequest(boundary_codecs.encode_all({"t": tensor}, {"t": codec})))
+    body, length = oip.encode_request(oip.InferRequest(boundary_codecs.encode_tensors({"t": tensor}, {"t": codec})))
     asked = oip.decode_request(b"".join(body), length)
-    tensors = boundary_codecs.decode_all(asked.inputs, [spec], {"t": codec})
+    tensors = boundary_codecs.decode_tensors(asked.inputs, [spec], {"t": codec})
     oip.check_tensors(tensors, [spec])
     return tensors["t"]
 
@@ -85,10 +85,10 @@ def test_onnx_does_and_undoes_the_same(shift: float) -> None:
     assert np.array_equal(bits, sent["t"])
     assert scale == sent["t:scale"][0] and zero_point == sent["t:zero_point"][0]
     (back,) = run_node("DequantizeLinear", sent, ["y"])
-    assert np.array_equal(back, boundary_codecs.decoded("t", sent, tensor))
+    assert np.array_equal(back, boundary_codecs.decode_like("t", sent, tensor))
     half = boundary_codecs.encode("t", tensor, "fp16")
     (cast,) = run_node("Cast", half, ["y"], to=TensorProto.FLOAT)
-    assert np.array_equal(cast, boundary_codecs.decoded("t", half, tensor))
+    assert np.array_equal(cast, boundary_codecs.decode_like("t", half, tensor))
 
 
 def run_node(
@@ -128,7 +128,7 @@ def test_companions_that_make_no_sense_are_refused(companions: dict[str, np.ndar
     sent = {"t": np.zeros(3, np.uint8), **companions}
 
     with pytest.raises(UsageError, match="t:"):
-        boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
+        boundary_codecs.decode_tensors(sent, [TensorSpec("t", "FP32", (3,))], {"t": "int8"})
 
 
 @pytest.mark.parametrize(("codec", "dtype"), [("fp16", np.float16), ("int8", np.uint8)])
@@ -138,8 +138,11 @@ def test_a_tensor_of_another_size_was_expanded_before_it_was_refused(codec: str,
     sent = {**companions, "t": np.zeros((4, 1000), dtype)}
 
     with pytest.raises(UsageError, match=r"'t' has shape \[4, 1000\], but must have \[4, 3\]"):
-        boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, 3))], {"t": codec})
-    assert boundary_codecs.decode_all(sent, [TensorSpec("t", "FP32", (4, -1))], {"t": codec})["t"].shape == (4, 1000)
+        boundary_codecs.decode_tensors(sent, [TensorSpec("t", "FP32", (4, 3))], {"t": codec})
+    assert boundary_codecs.decode_tensors(sent, [TensorSpec("t", "FP32", (4, -1))], {"t": codec})["t"].shape == (
+        4,
+        1000,
+    )
 
 
 def test_eight_bits_of_half_precision_came_back_infinite() -> None:
@@ -152,7 +155,7 @@ def test_eight_bits_of_half_precision_came_back_infinite() -> None:
 def test_a_codec_that_the_row_does_not_have_is_not_believed() -> None:
     """FP16 where the row says raw stays FP16, and the check against the row's inputs refuses it."""
     spec = TensorSpec("t", "FP32", (2,))
-    tensors = boundary_codecs.decode_all({"t": np.zeros(2, np.float16)}, [spec], {})
+    tensors = boundary_codecs.decode_tensors({"t": np.zeros(2, np.float16)}, [spec], {})
 
     with pytest.raises(UsageError, match="FP16"):
         oip.check_tensors(tensors, [spec])
@@ -168,4 +171,6 @@ def test_the_wire_is_what_is_told() -> None:
         specs = boundary_codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
         oip.check_tensors(sent, specs)
         assert boundary_codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
-    assert boundary_codecs.split("int8+zstd") == ("int8", True) and boundary_codecs.split("raw") == ("raw", False)
+    assert boundary_codecs.split_codec_name("int8+zstd") == ("int8", True) and boundary_codecs.split_codec_name(
+        "raw"
+    ) == ("raw", False)

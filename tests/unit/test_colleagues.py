@@ -11,7 +11,13 @@ import pytest
 from edgesplit.mqtt import messages
 from edgesplit_controller.messaging.broker import access_rules
 from edgesplit_controller.messaging.delivery import Delivery, Sources
-from edgesplit_controller.messaging.process_sharding import MOST_PASSED, OnDatabase, PassedOn, passed_topic, responsible
+from edgesplit_controller.messaging.process_sharding import (
+    MOST_FORWARDED,
+    ForwardedChunks,
+    LeasedProcesses,
+    forwarded_topic,
+    owner_by_hash,
+)
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.leases import LeaseRow
 
@@ -22,30 +28,30 @@ CHUNKS = tuple(sha256(str(number).encode()).hexdigest() for number in range(120)
 
 def test_every_chunk_has_one_process_and_few_move_when_one_goes() -> None:
     """All come to the same answer; each has its share; without the third, only its chunks are others'."""
-    before = {chunk: responsible(chunk, (1, 2, 3)) for chunk in CHUNKS}
-    assert before == {chunk: responsible(chunk, (3, 1, 2)) for chunk in CHUNKS}
+    before = {chunk: owner_by_hash(chunk, (1, 2, 3)) for chunk in CHUNKS}
+    assert before == {chunk: owner_by_hash(chunk, (3, 1, 2)) for chunk in CHUNKS}
     assert all(20 < list(before.values()).count(number) < 60 for number in (1, 2, 3))
-    after = {chunk: responsible(chunk, (1, 2)) for chunk in CHUNKS}
+    after = {chunk: owner_by_hash(chunk, (1, 2)) for chunk in CHUNKS}
     assert all(after[chunk] == before[chunk] for chunk in CHUNKS if before[chunk] != 3)
 
 
 def test_who_is_here_is_who_has_a_lease_that_lasts(database_url: str) -> None:
     """Looked up once a second; one that went, and one that was killed, see to nothing any more."""
     database, now = Database(database_url), [0.0]
-    me = OnDatabase(database, 1, now=lambda: now[0])
-    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1}
+    me = LeasedProcesses(database, 1, now=lambda: now[0])
+    assert {me.owner_of(chunk) for chunk in CHUNKS} == {1}
     with database.write() as session:
         for number, holder, expires in ((1, "a", 4e9), (2, "b", 4e9), (3, "", 4e9), (4, "killed", 1.0)):
             session.add(LeaseRow(name=f"process {number}", holder=holder, token=1, expires=expires))
-    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1}
+    assert {me.owner_of(chunk) for chunk in CHUNKS} == {1}
     now[0] += 1.1
-    assert {me.sees_to(chunk) for chunk in CHUNKS} == {1, 2}
+    assert {me.owner_of(chunk) for chunk in CHUNKS} == {1, 2}
     database.close()
 
 
 def test_no_device_may_pass_anything_on() -> None:
     """The topic is a controller's, which no device's name can be, and no rule lets a device write there."""
-    assert passed_topic(2) == "edgesplit/v1/controller.2/passed"
+    assert forwarded_topic(2) == "edgesplit/v1/controller.2/passed"
     assert "passed" not in access_rules()
 
 
@@ -53,10 +59,10 @@ class Here:
     """A process in a test: which others there are is fixed."""
 
     def __init__(self, own: int) -> None:
-        self.own = own
+        self.own_number = own
 
-    def sees_to(self, chunk: str) -> int:
-        return responsible(chunk, (1, 2))
+    def owner_of(self, chunk: str) -> int:
+        return owner_by_hash(chunk, (1, 2))
 
 
 class Broker:
@@ -79,7 +85,7 @@ class Channel:
         self._broker, self._number = broker, number
 
     def publish(self, topic: str, payload: bytes, **_more: object) -> bool:
-        passed = {one.passed_topic: one for one in self._broker.processes.values()}
+        passed = {one.forwarded_topic: one for one in self._broker.processes.values()}
         if topic in passed:
             if self._broker.full:
                 return False
@@ -98,11 +104,11 @@ def broker() -> Iterator[Broker]:
         metadata=lambda path: b"",
         chunk=lambda chunk: b"weights",
         release_chunks=lambda release: CHUNKS if release == RELEASE else (),
-        hear=lambda said: None,
+        ingest=lambda said: None,
         statements=lambda names: {},
     )
     for number in (1, 2):
-        made.processes[number] = Delivery(sources, colleagues=Here(number))
+        made.processes[number] = Delivery(sources, sharding=Here(number))
         made.processes[number].start(made.channel(number))
     yield made
     for delivery in made.processes.values():
@@ -111,20 +117,20 @@ def broker() -> Iterator[Broker]:
 
 def test_a_chunk_is_published_by_its_process_whoever_is_asked(broker: Broker) -> None:
     """Two devices ask two processes for the same: each chunk comes from the one that sees to it, and nobody else."""
-    wish = messages.FetchChunks.of(RELEASE, list(range(24)))
+    wish = messages.FetchChunks.from_indexes(RELEASE, list(range(24)))
     for number, device in ((1, "cam-1"), (2, "cam-2")):
         broker.processes[number].on_message(messages.topic(device, "fetch"), messages.encode(wish), None)
     with broker.changed:
         assert broker.changed.wait_for(lambda: {one for _, one in broker.published} == set(CHUNKS[:24]), PATIENCE_S)
-    assert all(number == responsible(chunk, (1, 2)) for number, chunk in broker.published)
+    assert all(number == owner_by_hash(chunk, (1, 2)) for number, chunk in broker.published)
     assert {number for number, _ in broker.published} == {1, 2}
 
 
 def test_what_cannot_be_passed_on_is_published_by_who_was_asked(broker: Broker) -> None:
     """No room in the session: rather twice than never. Garbage on the topic is nobody's chunk."""
     broker.full = True
-    wish = messages.FetchChunks.of(RELEASE, list(range(24)))
-    broker.processes[1].on_message(broker.processes[1].passed_topic, b"\xff", None)
+    wish = messages.FetchChunks.from_indexes(RELEASE, list(range(24)))
+    broker.processes[1].on_message(broker.processes[1].forwarded_topic, b"\xff", None)
     broker.processes[1].on_message(messages.topic("cam-1", "fetch"), messages.encode(wish), None)
     with broker.changed:
         assert broker.changed.wait_for(lambda: len(broker.published) == 24, PATIENCE_S)
@@ -133,5 +139,5 @@ def test_what_cannot_be_passed_on_is_published_by_who_was_asked(broker: Broker) 
 
 def test_what_is_passed_on_fits_a_message() -> None:
     """The longest names and as many chunks as go into one."""
-    longest = PassedOn("d" * 63, RELEASE, CHUNKS[:MOST_PASSED])
-    assert messages.decode(messages.encode(longest), PassedOn, 8_192) == longest
+    longest = ForwardedChunks("d" * 63, RELEASE, CHUNKS[:MOST_FORWARDED])
+    assert messages.decode(messages.encode(longest), ForwardedChunks, 8_192) == longest

@@ -12,19 +12,19 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from cut_chunks import chunk_bytes
 from deploying import deploy
-from edgesplit.crypto.key_wrapping import introduce, public_bytes, unwrap
+from edgesplit.crypto.key_wrapping import public_bytes, sign_encryption_key, unwrap
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Plan
-from edgesplit.release.manifest import Compiled, Manifest, Statement, decode_manifest, encode_manifest
+from edgesplit.release.manifest import CompiledSlice, Manifest, Statement, decode_manifest, encode_manifest
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit_controller.errors import Conflict, Forbidden
-from edgesplit_controller.fleet.devices import ClaimWish, Devices
+from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.model_registry.golden import GoldenPair
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.releases.content_keys import ContentKeys, check_introduced, load_or_make_content_keys
+from edgesplit_controller.releases.content_keys import ContentKeys, check_key_ownership, load_or_make_content_keys
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.database import Database, Device, Model, Release
+from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
 from edgesplit_partitioner.slicing import CutSlice
 from trust_world import sample_release
 
@@ -45,7 +45,7 @@ def plain_release() -> tuple[Manifest, list[CutSlice]]:
     (both,) = manifest.plans.values()
     head_only = msgspec.structs.replace(both, device_class="tiny", rows=both.rows[:1])
     tpu = CutSlice(msgspec.structs.replace(cut[0].slice, name="tpu01"), cut[0].runs)
-    compiled = Compiled(tpu.slice, "coral", ("head",))
+    compiled = CompiledSlice(tpu.slice, "coral", ("head",))
     coral = msgspec.structs.replace(head_only, device_class="coral")
     plans: dict[str, Plan] = {"pi4": both, "tiny": head_only, "coral": coral}
     return msgspec.structs.replace(manifest, plans=plans, compiled=(compiled,)), [*cut, tpu]
@@ -61,9 +61,9 @@ def device(device_class: str, name: str = "cam-1") -> Device:
 
 def given(device_class: str) -> set[str]:
     """What a device of that class can open."""
-    keys = unwrap(KEYS.wrapped(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
-    names = [*(one.name for one in SEALED.every_slice), "golden"]
-    seals = [*(one.sealed for one in SEALED.every_slice), SEALED.golden[0].sealed]
+    keys = unwrap(KEYS.wrap_for_device(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
+    names = [*(one.name for one in SEALED.all_slices), "golden"]
+    seals = [*(one.sealed for one in SEALED.all_slices), SEALED.golden[0].sealed]
     assert len(set(keys)) == len(keys)
     return {name for name, seal in zip(names, seals, strict=True) if seal is not None and seal.key_id in keys}
 
@@ -71,9 +71,9 @@ def given(device_class: str) -> set[str]:
 def test_everything_of_a_release_is_encrypted_and_it_is_still_a_release() -> None:
     """Device slices, cloud slices, compiled ones and golden inputs; chunks are what the manifest says."""
     manifest = decode_manifest(encode_manifest(SEALED))
-    assert all(one.sealed is not None for one in (*manifest.every_slice, *manifest.golden))
+    assert all(one.sealed is not None for one in (*manifest.all_slices, *manifest.golden))
     chunks = chunk_bytes(CONTENTS)
-    assert chunks.keys() == manifest.chunks().keys()
+    assert chunks.keys() == manifest.chunk_sizes().keys()
     clear = [data for one in CUT for data in one.files.values()] + [body for pair in PAIRS for body in (pair.request,)]
     kept = b"".join([*chunks.values(), *(body for pair in SEALED_PAIRS for body in (pair.request, pair.response))])
     assert not any(data[:9] in kept for data in clear)
@@ -85,8 +85,8 @@ def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
     assert given("pi4") == {"head", "tail", "golden"}
     assert given("tiny") == {"head", "golden"}
     assert given("coral") == {"head", "tpu01", "golden"}
-    assert KEYS.wrapped(device("unplanned"), DIGEST, SEALED) == b""
-    assert KEYS.wrapped(device("pi4"), DIGEST, PLAIN) == b""
+    assert KEYS.wrap_for_device(device("unplanned"), DIGEST, SEALED) == b""
+    assert KEYS.wrap_for_device(device("pi4"), DIGEST, PLAIN) == b""
     tail = SEALED.slice("tail").sealed
     assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id}
 
@@ -94,7 +94,7 @@ def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
 def test_a_device_without_a_key_of_its_own_is_named() -> None:
     """Nothing can be wrapped for it, and the error says what to do."""
     with pytest.raises(Conflict, match=r"cam-7.*--replace"):
-        KEYS.wrapped(Device(name="cam-7", device_class="pi4", encryption_key=b""), DIGEST, SEALED)
+        KEYS.wrap_for_device(Device(name="cam-7", device_class="pi4", encryption_key=b""), DIGEST, SEALED)
 
 
 def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
     backup = path.read_bytes()
     path.unlink()
     with pytest.raises(Conflict, match="restore it"):
-        load_or_make_content_keys(path).wrapped(device("pi4"), DIGEST, sealed)
+        load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
     path.write_bytes(backup)
-    assert load_or_make_content_keys(path).wrapped(device("pi4"), DIGEST, sealed)
+    assert load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
     path.write_bytes(backup[:-1])
     with pytest.raises(UsageError, match="spoiled"):
         load_or_make_content_keys(path)
@@ -119,14 +119,14 @@ def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
     """A key signed by somebody else, and a request that is none, are refused with the status that fits."""
     own, thief = (load_or_make_key(tmp_path / name) for name in ("own", "thief"))
     csr = certificate_request(own, "cam-1").decode()
-    public, signature = introduce(OWN, own, csr)
-    check_introduced(csr, public, signature)
-    with pytest.raises(Forbidden):
-        check_introduced(csr, public, introduce(OWN, thief, csr)[1])
+    public, signature = sign_encryption_key(OWN, own, csr)
+    check_key_ownership(csr, public, signature)
+    with pytest.raises(Unauthenticated):
+        check_key_ownership(csr, public, sign_encryption_key(OWN, thief, csr)[1])
     with pytest.raises(MalformedMessage):
-        check_introduced(csr, b"short", signature)
+        check_key_ownership(csr, b"short", signature)
     with pytest.raises(UsageError):
-        check_introduced("no request", public, signature)
+        check_key_ownership("no request", public, signature)
 
 
 # Statements
@@ -154,14 +154,14 @@ class Bench:
                 )
             )  # fmt: skip
             session.flush()
-            session.add(Release(digest=DIGEST, model_id=1, created=0.0, options={}))
+            session.add(ReleaseRow(digest=DIGEST, model_id=1, created=0.0, options={}))
 
     def _sign(self, statement: Statement) -> bytes:
         self.signed.append(statement)
         return self.signature
 
     def enrol(self, name: str, key: bytes, hardware: str = "first", *, replace: bool = False) -> None:
-        token, _ = self.devices.claim(ClaimWish(device=name, device_class="pi4", replace=replace))
+        token, _ = self.devices.claim(ClaimRequest(device=name, device_class="pi4", replace=replace))
         csr = certificate_request(load_or_make_key(self.folder / f"{name}-{hardware}.key"), name)
         self.certificate = self.devices.enrol(token, csr, self.authority.sign_request, key).certificate
 
@@ -196,7 +196,7 @@ def test_hardware_that_is_replaced_has_its_keys_wrapped_anew(bench: Bench) -> No
     bench.deploy("cam-1")
     before = bench.signed[-1].counter
     bench.enrol("cam-1", b"N" * 32, "second", replace=True)
-    assert bench.director.wrap_anew("cam-1") is True
+    assert bench.director.rewrap_keys("cam-1") is True
     assert bench.keys.startswith(b"N" * 32) and bench.signed[-1].counter > before
     bench.now += 600
     bench.director.renew()
@@ -210,7 +210,7 @@ def test_a_revoked_device_gets_no_further_keys(bench: Bench) -> None:
     bench.devices.revoke("cam-1")
     said = len(bench.signed)
     bench.now += 600
-    assert bench.director.renew() == [] and bench.director.wrap_anew("cam-1") is False
+    assert bench.director.renew() == [] and bench.director.rewrap_keys("cam-1") is False
     with pytest.raises(Conflict):
         bench.deploy("cam-1")
     assert len(bench.signed) == said
@@ -236,7 +236,7 @@ def test_what_needs_no_keys_is_not_stated_anew(bench: Bench) -> None:
     bench.enrol("cam-1", b"1" * 32)
     bench.deploy("cam-1")
     said = len(bench.signed)
-    assert bench.director.wrap_anew("cam-1") is False and bench.director.wrap_anew("nobody") is False
+    assert bench.director.rewrap_keys("cam-1") is False and bench.director.rewrap_keys("nobody") is False
     assert len(bench.signed) == said
 
 

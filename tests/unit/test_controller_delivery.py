@@ -20,7 +20,7 @@ from edgesplit_controller.messaging.delivery import (
     Delivery,
     Inbox,
     Sources,
-    check_wish,
+    check_chunk_request,
     pieces,
 )
 
@@ -48,7 +48,7 @@ def test_who_asks_again_keeps_the_place_and_is_answered_once() -> None:
 def test_an_inbox_bounds_each_device_by_itself() -> None:
     """A flood loses the flooder's messages only."""
     inbox = Inbox()
-    wish = messages.FetchChunks.of(A, [1])
+    wish = messages.FetchChunks.from_indexes(A, [1])
     taken = [inbox.put("flood", wish) for _ in range(WAITING_PER_DEVICE + 10)]
     assert taken.count(False) == 10 and inbox.put("quiet", wish)
     first = inbox.take(100)
@@ -76,30 +76,34 @@ def test_only_chunks_of_a_known_release_are_sent() -> None:
     def chunks_of(release: str) -> tuple[str, ...]:
         return listed if release == A else ()
 
-    assert check_wish(messages.FetchChunks.of(A, [999, 0, 17]), chunks_of) == (listed[0], listed[17], listed[999])
+    assert check_chunk_request(messages.FetchChunks.from_indexes(A, [999, 0, 17]), chunks_of) == (
+        listed[0],
+        listed[17],
+        listed[999],
+    )
     for wish in (
-        messages.FetchChunks.of(B, [0]),
-        messages.FetchChunks.of(A, [1000]),
-        messages.FetchChunks.of("../x", [0]),
+        messages.FetchChunks.from_indexes(B, [0]),
+        messages.FetchChunks.from_indexes(A, [1000]),
+        messages.FetchChunks.from_indexes("../x", [0]),
         messages.FetchChunks(A, 0, b"\x00\x00"),
-        messages.FetchChunks.of(A, range(LIMITS.window_chunks + 1)),
+        messages.FetchChunks.from_indexes(A, range(LIMITS.fetch_window_chunks + 1)),
     ):
         with pytest.raises(MalformedMessage):
-            check_wish(wish, chunks_of)
+            check_chunk_request(wish, chunks_of)
 
 
-@given(st.sets(st.integers(0, 8 * LIMITS.bitmap_bytes - 1), min_size=1, max_size=LIMITS.window_chunks))
+@given(st.sets(st.integers(0, 8 * LIMITS.bitmap_bytes - 1), min_size=1, max_size=LIMITS.fetch_window_chunks))
 def test_a_request_names_exactly_the_chunks_asked_for(places: set[int]) -> None:
     """Any few places of any list, through the wire and back; always within what a request may have."""
-    raw = messages.encode(messages.FetchChunks.of(A, places))
+    raw = messages.encode(messages.FetchChunks.from_indexes(A, places))
     assert len(raw) <= LIMITS.request_bytes
-    assert messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes).places == sorted(places)
+    assert messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes).indexes == sorted(places)
 
 
 def test_requests_are_small() -> None:
     """Sixteen neighbours cost two bytes beyond the release's name; gaps all over a slice of 2 GiB two kilobytes."""
-    neighbours = messages.encode(messages.FetchChunks.of(A, range(5_000, 5_016)))
-    gaps = messages.encode(messages.FetchChunks.of(A, range(0, 2**31 // LIMITS.chunk_bytes, 64)))
+    neighbours = messages.encode(messages.FetchChunks.from_indexes(A, range(5_000, 5_016)))
+    gaps = messages.encode(messages.FetchChunks.from_indexes(A, range(0, 2**31 // LIMITS.chunk_bytes, 64)))
     assert len(neighbours) < 120 and len(gaps) < 2_200
 
 
@@ -108,7 +112,7 @@ def test_no_bytes_of_a_request_name_more_than_a_window(raw: bytes) -> None:
     """Whatever is decoded as a request names few places, or is malformed."""
     try:
         wish = messages.decode(raw, messages.FetchChunks, LIMITS.request_bytes)
-        assert 0 < len(wish.places) <= LIMITS.window_chunks
+        assert 0 < len(wish.indexes) <= LIMITS.fetch_window_chunks
     except MalformedMessage:
         pass
 
@@ -154,7 +158,7 @@ class Bench:
                 metadata=self.metadata,
                 chunk=lambda sha256: b"weights",
                 release_chunks=lambda release: (B,) if release == A else (),
-                hear=lambda batch: [self.heard.put(one) for one in batch] and None,
+                ingest=lambda batch: [self.heard.put(one) for one in batch] and None,
                 statements=lambda names: {n: s for n, s in self.told.items() if names is None or n in names},
             )
         )
@@ -166,7 +170,7 @@ class Bench:
             raise FileNotFoundError(path)
         return b"{}"
 
-    def say(self, kind: messages.Kind, payload: bytes, correlation: bytes | None = None) -> None:
+    def say(self, kind: messages.TopicKind, payload: bytes, correlation: bytes | None = None) -> None:
         self.delivery.on_message(messages.topic("cam", kind), payload, correlation)
 
 
@@ -189,18 +193,18 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
 
 def test_chunks_are_published_and_a_fetch_is_a_sign_of_life(bench: Bench) -> None:
     """A chunk goes out on its own topic; who asked was heard."""
-    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
+    bench.say("fetch", messages.encode(messages.FetchChunks.from_indexes(A, [0])))
     assert bench.channel.next()[:2] == (messages.chunk_topic(B), b"weights")
-    assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.of(A, [0]))
-    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [1])))
-    bench.say("fetch", messages.encode(messages.FetchChunks.of(A, [0])))
+    assert bench.heard.get(timeout=PATIENCE_S) == ("cam", messages.FetchChunks.from_indexes(A, [0]))
+    bench.say("fetch", messages.encode(messages.FetchChunks.from_indexes(A, [1])))
+    bench.say("fetch", messages.encode(messages.FetchChunks.from_indexes(A, [0])))
     assert bench.channel.next()[0] == messages.chunk_topic(B)
     assert bench.delivery.dropped["cam"] == 1
 
 
 def test_a_late_comer_of_a_crowd_is_sent_its_own_copy(bench: Bench) -> None:
     """On its own topic, under the chunk's digest; agents that do not know of that hear the one for all."""
-    wish = messages.encode(messages.FetchChunks.of(A, [0]))
+    wish = messages.encode(messages.FetchChunks.from_indexes(A, [0]))
     for number in range(CROWD + 2):
         bench.delivery.on_message(messages.topic(f"cam-{number}", "fetch"), wish, None)
     assert bench.channel.next()[0] == messages.chunk_topic(B)
@@ -220,8 +224,8 @@ def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:
 def test_what_could_not_be_stated_is_stated_again(bench: Bench) -> None:
     """A link that fails in the middle costs a moment, whether a connection is made anew or not."""
     bench.channel.cut = True
-    bench.delivery.forget(["gone"])
-    bench.delivery.tell(["cam"])
+    bench.delivery.clear_retained(["gone"])
+    bench.delivery.publish_statements(["cam"])
     assert bench.channel.failed.wait(PATIENCE_S)
     bench.channel.cut = False
     assert [bench.channel.next()[:2] for _ in range(4)][-1] == (messages.topic("cam", "desired"), b"signed")
@@ -229,8 +233,8 @@ def test_what_could_not_be_stated_is_stated_again(bench: Bench) -> None:
 
 def test_a_forgotten_device_leaves_nothing_retained(bench: Bench) -> None:
     """Every retained topic of its own is cleared, then what it shall run is said."""
-    bench.delivery.forget(["cam"])
-    bench.delivery.tell(["cam"])
+    bench.delivery.clear_retained(["cam"])
+    bench.delivery.publish_statements(["cam"])
     cleared = [bench.channel.next() for _ in range(3)]
     assert {topic.rpartition("/")[2] for topic, payload, retained, _ in cleared if not payload and retained} == {
         "desired",

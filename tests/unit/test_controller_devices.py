@@ -13,12 +13,12 @@ from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Statement
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.fleet import devices as devices_module
-from edgesplit_controller.fleet.devices import ClaimWish, Devices, Enrolment, public_key_sha256
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment, public_key_sha256
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.director import Director, next_counter
-from edgesplit_controller.storage.database import Database, Device, Model, Release
+from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
@@ -48,12 +48,12 @@ class Bench:
 
     def enrol(self, name: str = "cam", key: str = "key", **more: object) -> Enrolment:
         """A device that was claimed and has enrolled."""
-        token, _ = self.devices.claim(ClaimWish(device=name, device_class="raspberrypi4", **more))  # type: ignore[arg-type]
+        token, _ = self.devices.claim(ClaimRequest(device=name, device_class="raspberrypi4", **more))  # type: ignore[arg-type]
         return self.devices.enrol(token, self.csr(key), self.authority.sign_request)
 
     def hear(self, message: messages.Message, name: str = "cam") -> str:
         """The device says this; its state then."""
-        self.devices.hear([(name, message)])
+        self.devices.ingest([(name, message)])
         return self.devices.state(self.devices.get(name))
 
     def release(self, digest: str) -> None:
@@ -65,7 +65,7 @@ class Bench:
             )  # fmt: skip
             session.add(model)
             session.flush()
-            session.add(Release(digest=digest, model_id=model.id, created=0.0, options={}))
+            session.add(ReleaseRow(digest=digest, model_id=model.id, created=0.0, options={}))
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
 def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
     """What they say changes nothing, and harms nobody whose words stand beside it."""
     bench.enrol()
-    bench.devices.hear([("stranger", birth(1)), ("cam", birth(1))])
+    bench.devices.ingest([("stranger", birth(1)), ("cam", birth(1))])
     assert bench.devices.state(bench.devices.get("cam")) == "online"
     bench.devices.revoke("cam")
     assert bench.hear(birth(2)) == "revoked"
@@ -124,7 +124,7 @@ def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
 
 def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None:
     """Wrong, used by another key, expired: the same answer to each."""
-    token, expires = bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4", expires_s=100))
+    token, expires = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", expires_s=100))
     assert expires == bench.now + 100
     texts = set()
     first = bench.devices.enrol(token, bench.csr("a"), bench.authority.sign_request)
@@ -132,7 +132,7 @@ def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None
     assert (first.device, first.fresh, again.fresh) == ("cam", True, False)
     for wrong, key, later in ((token, "b", 0), ("guess", "a", 0), (token, "a", 100)):
         bench.now += later
-        with pytest.raises(Forbidden) as refused:
+        with pytest.raises(Unauthenticated) as refused:
             bench.devices.enrol(wrong, bench.csr(key), bench.authority.sign_request)
         texts.add(str(refused.value))
     assert len(texts) == 1
@@ -158,7 +158,7 @@ def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> No
     """Not while it is enrolled, unless it shall be replaced; and again once it is revoked."""
     bench.enrol()
     with pytest.raises(Conflict, match="`--replace`"):
-        bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi3b+"))
+        bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi3b+"))
     assert bench.devices.get("cam").device_class == "raspberrypi4"
     bench.devices.revoke("cam")
     assert bench.enrol(key="other").fresh
@@ -166,17 +166,17 @@ def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> No
 
 def test_of_two_claims_for_one_name_the_first_used_voids_the_other(bench: Bench) -> None:
     """Whoever found the second claim cannot take the name from the device that has it now."""
-    wish = ClaimWish(device="cam", device_class="raspberrypi4")
+    wish = ClaimRequest(device="cam", device_class="raspberrypi4")
     first, second = (bench.devices.claim(wish)[0] for _ in range(2))
     bench.devices.enrol(first, bench.csr("a"), bench.authority.sign_request)
-    with pytest.raises(Forbidden):
+    with pytest.raises(Unauthenticated):
         bench.devices.enrol(second, bench.csr("b"), bench.authority.sign_request)
 
 
 def test_replaced_hardware_is_not_believed_any_more(bench: Bench) -> None:
     """Its certificate is on the list from the moment the other one enrols, and not before."""
     old = serial_of(bench.enrol())
-    token, _ = bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4", replace=True))
+    token, _ = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", replace=True))
     assert bench.devices.revoked_serials() == []
     assert bench.devices.enrol(token, bench.csr("other"), bench.authority.sign_request).replaced
     assert bench.devices.revoked_serials() == [old]
@@ -187,12 +187,12 @@ def test_a_revoked_device_that_speaks_is_named(bench: Bench) -> None:
     serial = serial_of(bench.enrol())
     bench.devices.revoke("cam")
     assert bench.devices.revoked_serials() == [serial]
-    assert bench.devices.hear([("cam", messages.Death(3))]).intruders == frozenset()
-    assert bench.devices.hear([("cam", telemetry(3))]).intruders == {"cam"}
+    assert bench.devices.ingest([("cam", messages.Death(3))]).intruders == frozenset()
+    assert bench.devices.ingest([("cam", telemetry(3))]).intruders == {"cam"}
 
 
 def renewed(bench: Bench, old: Enrolment, key: str) -> Enrolment:
-    certificate = bench.authority.recognise(old.certificate)
+    certificate = bench.authority.parse_device_certificate(old.certificate)
     return bench.devices.renew(certificate, bench.csr(key), bench.authority.sign_request)
 
 
@@ -202,10 +202,10 @@ def test_a_renewed_certificate_takes_over_when_it_is_seen_at_work(bench: Bench) 
     lost = renewed(bench, first, "lost")
     second = renewed(bench, first, "next")
     assert bench.devices.revoked_serials() == []
-    assert bench.devices.hear([("cam", birth(1, certificate=serial_of(first)))]).superseded is False
-    assert bench.devices.hear([("cam", birth(2, certificate=serial_of(second)))]).superseded
+    assert bench.devices.ingest([("cam", birth(1, certificate=serial_of(first)))]).superseded is False
+    assert bench.devices.ingest([("cam", birth(2, certificate=serial_of(second)))]).superseded
     assert sorted(bench.devices.revoked_serials()) == sorted([serial_of(first), serial_of(lost)])
-    with pytest.raises(Forbidden, match="revoked"):
+    with pytest.raises(Unauthenticated, match="revoked"):
         renewed(bench, first, "thief")
     assert renewed(bench, second, "third").device == "cam"
 
@@ -214,11 +214,11 @@ def test_a_revoked_device_renews_nothing(bench: Bench) -> None:
     """Neither does one whose certificate nobody issued."""
     first = bench.enrol()
     bench.devices.revoke("cam")
-    with pytest.raises(Forbidden, match="revoked"):
+    with pytest.raises(Unauthenticated, match="revoked"):
         renewed(bench, first, "next")
     stranger = Authority(bench.folder / "other").sign_request(bench.csr("key"), "cam")
     with pytest.raises(MalformedMessage, match="not a certificate of this authority"):
-        bench.authority.recognise(stranger)
+        bench.authority.parse_device_certificate(stranger)
 
 
 def test_a_copied_card_is_noticed(bench: Bench) -> None:
@@ -226,11 +226,11 @@ def test_a_copied_card_is_noticed(bench: Bench) -> None:
     bench.enrol()
     for number, mark in enumerate(["a", "a", "b", "b", "c", "d"], start=1):
         bench.hear(birth(number, start=mark))
-    assert bench.devices.copied() == {}
+    assert bench.devices.copied_at() == {}
     bench.hear(birth(7, start="c"))
-    assert bench.devices.copied() == {"cam": bench.now}
+    assert bench.devices.copied_at() == {"cam": bench.now}
     with bench.database.read() as session:
-        assert session.query(devices_module.Starts).one().device == "cam"
+        assert session.query(devices_module.AgentStartsRow).one().device == "cam"
 
 
 def serial_of(enrolment: Enrolment) -> int:
@@ -247,16 +247,16 @@ def test_requests_that_are_none_are_malformed() -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        ClaimWish(device="Cam", device_class="x"),
-        ClaimWish(device="controller", device_class="x"),
-        ClaimWish(device="cam", device_class="x", expires_s=0),
-        ClaimWish(device="cam", device_class="x", expires_s=10**9),
-        ClaimWish(device="cam", device_class="x", group="a b"),
-        ClaimWish(device="cam", device_class="x", labels={"group": "a"}),
+        ClaimRequest(device="Cam", device_class="x"),
+        ClaimRequest(device="controller", device_class="x"),
+        ClaimRequest(device="cam", device_class="x", expires_s=0),
+        ClaimRequest(device="cam", device_class="x", expires_s=10**9),
+        ClaimRequest(device="cam", device_class="x", group="a b"),
+        ClaimRequest(device="cam", device_class="x", labels={"group": "a"}),
     ],
     ids=str,
 )
-def test_a_claim_that_cannot_be_is_refused(bench: Bench, wish: ClaimWish) -> None:
+def test_a_claim_that_cannot_be_is_refused(bench: Bench, wish: ClaimRequest) -> None:
     """Names that are topics, groups that could not be typed again, times without end."""
     with pytest.raises(UsageError):
         bench.devices.claim(wish)
@@ -286,12 +286,12 @@ def test_targets_mean_names_groups_labels_or_all(bench: Bench) -> None:
 
 def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that talks for ever does not fill the disk."""
-    monkeypatch.setattr(devices_module, "HISTORY", 50)
+    monkeypatch.setattr(devices_module, "MAX_TELEMETRY_ROWS", 50)
     monkeypatch.setattr(devices_module, "TRIM_EVERY", 20)
     bench.enrol()
     bench.hear(birth(1))
-    bench.devices.hear([("cam", telemetry(1, sequence)) for sequence in range(95)])
-    bench.devices.hear([("cam", telemetry(1, 95))])
+    bench.devices.ingest([("cam", telemetry(1, sequence)) for sequence in range(95)])
+    bench.devices.ingest([("cam", telemetry(1, 95))])
     kept = [one["sequence"] for one in bench.devices.history("cam")]
     assert kept[-1] == 95 and 50 <= len(kept) < 50 + 20
     assert [one["sequence"] for one in bench.devices.history("cam", newest=2)] == [94, 95]
@@ -355,12 +355,12 @@ def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench
     deploy(bench.database, director, "a1", "m@1", ["cam", "other"])
     before = director.statements(None)
 
-    assert director.restate() == ["cam", "other"]
+    assert director.resign_all() == ["cam", "other"]
     assert all(director.statements(None)[name] != before[name] for name in before)
-    assert director.restate(signed_by=repository.delegated_keys("director")) == []
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
     assert Rotation(repository).change(KeyChange(anew=("director",)))
-    assert director.restate(signed_by=repository.delegated_keys("director")) == ["cam", "other"]
-    assert director.restate(signed_by=repository.delegated_keys("director")) == []
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == ["cam", "other"]
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
 
 
 def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
@@ -399,7 +399,7 @@ def test_a_write_that_fails_never_happened(bench: Bench) -> None:
 
 def test_a_claimed_device_that_has_not_come_yet_is_known(bench: Bench) -> None:
     """It is shown as claimed, and a deployment to it says that it has not enrolled: not that there is none."""
-    bench.devices.claim(ClaimWish(device="cam", device_class="raspberrypi4"))
+    bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
     found = bench.devices.open_claim("cam")
     assert found is not None and found.device == "cam"
     assert bench.devices.open_claim("other") is None
@@ -415,7 +415,7 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     from rich.console import Console
 
     from edgesplit_cli.commands.device import device_table
-    from edgesplit_controller.fleet.device_view import shown_device
+    from edgesplit_controller.fleet.device_view import device_to_dict
     from edgesplit_controller.fleet.listing import Listing
 
     bench.enrol()
@@ -424,7 +424,7 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     bench.hear(messages.Reported(5, 7, (state,), "3 starts in a row were not found healthy", "it has expired"))
     listing = Listing(bench.database, stale_after_s=STALE_S, now=lambda: bench.now)
     device = bench.devices.get("cam")
-    shown = shown_device(device, "online", listing.of(device), bench.now)
+    shown = device_to_dict(device, "online", listing.page_of_device(device), bench.now)
     assert shown["safe_mode"] == "3 starts in a row were not found healthy" and shown["trouble"] == "it has expired"
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(device_table([shown]))
@@ -436,16 +436,16 @@ def test_a_device_that_floods_is_held_off_and_comes_back(bench: Bench) -> None:
     serial = x509.load_pem_x509_certificate(bench.enrol().certificate).serial_number
     bench.enrol("other", "other-key")
     for times, held_s in ((1, 60), (2, 120)):
-        assert bench.devices.hold("cam", 7) and bench.devices.hold("cam", 8)  # told twice of one flood
-        assert bench.devices.revoked_serials() == [serial] and bench.devices.end_holds() == []
+        assert bench.devices.quarantine("cam", 7) and bench.devices.quarantine("cam", 8)  # told twice of one flood
+        assert bench.devices.revoked_serials() == [serial] and bench.devices.release_quarantined() == []
         flood = bench.devices.floods()["cam"]
         assert (flood.times, flood.dropped, flood.held_until) == (times, 8, bench.now + held_s)
         bench.now += held_s
-        assert bench.devices.end_holds() == ["cam"] and bench.devices.end_holds() == []
+        assert bench.devices.release_quarantined() == ["cam"] and bench.devices.release_quarantined() == []
         assert bench.devices.revoked_serials() == []
     assert bench.devices.state(bench.devices.get("cam")) == "offline"
-    bench.now += devices_module.CALM_S + 1
-    assert bench.devices.hold("cam", 0) and bench.devices.floods()["cam"].times == 1
+    bench.now += devices_module.FLOOD_RESET_S + 1
+    assert bench.devices.quarantine("cam", 0) and bench.devices.floods()["cam"].times == 1
 
 
 def test_nobody_is_held_off_who_is_no_device(bench: Bench) -> None:
@@ -453,4 +453,4 @@ def test_nobody_is_held_off_who_is_no_device(bench: Bench) -> None:
     twice."""
     bench.enrol()
     bench.devices.revoke("cam")
-    assert not bench.devices.hold("controller", 1) and not bench.devices.hold("cam", 1)
+    assert not bench.devices.quarantine("controller", 1) and not bench.devices.quarantine("cam", 1)

@@ -18,25 +18,31 @@ import pytest
 
 from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
 from edgesplit.links import parse_link
-from edgesplit.process.supervised import Child
-from edgesplit_controller.access.request_limits import BodyBounds, RateLimit
-from edgesplit_controller.api.dispatch import Heavy
+from edgesplit.process.supervised import SupervisedProcess
+from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
+from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.api.errors import kind_of, status_of
 from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
-from edgesplit_controller.errors import Conflict, Forbidden, unknown
+from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
-from edgesplit_controller.planning.planner_service import Planning, Wish, device_profile, link_of, slowest
+from edgesplit_controller.planning.planner_service import (
+    PlanningService,
+    PlanOptions,
+    device_profile,
+    link_of,
+    slowest_link,
+)
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database, Model
 from edgesplit_partitioner import load_costs
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss
-from edgesplit_partitioner.profiling.codecs import CodecMeasure, CodecMeasures
-from edgesplit_partitioner.profiling.layers import Samples
+from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
+from edgesplit_partitioner.profiling.layers import TensorMeasurements
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
-from edgesplit_partitioner.profiling.slices import SliceTime, Whole
+from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
 from unit.registry_bench import Bench, a_model, npz
 
 PATIENCE_S = 30.0
@@ -94,9 +100,11 @@ time.sleep(600)
 """
 
 
-def child(folder: Path, program: str) -> Child:
+def child(folder: Path, program: str) -> SupervisedProcess:
     command = [sys.executable, "-c", program]
-    return Child("server", command, announces="listening on", log_file=folder / "log", pid_file=folder / "pid")
+    return SupervisedProcess(
+        "server", command, ready_line="listening on", log_file=folder / "log", pid_file=folder / "pid"
+    )
 
 
 def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
@@ -131,8 +139,8 @@ def test_calls_are_limited_per_address() -> None:
     assert limit.allow("b")
     now[0] += 0.5
     assert [limit.allow("a"), limit.allow("a")] == [True, False]
-    limit.give_back("a")
-    limit.give_back("never seen")
+    limit.refund("a")
+    limit.refund("never seen")
     assert [limit.allow("a"), limit.allow("a")] == [True, False]
 
 
@@ -166,7 +174,7 @@ def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, par
             sent.append(message)
 
         headers = [(b"content-length", declared)] if declared is not None else []
-        bounds = BodyBounds(app, default=10, by_suffix={"/v1/models": 100})
+        bounds = BodyLimits(app, default=10, by_suffix={"/v1/models": 100})
         await bounds({"type": "http", "path": path, "headers": headers}, receive, send)
         return int(sent[0]["status"])
 
@@ -175,7 +183,7 @@ def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, par
 
 def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
     """Order is kept, errors rise where the work was asked for, and too many are told to come back."""
-    heavy = Heavy()
+    heavy = HeavyJobQueue()
     gate, ran = threading.Event(), []
 
     def work(number: int) -> int:
@@ -203,7 +211,7 @@ def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
         (UsageError("x"), 400, "UsageError"),
         (NotFound("x"), 404, "NotFound"),
         (Conflict("x"), 409, "UsageError"),
-        (Forbidden("x"), 401, "UsageError"),
+        (Unauthenticated("x"), 401, "UsageError"),
         (InfeasibleLimits("x"), 409, "InfeasibleLimits"),
         (ModelRefused("x"), 422, "ModelRefused"),
         (Busy("x"), 429, "Busy"),
@@ -230,23 +238,23 @@ def test_bindings_are_read_or_refused() -> None:
 
 def test_a_name_that_is_not_there_brings_near_ones_or_all() -> None:
     """Three at most, or what there is, or that there is nothing."""
-    assert "did you mean digits?" in str(unknown("model", "digit", ["digits", "faces"]))
-    assert "there is: digits, faces" in str(unknown("model", "xyzzy", ["faces", "digits"]))
-    assert "no model yet" in str(unknown("model", "digits", []))
+    assert "did you mean digits?" in str(not_found("model", "digit", ["digits", "faces"]))
+    assert "there is: digits, faces" in str(not_found("model", "xyzzy", ["faces", "digits"]))
+    assert "no model yet" in str(not_found("model", "digits", []))
 
 
 @pytest.mark.parametrize(
     ("wish", "limits"),
     [
-        (Wish(), {}),
-        (Wish(partition="device"), {"force": "device"}),
-        (Wish(partition="cloud", limits={"keep_first": 1}), {"force": "cloud", "keep_first": 1}),
-        (Wish(partition="conv1"), {"force_after": "conv1"}),
-        (Wish(limits={"force": "cloud"}), {"force": "cloud"}),
+        (PlanOptions(), {}),
+        (PlanOptions(partition="device"), {"force": "device"}),
+        (PlanOptions(partition="cloud", limits={"keep_first": 1}), {"force": "cloud", "keep_first": 1}),
+        (PlanOptions(partition="conv1"), {"force_after": "conv1"}),
+        (PlanOptions(limits={"force": "cloud"}), {"force": "cloud"}),
     ],
     ids=str,
 )
-def test_a_partition_is_a_limit_of_the_planners(wish: Wish, limits: dict[str, Any]) -> None:
+def test_a_partition_is_a_limit_of_the_planners(wish: PlanOptions, limits: dict[str, Any]) -> None:
     """Words on the left, what the planner takes on the right."""
     assert wish.planner_limits() == limits
 
@@ -254,13 +262,13 @@ def test_a_partition_is_a_limit_of_the_planners(wish: Wish, limits: dict[str, An
 def test_a_partition_and_a_forcing_limit_contradict_each_other() -> None:
     """One of them must go."""
     with pytest.raises(UsageError):
-        Wish(partition="conv1", limits={"force": "cloud"}).planner_limits()
+        PlanOptions(partition="conv1", limits={"force": "cloud"}).planner_limits()
 
 
 def test_links_come_from_the_operator_then_the_device_then_the_assumption() -> None:
     """And a class of several devices is planned for the slowest of theirs."""
     assert link_of("lte", "3g").name == "lte" and link_of("", "3g").name == "3g" and link_of("", "").name == "wifi"
-    assert slowest([parse_link("wifi"), parse_link("3g"), parse_link("lte")]).name == "3g"
+    assert slowest_link([parse_link("wifi"), parse_link("3g"), parse_link("lte")]).name == "3g"
 
 
 def test_a_device_profile_is_a_shipped_name_never_a_path() -> None:
@@ -282,31 +290,33 @@ class CountingMeasure:
         self.asked.append("layers")
         return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
 
-    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> Samples:
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
         self.asked.append(f"{len(samples)} samples")
         sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
-        return Samples(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
+        return TensorMeasurements(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
 
-    def slices(self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]) -> Whole:
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> WholeSliceTimes:
         self.slices_asked.append([*groups])
         one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
-        return Whole(slices=(one,), factor=0.5)
+        return WholeSliceTimes(slices=(one,), factor=0.5)
 
-    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasures:
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
         lost = CodecLoss(error=0.001, changed=0.0)
         cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
-        one = CodecMeasure(cost=cost, packed=cost, chosen=lost, confirmed=lost)
-        return CodecMeasures({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
+        one = CodecMeasurement(cost=cost, packed=cost, chosen=lost, confirmed=lost)
+        return CodecMeasurements({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
 
 
 def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_path: Path) -> None:
     """This machine's seconds are those of the chosen slices; asked again, nothing is measured again."""
     bench, measure = Bench(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
-    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     costs = planning.costs(model, "raspberrypi4")
-    wish = Wish(partition="cloud")
+    wish = PlanOptions(partition="cloud")
 
     first = planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
     assert len(measure.slices_asked) == 1
@@ -326,7 +336,7 @@ def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path)
     this machine's seconds are theirs."""
     bench, measure = Bench(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
-    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     told = planning.profile(model, device_class="raspberrypi4")
     costs = load_costs(told)
 
@@ -342,7 +352,7 @@ def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_pa
     """`edgectl plan MODEL` gets this machine's seconds as chosen slices take them whole; measured once."""
     bench, measure = Bench(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
-    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
     whole = planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True)
 
     assert [layer.seconds["cloud"] for layer in whole.layers] == pytest.approx([0.0005] * 4)
@@ -354,15 +364,15 @@ def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path
     """Plans reuse what was measured, also after a restart; `profile` measures anew."""
     bench, measure = Bench(tmp_path), CountingMeasure()
     model: Model = bench.push(a_model())
-    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
-    made = planning.plan(model, "raspberrypi4", parse_link("lte"), Wish(partition="conv"))
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    made = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="conv"))
     planning.costs(model, "jetson-nano")
     assert measure.asked == ["layers", "0 samples"]
     assert made.table.model == "small@1" and made.row.after == "conv"
 
     database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
     registry = Registry(database, BlobStore(tmp_path / "blobs"), now=lambda: 1.0)
-    again = Planning(database, registry, now=lambda: 1.0, measure=measure)
+    again = PlanningService(database, registry, now=lambda: 1.0, measure=measure)
     again.costs(registry.get("small"), "raspberrypi4")
     assert measure.asked == ["layers", "0 samples"]
 
@@ -374,15 +384,15 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     """Once, on two samples at least; again when a label comes. A plan without an allowance stays lossless."""
     bench, measure = Bench(tmp_path), CountingMeasure()
     model = bench.push(a_model())
-    planning = Planning(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
-    lossy = Wish(limits={"max_loss": 0.005})
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    lossy = PlanOptions(limits={"max_loss": 0.005})
     archives = [npz(image=np.full((1, 3, 16, 16), value, np.float32)) for value in range(2)]
     bench.registry.add_samples(model, tensors=archives[:1])
     with pytest.raises(UsageError, match=r"two samples at least.*not 1"):
         planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
     assert "two samples at least" in planning.profile(model, codecs=True)["notes"][0]
     bench.registry.add_samples(model, tensors=archives[1:])
-    planning.plan(model, "raspberrypi4", parse_link("3g"), Wish())
+    planning.plan(model, "raspberrypi4", parse_link("3g"), PlanOptions())
     assert not [asked for asked in measure.asked if "codecs" in asked]
 
     made = planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
@@ -390,7 +400,7 @@ def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_pat
     assert [asked for asked in measure.asked if "codecs" in asked] == ["codecs on 2 samples, labels [None, None]"]
     used = {codec for row in made.table.rows for codec in row.codecs.values()}
     assert used <= {"raw", "int8"} and made.limits.max_loss == 0.005
-    lossless = planning.plan(model, "raspberrypi4", parse_link("3g"), Wish())
+    lossless = planning.plan(model, "raspberrypi4", parse_link("3g"), PlanOptions())
     assert not {codec for row in lossless.table.rows for codec in row.codecs.values()} - {"raw"}
 
     bench.registry.add_samples(model, tensors=archives, labels={archives[0]: 1})

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages, Package, check_pair, read_package
+from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages, DebianPackage, check_compatible, read_package
 
 GOOD = "16.0tf2.17.1-1"
 
@@ -37,7 +37,7 @@ def deb(folder: Path, name: str, version: str, architecture: str = "arm64", pack
 @pytest.mark.parametrize("packed", ["gz", "xz", "zst", ""])
 def test_a_package_says_what_it_is_however_it_is_packed(tmp_path: Path, packed: str) -> None:
     """Nothing of it is run or unpacked."""
-    assert read_package(deb(tmp_path, "libedgetpu1-std", GOOD, packed=packed)) == Package(
+    assert read_package(deb(tmp_path, "libedgetpu1-std", GOOD, packed=packed)) == DebianPackage(
         "libedgetpu1-std", GOOD, "arm64"
     )
 
@@ -56,14 +56,14 @@ def test_a_kit_gets_libedgetpu_with_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["16.0tf2.16.1", GOOD, "16.0TF2.17.1-1.bookworm", "16.0tf2.19.0-2~deb12"])
 def test_builds_of_a_tensorflow_that_litert_grew_from_are_taken(version: str) -> None:
     """They name it."""
-    check_pair(Package("libedgetpu1-std", version, "arm64"))
+    check_compatible(DebianPackage("libedgetpu1-std", version, "arm64"))
 
 
 @pytest.mark.parametrize("version", ["16.0", "15.0", "16.0tf2.15.1-1", "16.0tf1.99.1", "tf2.17.1", "16.0tf2.17", "x"])
 def test_builds_that_litert_cannot_load_are_refused(version: str) -> None:
     """Coral's own last one among them."""
     with pytest.raises(UsageError, match="TensorFlow"):
-        check_pair(Package("libedgetpu1-std", version, "arm64"))
+        check_compatible(DebianPackage("libedgetpu1-std", version, "arm64"))
 
 
 def test_without_libedgetpu_there_is_no_coral(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edgesplit.plan import Conditions, Link, Plan, Power, Row, cost
 from edgesplit_controller.dashboard.assets import PAGE, load_assets
-from edgesplit_controller.fleet.conditions import LONGEST, in_words
+from edgesplit_controller.fleet.conditions import MAX_TEXT_CHARS, failure_causes
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.fleet.table import fleet_row, fleet_rows
 from edgesplit_controller.planning.curves import bandwidths, curves, gain
@@ -77,18 +77,22 @@ def test_causes_that_differ_in_details_are_one_cause() -> None:
         {"models": [{"model": "m@1", "state": "failed", "detail": f"chunk {digest} of {name!r} failed {times} times"}]}
         for digest, name, times in (("3f9c0d1e2b4a59687", "cam", 5), ("99999d1e2b4a59687", "dog", 7))
     )
-    assert in_words(one, {})[0]["cause"] == in_words(other, {})[0]["cause"] == "failed: chunk … of … failed N times"
-    assert "3f9c" in in_words(one, {})[0]["detail"]
-    assert len(in_words({"trouble": "word " * 100}, {})[0]["cause"]) <= LONGEST + len("refused: ")
+    assert (
+        failure_causes(one, {})[0]["cause"]
+        == failure_causes(other, {})[0]["cause"]
+        == "failed: chunk … of … failed N times"
+    )
+    assert "3f9c" in failure_causes(one, {})[0]["detail"]
+    assert len(failure_causes({"trouble": "word " * 100}, {})[0]["cause"]) <= MAX_TEXT_CHARS + len("refused: ")
 
 
 def test_every_kind_of_trouble_is_a_cause() -> None:
     """Safe mode, disobedience, a window's trouble and under-voltage; a healthy device has none."""
     reported = {"safe_mode": "3 starts in a row", "trouble": "expired", "models": []}
     told = {"models": [{"trouble": "worker lost"}], "power": {"under_voltage": True}}
-    words = [one["cause"].split(":")[0] for one in in_words(reported, told)]
+    words = [one["cause"].split(":")[0] for one in failure_causes(reported, told)]
     assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
-    assert in_words({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
+    assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
 
 
 def test_a_row_says_what_is_wanted_and_not_there(tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_who_is_for_some_groups_sees_their_rows_alone(tmp_path: Path) -> None:
                     expires=1_800_000_060.0, used=None, public_key_sha256=None,
                 )
             )  # fmt: skip
-    rows = fleet_rows(database, devices.within(frozenset({"doors"})))
+    rows = fleet_rows(database, devices.scoped_to(frozenset({"doors"})))
     assert {row["group"] for row in rows} == {"doors"} and "new-doors" in {row["name"] for row in rows}
     every = fleet_rows(database, devices)
     assert len(every) == 42
@@ -136,5 +140,5 @@ def test_files_whose_names_change_with_their_content_last(tmp_path: Path) -> Non
     (tmp_path / "assets" / "index-abc.js").write_text("let one = 1;")
     found = load_assets(tmp_path)
     script = found["assets/index-abc.js"]
-    assert script.lasting and script.media_type.startswith("text/javascript")
-    assert not found[PAGE].lasting and len(found[PAGE].packed) < 200
+    assert script.is_immutable and script.media_type.startswith("text/javascript")
+    assert not found[PAGE].is_immutable and len(found[PAGE].gzipped) < 200

@@ -16,7 +16,7 @@ from edgesplit.errors import UsageError
 from edgesplit_agent.service.doctor_findings import Finding, bad, good
 from edgesplit_cli import doctor
 from edgesplit_cli.main import cli
-from edgesplit_controller.status import Condition
+from edgesplit_controller.status import ProcessStatus
 
 NOW = 1_800_000_000.0
 
@@ -60,9 +60,9 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     """One that is well."""
     made = Controller()
     monkeypatch.setattr(doctor, "chosen_credentials", lambda data: None)
-    monkeypatch.setattr(doctor.credentials, "of_folder", lambda data: made.held)
-    monkeypatch.setattr(doctor.ControllerClient, "by", lambda held: made)
-    monkeypatch.setattr(doctor, "reach", made.reach)
+    monkeypatch.setattr(doctor.credentials, "from_data_folder", lambda data: made.held)
+    monkeypatch.setattr(doctor.ControllerClient, "from_credentials", lambda held: made)
+    monkeypatch.setattr(doctor, "check_server", made.reach)
     return made
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_asked_is_left_out(controller: Controller, monkeypatch: p
     def nobody(data: Path) -> Credentials:
         raise UsageError("no controller runs there")
 
-    monkeypatch.setattr(doctor.credentials, "of_folder", nobody)
+    monkeypatch.setattr(doctor.credentials, "from_data_folder", nobody)
     assert found()["credentials"].level == "bad" and len(found()) == 1
 
 
@@ -154,5 +154,5 @@ def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> 
 
 def test_a_controller_tells_what_waits_in_it() -> None:
     """And where devices are told to go; how its parts are stands elsewhere, once."""
-    told = Condition(lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"}).told()
+    told = ProcessStatus(lambda: {"heavy": 2.0, "broker": 1.0}, {"broker": "hub:8883"}).to_dict()
     assert told["waiting"] == {"heavy": 2.0} and told["addresses"] == {"broker": "hub:8883"}

@@ -19,15 +19,15 @@ from agent_world import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
 from edgesplit.plan import Link, Plan, Row
-from edgesplit.release.manifest import Compiled, decode_manifest, device_slices, encode_manifest
-from edgesplit.runtime import execute, tflite
+from edgesplit.release.manifest import CompiledSlice, decode_manifest, device_slices, encode_manifest
+from edgesplit.runtime import run_slices, tflite
 from edgesplit.runtime.tflite import LiteRtRuntime
 from edgesplit_controller.model_registry.registry import LoadedModel
 from edgesplit_controller.releases.build import compiled_for
 from edgesplit_partitioner import edgetpu
-from edgesplit_partitioner.ir.prepared_model import whole_slice
+from edgesplit_partitioner.ir.prepared_model import whole_model_slice
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR
 from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit import tflite_models
 
@@ -39,7 +39,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program called edgetpu_compiler that answers every model with the same compiled file, and notes what it got."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "compiled").write_bytes(tflite_models.custom(EDGE_TPU))
+    (folder / "compiled").write_bytes(tflite_models.custom(EDGE_TPU_OPERATOR))
     program = folder / edgetpu.COMPILER
     program.write_text(
         f'#!/bin/sh\n# -s -o FOLDER FILE\ncp "$4" "{folder}/given"\ncp "{folder}/compiled" "$3/half_edgetpu.tflite"\n'
@@ -92,12 +92,12 @@ def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyP
     """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
     coral = load_profile(CORAL)
     model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
-    assert "compiled per cut by edgetpu_compiler" in edgetpu.note(coral, model.graph, "tflite")
-    assert "only int8 TFLite models" in edgetpu.note(coral, floats.graph, "tflite")
-    assert "only int8 TFLite models" in edgetpu.note(coral, model.graph, "onnx")
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.compilation_note(coral, model.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.compilation_note(coral, floats.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.compilation_note(coral, model.graph, "onnx")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "edgetpu_compiler is not on the PATH" in edgetpu.note(coral, model.graph, "tflite")
-    assert edgetpu.note(load_profile("raspberrypi4"), model.graph, "tflite") == ""
+    assert "edgetpu_compiler is not on the PATH" in edgetpu.compilation_note(coral, model.graph, "tflite")
+    assert edgetpu.compilation_note(load_profile("raspberrypi4"), model.graph, "tflite") == ""
     slices, rows = halves()
     assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
 
@@ -109,12 +109,12 @@ def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
     coral, host = load_profile(CORAL), load_profile("raspberrypi4")
     model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
 
-    assert edgetpu.runs_on(coral, model.graph, "tflite") == coral
-    assert edgetpu.runs_on(coral, floats.graph, "tflite").rates == host.rates
+    assert edgetpu.effective_profile(coral, model.graph, "tflite") == coral
+    assert edgetpu.effective_profile(coral, floats.graph, "tflite").rates == host.rates
     monkeypatch.setenv("PATH", "/nowhere")
-    idle = edgetpu.runs_on(coral, model.graph, "tflite")
+    idle = edgetpu.effective_profile(coral, model.graph, "tflite")
     assert idle.rates == host.rates and idle.name == CORAL
-    assert edgetpu.runs_on(host, model.graph, "tflite") == host
+    assert edgetpu.effective_profile(host, model.graph, "tflite") == host
 
 
 def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
@@ -132,11 +132,11 @@ def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
     assert compiled_for(loaded, slices, "raspberrypi4", table) == []
 
 
-def with_compiled(covers: tuple[str, ...]) -> Compiled:
+def with_compiled(covers: tuple[str, ...]) -> CompiledSlice:
     """A compiled slice of the agent's tiny model."""
     first = active(LOCAL).manifest.slices[0]
     one = msgspec.structs.replace(first, name="tpu01", kernels="edgetpu")
-    return Compiled(slice=one, device_class="pi4", covers=covers)
+    return CompiledSlice(slice=one, device_class="pi4", covers=covers)
 
 
 def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
@@ -148,7 +148,7 @@ def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
 
     assert release.order(LOCAL.device) == ["tpu01"]
     assert release.order(CUT.device) == ["a"]
-    assert np.array_equal(execute(steps, release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
+    assert np.array_equal(run_slices(steps, release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
     assert device_slices(release.plan, manifest) == {"a", "b", "tpu01"}
     without = active(LOCAL)
     object.__setattr__(without, "manifest", manifest)
@@ -183,12 +183,12 @@ def test_a_manifest_with_compiled_slices_is_checked() -> None:
 
 def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here there is none, and the refusal says so; the agent goes on with the twins."""
-    model = prepare_model(tflite_models.custom(EDGE_TPU))
+    model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
     assert model.kernels == "edgetpu"
     (tmp_path / "model.tflite").write_bytes(model.raw)
     monkeypatch.setattr(tflite, "EDGE_TPU_LIBRARY", "no-such-library.so")
     with pytest.raises(ModelRefused, match="no Edge TPU runs it here"):
-        LiteRtRuntime().load(whole_slice(model), tmp_path)
+        LiteRtRuntime().load(whole_model_slice(model), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.plan import Link, Plan, Power, Row, energy_j
-from edgesplit_agent.power.energy_model import EnergyLedger, spent_j
+from edgesplit_agent.power.energy_model import EnergyMeter, actual_joules
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 LOCAL = Row(name="local", device=("a",), device_s=0.3, device_joules=1.5)
@@ -19,54 +19,54 @@ def test_a_request_that_went_as_planned_costs_what_the_plan_says() -> None:
     from edgesplit.plan import Conditions
 
     now = Conditions(link=LINK)
-    assert spent_j(LOCAL, POWER, 0.3, 0.3, 0.0) == pytest.approx(energy_j(LOCAL, now, POWER))
-    assert spent_j(REMOTE, POWER, 0.01, 0.12, 0.06) == pytest.approx(energy_j(REMOTE, now, POWER))
+    assert actual_joules(LOCAL, POWER, 0.3, 0.3, 0.0) == pytest.approx(energy_j(LOCAL, now, POWER))
+    assert actual_joules(REMOTE, POWER, 0.01, 0.12, 0.06) == pytest.approx(energy_j(REMOTE, now, POWER))
 
 
 def test_without_rails_joules_are_predicted() -> None:
     """And marked so; a plan without figures says nothing at all."""
-    ledger = EnergyLedger()
-    assert ledger.answered(PLAN, 1.5, 0.3, 1.0) == (1.5, "predicted")
+    ledger = EnergyMeter()
+    assert ledger.record_answer(PLAN, 1.5, 0.3, 1.0) == (1.5, "predicted")
     bare = Plan(model="m@1", device_class="pi", rows=(LOCAL,), link=LINK)
-    assert ledger.answered(bare, 1.5, 0.3, 1.0) == (0.0, "")
+    assert ledger.record_answer(bare, 1.5, 0.3, 1.0) == (0.0, "")
 
 
-def watched(ledger: EnergyLedger, watts: float, seconds: int = 30) -> None:
+def watched(ledger: EnergyMeter, watts: float, seconds: int = 30) -> None:
     """One request a second of 0.9 J beyond idling, beside rails that show so many watts."""
     for second in range(seconds):
-        ledger.saw(watts, float(second))
-        ledger.answered(PLAN, 1.5, 0.3, second + 0.5)
+        ledger.on_reading(watts, float(second))
+        ledger.record_answer(PLAN, 1.5, 0.3, second + 0.5)
 
 
 def test_rails_scale_the_prediction() -> None:
     """Predicted are 2 W of idling and 0.9 J a second; the rails show 4.35 W: half as much again."""
-    ledger = EnergyLedger()
+    ledger = EnergyMeter()
     watched(ledger, 4.35)
-    joules, basis = ledger.answered(PLAN, 1.5, 0.3, 29.6)
+    joules, basis = ledger.record_answer(PLAN, 1.5, 0.3, 29.6)
     assert basis == "measured" and joules == pytest.approx(1.5 * 1.5, rel=0.05)
 
 
 @pytest.mark.parametrize("watts", [0.01, 500.0])
 def test_rails_beyond_reason_measure_something_else(watts: float) -> None:
     """A factor of five and more: another board's rail, or none at all."""
-    ledger = EnergyLedger()
+    ledger = EnergyMeter()
     watched(ledger, watts)
-    assert ledger.answered(PLAN, 1.5, 0.3, 29.6) == (1.5, "predicted")
+    assert ledger.record_answer(PLAN, 1.5, 0.3, 29.6) == (1.5, "predicted")
 
 
 def test_an_emulated_device_measures_nothing() -> None:
     """Its host's rails are not its own."""
-    ledger = EnergyLedger(measures=False)
+    ledger = EnergyMeter(measures=False)
     watched(ledger, 4.35)
-    assert ledger.answered(PLAN, 1.5, 0.3, 29.6)[1] == "predicted"
+    assert ledger.record_answer(PLAN, 1.5, 0.3, 29.6)[1] == "predicted"
 
 
 def test_rails_that_fall_silent_are_believed_no_more() -> None:
     """A sensor that went away, a device that slept: predicted again."""
-    ledger = EnergyLedger()
+    ledger = EnergyMeter()
     watched(ledger, 4.35)
     assert ledger.scale(29.6) is not None
-    ledger.saw(None, 30.0)
+    ledger.on_reading(None, 30.0)
     assert ledger.scale(60.0) is None
-    ledger.saw(4.0, 1_000.0)
+    ledger.on_reading(4.0, 1_000.0)
     assert ledger.scale(1_000.0) is None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.fast_codec import Words
+from edgesplit.oip.fast_codec import FastCodec
 from edgesplit.release.manifest import TensorSpec
 
 INPUTS = (TensorSpec("a", "FP32", (1, 4)), TensorSpec("b", "INT64", (2,)))
@@ -18,8 +18,8 @@ OUTPUTS = (TensorSpec("y", "FP32", (1, 3)), TensorSpec("z", "UINT8", (2, 2)))
 A, B = np.array([[1, 2, 3, 4]], np.float32), np.array([-5, 6], np.int64)
 
 
-def words(inputs: tuple[TensorSpec, ...] = INPUTS) -> Words:
-    return Words("m", "1", inputs, OUTPUTS)
+def words(inputs: tuple[TensorSpec, ...] = INPUTS) -> FastCodec:
+    return FastCodec("m", "1", inputs, OUTPUTS)
 
 
 def body(request: oip.InferRequest) -> tuple[bytes, int]:
@@ -53,7 +53,7 @@ def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
     mine = words()
     for times in range(4):
         raw, length = body(dataclasses.replace(request_, inputs={n: times * t for n, t in request_.inputs.items()}))
-        found, whole = mine.exactly(raw, length), oip.decode_request(raw, length)
+        found, whole = mine.decode_request(raw, length), oip.decode_request(raw, length)
         assert found is not None
         assert {name: one.tolist() for name, one in found.inputs.items()} == {
             name: one.tolist() for name, one in whole.inputs.items()
@@ -85,8 +85,8 @@ def test_what_is_recognised_is_what_it_says(request_: oip.InferRequest) -> None:
 )
 def test_whatever_is_not_exactly_that_is_left_to_others(change: Any) -> None:
     """One word that is different, and it is looked at as a whole."""
-    assert words().exactly(*changed(lambda told: None)) is not None
-    assert words().exactly(*changed(change)) is None
+    assert words().decode_request(*changed(lambda told: None)) is not None
+    assert words().decode_request(*changed(change)) is None
 
 
 def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
@@ -94,16 +94,16 @@ def test_bytes_too_many_too_few_or_not_aligned_are_left_to_others() -> None:
     raw, length = changed(lambda told: None)
     knowing = words()
     for _ in range(3):
-        assert knowing.exactly(raw, length) is not None
+        assert knowing.decode_request(raw, length) is not None
     for spoilt, told in ((raw[:-1], length), (raw + b"x", length), (raw, None), (raw, len(raw) + 1), (b"", 0)):
-        assert words().exactly(spoilt, told) is None
-        assert knowing.exactly(spoilt, told) is None
+        assert words().decode_request(spoilt, told) is None
+        assert knowing.decode_request(spoilt, told) is None
     json = raw[:length].rstrip()
     odd = json + b" " * (1 + -len(json) % 8)
-    assert words().exactly(odd + raw[length:], len(odd)) is None
+    assert words().decode_request(odd + raw[length:], len(odd)) is None
     for cut in range(len(raw)):
-        assert words().exactly(raw[:cut], length) is None
-        assert knowing.exactly(raw[:cut], length) is None
+        assert words().decode_request(raw[:cut], length) is None
+        assert knowing.decode_request(raw[:cut], length) is None
 
 
 def test_words_that_never_come_again_are_not_kept() -> None:
@@ -111,10 +111,10 @@ def test_words_that_never_come_again_are_not_kept() -> None:
     mine = words()
     for number in range(1_000):
         raw, length = body(oip.InferRequest({"a": A, "b": B}, id=str(number)))
-        assert mine.exactly(raw, length) is not None
+        assert mine.decode_request(raw, length) is not None
     long, length = body(oip.InferRequest({"a": A, "b": B}, id="x" * 10_000))
     for _ in range(3):
-        assert mine.exactly(long, length) is not None
+        assert mine.decode_request(long, length) is not None
     assert sum(map(len, mine._heads)) < 50_000
 
 
@@ -123,7 +123,7 @@ def test_what_must_be_looked_at_element_by_element_is_never_taken_by_its_bytes(k
     """Nor is a tensor without a fixed shape."""
     for spec in (TensorSpec("a", kind, (1,)), TensorSpec("a", "FP32", (-1,))):
         raw, length = body(oip.InferRequest({"a": np.array([1], np.float32)}))
-        assert words((spec,)).exactly(raw, length) is None
+        assert words((spec,)).decode_request(raw, length) is None
 
 
 @pytest.mark.parametrize("id", ["", "1", 'ü"\\'])
@@ -132,7 +132,7 @@ def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> 
     mine = words()
     for shape in ((1, 3), (1, 3), (2, 3)):
         outputs = {"y": np.arange(3 * shape[0], dtype=np.float32).reshape(shape), "z": np.eye(2, dtype=np.uint8)}
-        written = mine.answer(outputs, id)
+        written = mine.encode_response(outputs, id)
         assert written is not None
         found = oip.decode_response(b"".join(written[0]), written[1])
         buffers, length = oip.encode_response(oip.InferResponse("m", outputs, "1", id))
@@ -146,4 +146,4 @@ def test_an_answer_says_the_same_as_when_it_is_written_word_by_word(id: str) -> 
 def test_answers_that_cannot_be_said_so_are_left_to_others() -> None:
     """Text, no elements, or elements that do not lie in order."""
     for tensor in (np.array([b"x"], object), np.empty((0, 2), np.float32), np.ones((2, 3), np.float32).T):
-        assert words().answer({"y": tensor}, "") is None
+        assert words().encode_response({"y": tensor}, "") is None

@@ -9,9 +9,9 @@ import pytest
 
 import tier_force as force
 from edgesplit.plan import Link
-from edgesplit_cli.views.explain import cut_told, limit_told, sentences
+from edgesplit_cli.views.explain import cut_text, limit_text, sentences
 from edgesplit_partitioner import Costs, load_costs, plan
-from edgesplit_partitioner.presentation.explain import Change, Explanation, explain, held, movable, slowed
+from edgesplit_partitioner.presentation.explain import CutChange, Explanation, explain, movable, pinned, slowed
 
 CLOSE = 1e-6
 WIFI = Link(up_bytes_per_s=2e6, down_bytes_per_s=6e6, rtt_s=0.004)
@@ -124,7 +124,7 @@ def test_moves_are_all_that_can_be_made_and_cost_what_they_say() -> None:
 STARTS = {"uplink": LTE.up_bytes_per_s, "round trip": LTE.rtt_s, "server load": 1.0, "device slow-down": 1.0}
 
 
-def at(change: Change, costs: Costs, value: float) -> tuple[Costs, Link]:
+def at(change: CutChange, costs: Costs, value: float) -> tuple[Costs, Link]:
     """The question with the change's subject at a value."""
     if change.subject == "uplink":
         return costs, msgspec.structs.replace(LTE, up_bytes_per_s=value)
@@ -215,14 +215,14 @@ def test_sentences_say_why_and_what_next() -> None:
 def test_cuts_and_limits_have_words() -> None:
     """As the command line spells them."""
     found = explain(chain_costs(), {"device-cloud": LTE}, {"force": "device"})
-    assert cut_told(found.tiers, found.best) == "all on the device"
+    assert cut_text(found.tiers, found.best) == "all on the device"
     spread = {"device": 1, "edge": 1, "cloud": 1}
     three = msgspec.structs.replace(found.best, cut=spread, last={"device": "a", "edge": "b"})
-    assert cut_told(tuple(spread), three) == "device up to a, edge up to b, cloud the rest"
-    assert limit_told("memory_bytes=1048576") == "--memory 1MiB"
-    assert limit_told("deadline_s=0.1") == "--deadline 100ms"
-    assert limit_told("energy_joules=0.5") == "--energy 500mJ"
-    assert limit_told("keep_raw_input") == "--keep-raw-input"
+    assert cut_text(tuple(spread), three) == "device up to a, edge up to b, cloud the rest"
+    assert limit_text("memory_bytes=1048576") == "--memory 1MiB"
+    assert limit_text("deadline_s=0.1") == "--deadline 100ms"
+    assert limit_text("energy_joules=0.5") == "--energy 500mJ"
+    assert limit_text("keep_raw_input") == "--keep-raw-input"
 
 
 def test_a_layer_moves_over_a_tier_that_cannot_run_it() -> None:
@@ -234,4 +234,4 @@ def test_a_layer_moves_over_a_tier_that_cannot_run_it() -> None:
     costs = load_costs({"model": "m", "tiers": list(anywhere), **ends, "layers": [first, second]})
     assert movable(costs, costs.tiers, {"a": "device", "b": "cloud"}) == [("a", "cloud"), ("b", "edge")]
     assert movable(costs, costs.tiers, {"a": "device", "b": "edge"}) == [("b", "device"), ("b", "cloud")]
-    assert [layer.tiers for layer in held(costs, {"a": "device", "b": "edge"}).layers] == [("device",), ("edge",)]
+    assert [layer.tiers for layer in pinned(costs, {"a": "device", "b": "edge"}).layers] == [("device",), ("edge",)]

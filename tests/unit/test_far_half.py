@@ -17,10 +17,10 @@ from edgesplit.errors import ModelRefused
 from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Manifest
-from edgesplit.runtime import execute
+from edgesplit.runtime import run_slices
 from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_partitioner.onnx_format.export import Part, check_exportable, merged
+from edgesplit_partitioner.onnx_format.export import SlicePart, check_exportable, merge_slices
 from recut_world import CLASS, Made, made
 from unit import onnx_models as tiny
 
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, Any]
 def far_half(one: Made, row: Row) -> onnx.ModelProto:
     """The row's slices as one model."""
     parts = [
-        Part(cut.slice, cut.files["graph.onnx"], cut.files.get("weights.bin", b""))
+        SlicePart(cut.slice, cut.files["graph.onnx"], cut.files.get("weights.bin", b""))
         for cut in one.cut
         if cut.slice.name in row.remote
     ]
-    return merged(one.manifest, row, parts, "half")
+    return merge_slices(one.manifest, row, parts, "half")
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -46,8 +46,8 @@ def near_half(one: Made, row: Row, folder: Path, feeds: Mapping[str, Array]) -> 
     tiny.write_slices(folder, one.cut)
     programs = load_slices(one.manifest, lambda name: folder / name, OnnxRuntime())
     order = [cut.slice.name for cut in one.cut]
-    live = execute(programs, [name for name in order if name in row.device], feeds)
-    return {**live, **execute(programs, [name for name in order if name in row.remote], live)}
+    live = run_slices(programs, [name for name in order if name in row.device], feeds)
+    return {**live, **run_slices(programs, [name for name in order if name in row.remote], live)}
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.MODELS if name != "sequences"])
@@ -78,7 +78,7 @@ def test_a_lossy_codec_is_undone_inside_as_our_server_undoes_it(codec: str, tmp_
     given = run(model, travels)
 
     specs = [spec for cut in one.cut for spec in cut.slice.outputs if spec.name == sent]
-    ours = boundary_codecs.decode_all(travels, specs, {sent: codec})[sent]
+    ours = boundary_codecs.decode_tensors(travels, specs, {sent: codec})[sent]
     plain = run(far_half(one, msgspec.structs.replace(row, codecs={})), {sent: ours})
     assert tiny.same_bits(given, plain)
     assert {one.name for one in model.graph.input} == set(travels)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit.release.manifest import Statement, Wanted
-from edgesplit_agent.updates.download_window import LOOK_AGAIN_S, FetchHours, NotNow, next_opening, parse_span
+from edgesplit.release.manifest import DesiredRelease, Statement
+from edgesplit_agent.updates.download_window import RECHECK_S, DownloadWindow, NotNow, next_opening, parse_span
 from edgesplit_agent.updates.reconciler import (
     DeviceState,
     FetchMissing,
-    ReleaseState,
+    ReleaseProgress,
     after_failure,
     model_states,
     next_step,
@@ -90,21 +90,21 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 
 def test_outside_its_hours_nothing_bulky_is_fetched_and_the_operator_sees_why() -> None:
     """The release waits without being failed, is looked at again soon, and goes on when the span opens."""
-    noon = FetchHours([NIGHT], now=lambda: at("2025-06-15T12:00"))
+    noon = DownloadWindow([NIGHT], now=lambda: at("2025-06-15T12:00"))
     with pytest.raises(NotNow, match="waiting for the fetch window") as waiting:
         noon.check()
     noon.check(urgent=True)
-    want = Statement(device="cam", releases=(Wanted("tiny", "a" * 64),), counter=1, expires=2**40)
-    state = after_failure(ReleaseState(manifest=True), waiting.value, 100.0, 0.5)
+    want = Statement(device="cam", releases=(DesiredRelease("tiny", "a" * 64),), counter=1, expires=2**40)
+    state = after_failure(ReleaseProgress(manifest=True), waiting.value, 100.0, 0.5)
     have = replace(DeviceState(online=True), releases={"a" * 64: state})
     (told,) = model_states(want, have)
     assert (told.state, told.detail) == ("fetching", "waiting for the fetch window (01:00-05:00)")
-    assert next_step(want, have, 100.0 + LOOK_AGAIN_S - 1) is None
-    assert next_step(want, have, 100.0 + LOOK_AGAIN_S) == FetchMissing("a" * 64)
+    assert next_step(want, have, 100.0 + RECHECK_S - 1) is None
+    assert next_step(want, have, 100.0 + RECHECK_S) == FetchMissing("a" * 64)
 
 
 def test_the_last_moments_before_an_opening_are_not_slept_through() -> None:
     """Half a minute before, it looks again in half a minute."""
     with pytest.raises(NotNow) as waiting:
-        FetchHours([parse_span("01:00-05:00")], now=lambda: datetime(2025, 6, 15, 0, 59, 30).timestamp()).check()
-    assert waiting.value.look_again_s == pytest.approx(30.0)
+        DownloadWindow([parse_span("01:00-05:00")], now=lambda: datetime(2025, 6, 15, 0, 59, 30).timestamp()).check()
+    assert waiting.value.retry_after_s == pytest.approx(30.0)

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from card_world import CLAIM, CMDLINE, PUBLIC_KEY, make_kit
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import cloud_init, raspberry_firstrun, systemd_unit
-from edgesplit_provisioning.image.boot_files import BootFiles, boot_files
-from edgesplit_provisioning.image.detect import Format, Found
-from edgesplit_provisioning.image.options import Wishes
-from edgesplit_provisioning.image.root_filesystem import System
-from edgesplit_provisioning.image.wifi import Wifi, wifi
+from edgesplit_provisioning.image.boot_files import BootFiles, build_boot_files
+from edgesplit_provisioning.image.detect import DetectedImage, Format
+from edgesplit_provisioning.image.options import CardSettings
+from edgesplit_provisioning.image.root_filesystem import OperatingSystem
+from edgesplit_provisioning.image.wifi import Wifi, make_wifi
 from first_boot_world import MOUNT, Device
 
 CLAIM_BYTES = json.dumps(CLAIM).encode()
-NET = wifi("home", "passphrase", "DE")
-BOOKWORM = Found(Format.FIRSTRUN, MOUNT, System(identity="debian"))
-TRIXIE = Found(Format.CLOUD_INIT, MOUNT, System(identity="debian"))
+NET = make_wifi("home", "passphrase", "DE")
+BOOKWORM = DetectedImage(Format.FIRSTRUN, MOUNT, OperatingSystem(identity="debian"))
+TRIXIE = DetectedImage(Format.CLOUD_INIT, MOUNT, OperatingSystem(identity="debian"))
 UNPACKED = Path(__file__).parents[2] / ".venv" / "first-boot"
 """Where `tools/setup dev` unpacks Debian's cloud-init and netplan, not to be installed on a machine at work."""
 SSIDS = st.binary(min_size=1, max_size=32)
 
 
-def wishes_with(**other: Any) -> Wishes:
-    return Wishes(**{"hostname": "cam-1", "user": "pi", "ssh_keys": (PUBLIC_KEY,), "wifi": NET, **other})
+def wishes_with(**other: Any) -> CardSettings:
+    return CardSettings(**{"hostname": "cam-1", "user": "pi", "ssh_keys": (PUBLIC_KEY,), "wifi": NET, **other})
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path / "root")
 
 
-def card(tmp_path: Path, found: Found, wishes: Wishes | None = None) -> BootFiles:
+def card(tmp_path: Path, found: DetectedImage, wishes: CardSettings | None = None) -> BootFiles:
     kit = {file.name: file for file in make_kit(tmp_path / "kit").iterdir()}
-    return boot_files(found, wishes or wishes_with(), kit, CLAIM_BYTES, f"{CMDLINE}\n".encode(), "raspberrypi4")
+    return build_boot_files(found, wishes or wishes_with(), kit, CLAIM_BYTES, f"{CMDLINE}\n".encode(), "raspberrypi4")
 
 
 def network_applied(device: Device) -> None:
@@ -219,7 +219,7 @@ def test_each_card_is_an_instance_of_its_own(tmp_path: Path) -> None:
 def test_the_passphrase_is_nowhere(tmp_path: Path) -> None:
     """Only the key that was derived of it is on a card."""
     for found in (TRIXIE, BOOKWORM):
-        files = card(tmp_path / found.format.value, found, wishes_with(wifi=wifi("net", "my dog's name", "DE")))
+        files = card(tmp_path / found.format.value, found, wishes_with(wifi=make_wifi("net", "my dog's name", "DE")))
         everything = b"".join(c if isinstance(c, bytes) else c.read_bytes() for c in files.files.values())
         assert b"dog" not in everything
 
@@ -275,7 +275,7 @@ def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
     """sh -n, for all that are put onto cards."""
     scripts = [
         systemd_unit.script(),
-        systemd_unit.arming(MOUNT).encode(),
+        systemd_unit.install_and_start_commands(MOUNT).encode(),
         raspberry_firstrun.script(wishes_with(sudo=True), MOUNT),
     ]
     for script in scripts:
@@ -286,7 +286,7 @@ def test_every_script_is_one_that_a_shell_reads(tmp_path: Path) -> None:
 def test_a_strange_mount_point_reaches_no_script() -> None:
     """It comes from the image's fstab, and goes into a unit and a shell."""
     with pytest.raises(UsageError, match="does not know"):
-        systemd_unit.arming("/boot/$(reboot)")
+        systemd_unit.install_and_start_commands("/boot/$(reboot)")
 
 
 def test_user_data_is_valid_by_cloud_inits_own_schema() -> None:
@@ -317,7 +317,7 @@ def test_netplan_itself_makes_the_network_that_was_meant(tmp_path: Path, rendere
     place = tmp_path / "etc/netplan/50-cloud-init.yaml"
     place.parent.mkdir(parents=True)
     place.touch(mode=0o600)
-    said = yaml.safe_load(cloud_init.network_config(wifi(ssid, "passphrase", "DE")))
+    said = yaml.safe_load(cloud_init.network_config(make_wifi(ssid, "passphrase", "DE")))
     place.write_text(yaml.safe_dump({"network": {"renderer": renderer, **said["network"]}}))
     libraries = ":".join(str(one.parent) for one in root.glob("usr/lib/*/libnetplan.so.*"))
 
@@ -331,8 +331,8 @@ def test_netplan_itself_makes_the_network_that_was_meant(tmp_path: Path, rendere
     assert (answer.returncode, answer.stderr) == (0, b"")
     if renderer == "networkd":
         text = (tmp_path / "run/netplan/wpa-wlan0.conf").read_text()
-        assert f'ssid="{ssid}"\n' in text and f"psk={wifi(ssid, 'passphrase', 'DE').key}\n" in text
+        assert f'ssid="{ssid}"\n' in text and f"psk={make_wifi(ssid, 'passphrase', 'DE').key}\n" in text
         return
     text = next(tmp_path.glob("run/NetworkManager/system-connections/netplan-wlan0-*")).read_text()
     written = ssid.replace("\\", "\\\\").replace(" ", "\\s", 1) if ssid.startswith(" ") else ssid.replace("\\", "\\\\")
-    assert f"ssid={written}\n" in text and f"psk={wifi(ssid, 'passphrase', 'DE').key}\n" in text
+    assert f"ssid={written}\n" in text and f"psk={make_wifi(ssid, 'passphrase', 'DE').key}\n" in text

@@ -10,7 +10,7 @@ import pytest
 
 from edgesplit.device_profile import OperatorFit
 from edgesplit.errors import UsageError
-from edgesplit_partitioner.costs.regression import Fitted, fit_family, fit_plane, interval
+from edgesplit_partitioner.costs.regression import FamilyPredictor, fit_family, fit_plane, residual_interval
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 
 NAMES = FEATURES["gemm"]
@@ -36,7 +36,7 @@ def fit() -> OperatorFit:
 
 def test_a_fit_predicts_points_that_it_never_saw(fit: OperatorFit) -> None:
     """The median of points drawn anew is off by less than a tenth, the worst of 100 by less than half."""
-    fitted = Fitted(fit, NAMES)
+    fitted = FamilyPredictor(fit, NAMES)
     errors = sorted(abs(fitted.seconds(one) / law(*one) - 1) for one in points(100, seed=2))
 
     assert errors[50] < 0.1 and errors[94] < 0.5
@@ -44,7 +44,7 @@ def test_a_fit_predicts_points_that_it_never_saw(fit: OperatorFit) -> None:
 
 def test_the_interval_is_that_of_points_left_out(fit: OperatorFit) -> None:
     """Some nine in ten points drawn anew lie inside."""
-    fitted = Fitted(fit, NAMES)
+    fitted = FamilyPredictor(fit, NAMES)
     inside = [fit.low <= law(*one) / fitted.seconds(one) <= fit.high for one in points(200, seed=3)]
 
     assert 0.75 < sum(inside) / len(inside) <= 1.0 and fit.low < 1 < fit.high
@@ -61,12 +61,12 @@ def test_what_a_file_stores_predicts_the_same(fit: OperatorFit) -> None:
     """Through JSON and back, digit by digit."""
     stored = msgspec.json.decode(msgspec.json.encode(fit), type=OperatorFit)
 
-    assert Fitted(stored, NAMES).seconds((7, 700, 70)) == Fitted(fit, NAMES).seconds((7, 700, 70))
+    assert FamilyPredictor(stored, NAMES).seconds((7, 700, 70)) == FamilyPredictor(fit, NAMES).seconds((7, 700, 70))
 
 
 def test_beyond_the_points_time_grows_with_the_work(fit: OperatorFit) -> None:
     """Twice the work beyond the largest size measured is twice the time; below the smallest one it falls no further."""
-    fitted = Fitted(fit, NAMES)
+    fitted = FamilyPredictor(fit, NAMES)
     _, inner, columns = fit.highest
 
     assert fitted.seconds((500, 4 * inner, columns)) == pytest.approx(4 * fitted.seconds((500, inner, columns)))
@@ -79,14 +79,14 @@ def test_a_plane_has_no_points_and_still_the_trend() -> None:
     fit = fit_plane("class:conv", sizes, [1e-9 * flops for flops, _ in sizes])
 
     assert not fit.points and not fit.bends
-    assert Fitted(fit, ("elements", "elements")).seconds((1e6, 1)) == pytest.approx(1e-3, rel=0.02)
+    assert FamilyPredictor(fit, ("elements", "elements")).seconds((1e6, 1)) == pytest.approx(1e-3, rel=0.02)
 
 
 def test_a_family_without_sizes_is_its_median() -> None:
     """Operators that only hand a buffer on cost one time, whatever they hand on."""
     fit = fit_family("free", [(), (), ()], [1e-7, 2e-7, 9e-7])
 
-    assert Fitted(fit, ()).seconds(()) == pytest.approx(2e-7)
+    assert FamilyPredictor(fit, ()).seconds(()) == pytest.approx(2e-7)
 
 
 def test_too_few_points_and_wrong_sizes_are_refused(fit: OperatorFit) -> None:
@@ -94,12 +94,12 @@ def test_too_few_points_and_wrong_sizes_are_refused(fit: OperatorFit) -> None:
     with pytest.raises(UsageError, match="too few"):
         fit_family("gemm", points(4), [1e-6] * 4)
     with pytest.raises(UsageError, match="3 sizes"):
-        Fitted(fit, NAMES).seconds((1, 2))
+        FamilyPredictor(fit, NAMES).seconds((1, 2))
 
 
 def test_an_interval_always_holds_the_prediction() -> None:
     """Even where all residuals lie on one side."""
-    assert interval([0.1, 0.2, 0.3])[0] == 1.0 and interval([-0.1, -0.2])[1] == 1.0
+    assert residual_interval([0.1, 0.2, 0.3])[0] == 1.0 and residual_interval([-0.1, -0.2])[1] == 1.0
 
 
 @pytest.mark.parametrize("trend", [(900.0,), (-900.0,), (1e308, 1e308)])
@@ -110,4 +110,4 @@ def test_a_fit_that_went_astray_overflowed(trend: tuple[float, ...]) -> None:
         family="x", centre=sizes, scale=sizes, lowest=sizes, highest=sizes, trend=trend, low=0.5, high=2.0
     )
 
-    assert 0 < Fitted(made, ["elements"] * len(sizes)).seconds([7.0] * len(sizes)) < 1e9
+    assert 0 < FamilyPredictor(made, ["elements"] * len(sizes)).seconds([7.0] * len(sizes)) < 1e9

@@ -15,7 +15,7 @@ from edgesplit.errors import MediumFailed, NotFound
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.image import card as cards
 from edgesplit_provisioning.image import flash as session
-from edgesplit_provisioning.image.target_checks import target
+from edgesplit_provisioning.image.target_checks import resolve_target
 
 
 class Controller:
@@ -102,7 +102,7 @@ def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done
     """The second card is the first, put in again: it is refused, and asked for anew until another is there."""
     machine = Machine(bench.folder / "machine")
     node = machine.disk("sdb", 48 * MIB)
-    monkeypatch.setattr(session, "target", functools.partial(target, root=machine.root))
+    monkeypatch.setattr(session, "resolve_target", functools.partial(resolve_target, root=machine.root))
     first, write = bench.folder / "first.img", cards.write
     blank = iter([False, True])
 
@@ -111,7 +111,7 @@ def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done
         if not first.exists():
             first.write_bytes(node.read_bytes())
 
-    whose = cards.whose
+    whose = cards.card_owner
 
     def looked_at(path: Path) -> str:
         """Before the last try, somebody puts in another card."""
@@ -120,7 +120,7 @@ def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done
         return whose(path)
 
     monkeypatch.setattr(cards, "write", another_card)
-    monkeypatch.setattr(cards, "whose", looked_at)
+    monkeypatch.setattr(cards, "card_owner", looked_at)
     table = bench.table("two.csv", "door-1,,", "door-2,,")
 
     result = bench.flash("--batch", str(table), "--to", "/dev/sdb", typed="\n\n\n")

@@ -36,7 +36,7 @@ from edgesplit.errors import MalformedMessage, MediumFailed, TrustError, UsageEr
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.image import card
 from edgesplit_provisioning.image import flash as session
-from edgesplit_provisioning.image.target_checks import target
+from edgesplit_provisioning.image.target_checks import resolve_target
 
 KINDS = {"bookworm": BOOKWORM, "trixie": TRIXIE, "ubuntu": UBUNTU}
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "ubuntu": "3.12"}
@@ -202,10 +202,10 @@ def test_a_boot_partition_without_room_for_the_kit_costs_no_card(bench: Bench) -
     """It is looked at before anything is written."""
     kit = make_kit(bench.folder / "kit", "3.13")
     (kit / "wheels.tar").write_bytes(bytes(40 * MIB))
-    from edgesplit_provisioning.kit.manifest import decode, encode, listed
+    from edgesplit_provisioning.kit.manifest import decode, encode, list_files
 
     described = decode((kit / "kit.json").read_bytes())
-    files = listed({one.name: one for one in kit.iterdir() if one.name != "kit.json"})
+    files = list_files({one.name: one for one in kit.iterdir() if one.name != "kit.json"})
     import msgspec
 
     (kit / "kit.json").write_bytes(encode(msgspec.structs.replace(described, files=files)))
@@ -241,13 +241,13 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(bench: Bench) -
 
 def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The card takes a file and gives back another: no partition table is written."""
-    put = card.put_files
+    put = card.write_boot_files
 
     def spoilt(fat: Any, *rest: Any) -> None:
         put(fat, *rest)
         fat.write("edgesplit/wheels.tar", b"something else")
 
-    monkeypatch.setattr(card, "put_files", spoilt)
+    monkeypatch.setattr(card, "write_boot_files", spoilt)
     with pytest.raises(MediumFailed, match=r"wheels\.tar is not what was written"):
         bench.flash("trixie")
     assert bench.card.read_bytes()[:512] == bytes(512)
@@ -256,13 +256,13 @@ def test_a_boot_partition_that_is_spoilt_is_found_out(bench: Bench, monkeypatch:
 def test_a_card_that_is_full_in_the_middle_is_an_error_that_says_so() -> None:
     """/dev/full takes nothing."""
     needs_card_tools()
-    from edgesplit_provisioning.image.target_device import OpenedMedium, failed
+    from edgesplit_provisioning.image.target_device import OpenedMedium, medium_failed
 
     with open("/dev/full", "r+b", buffering=0) as full:
         medium = OpenedMedium("/dev/full", full.fileno(), None)
         with pytest.raises(OSError) as refused:
             medium.write(memoryview(b"x"), 0)
-        assert "NOT usable" in str(failed(medium, "writing", refused.value))
+        assert "NOT usable" in str(medium_failed(medium, "writing", refused.value))
 
 
 def test_a_second_flash_replaces_the_first(bench: Bench) -> None:
@@ -273,7 +273,7 @@ def test_a_second_flash_replaces_the_first(bench: Bench) -> None:
     bench.flash("trixie")
     assert json.loads(boot_of(bench.card).read("edgesplit/card.json"))["device"] == "cam-2"
     assert json.loads(before)["device"] == "cam-1"
-    assert card.whose(bench.card) == "cam-2" and card.whose(bench.folder / "key.pub") == ""
+    assert card.card_owner(bench.card) == "cam-2" and card.card_owner(bench.folder / "key.pub") == ""
 
 
 def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +283,7 @@ def test_a_card_in_a_reader_is_flashed_like_a_file(bench: Bench, monkeypatch: py
     with node.open("r+b") as raw:
         raw.seek(45 * MIB)
         raw.write(MARK)
-    monkeypatch.setattr(session, "target", functools.partial(target, root=machine.root))
+    monkeypatch.setattr(session, "resolve_target", functools.partial(resolve_target, root=machine.root))
 
     result = bench.flash("trixie", "--to", "/dev/sdb")
 

@@ -26,16 +26,16 @@ from card_world import (
 )
 from edgesplit.errors import LinkError, NotFound, UsageError
 from edgesplit_provisioning.image import cmdline, detect, installer, options, root_filesystem, wifi
-from edgesplit_provisioning.image.batch import Journal, read_lines
+from edgesplit_provisioning.image.batch import Journal, read_rows
 from edgesplit_provisioning.image.detect import Format
-from edgesplit_provisioning.image.device_config import claim_in, is_free, profile_of, unreachable
+from edgesplit_provisioning.image.device_config import check_name_is_free, profile_of, read_claim, why_unreachable
 from edgesplit_provisioning.image.partition_table import read_table
-from edgesplit_provisioning.image.root_filesystem import System
-from edgesplit_provisioning.image.wait_online import Seen, wait_online
+from edgesplit_provisioning.image.root_filesystem import OperatingSystem
+from edgesplit_provisioning.image.wait_online import WaitProgress, wait_online
 from edgesplit_provisioning.kit import Target
 
 PARTS = [(BOOT_OFFSET, BOOT_SIZE, True), (BOOT_OFFSET + BOOT_SIZE, MIB, False)]
-BOOKWORM_SYSTEM = System(identity="debian", python="3.11", machine="aarch64", has_first_run=True)
+BOOKWORM_SYSTEM = OperatingSystem(identity="debian", python="3.11", machine="aarch64", has_first_run=True)
 
 
 @pytest.mark.parametrize("kind", ["MBR", "GPT"])
@@ -145,12 +145,12 @@ def test_a_key_of_64_digits_is_taken_as_it_is() -> None:
 def test_a_network_that_cannot_be_is_refused(ssid: str, country: str) -> None:
     """1 to 32 bytes, and a country in capitals."""
     with pytest.raises(UsageError):
-        wifi.wifi(ssid, "passphrase", country)
+        wifi.make_wifi(ssid, "passphrase", country)
 
 
 def test_secrets_are_in_no_representation() -> None:
     """A log or a traceback shows no key."""
-    made = wifi.wifi("net", "passphrase", "DE")
+    made = wifi.make_wifi("net", "passphrase", "DE")
     assert made.key not in repr(made)
 
 
@@ -160,13 +160,13 @@ def test_secrets_are_in_no_representation() -> None:
 def test_a_host_name_that_cannot_be_is_refused(name: str) -> None:
     """RFC 1123, in small letters."""
     with pytest.raises(UsageError):
-        options.hostname(name)
+        options.checked_hostname(name)
 
 
 def test_names_that_are_made_up_differ() -> None:
     """Two cards without a name get two."""
-    made = {options.made_up_hostname("raspberrypi3b+") for _ in range(20)}
-    assert len(made) == 20 and all(options.hostname(one) == one for one in made)
+    made = {options.random_hostname("raspberrypi3b+") for _ in range(20)}
+    assert len(made) == 20 and all(options.checked_hostname(one) == one for one in made)
 
 
 def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
     file = tmp_path / "id"
     file.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
     with pytest.raises(UsageError, match="private key"):
-        options.ssh_keys(file)
+        options.read_ssh_keys(file)
 
 
 @pytest.mark.parametrize(
@@ -193,27 +193,27 @@ def test_what_is_no_public_key_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "id.pub"
     file.write_text(line + "\n")
     with pytest.raises(UsageError):
-        options.ssh_keys(file)
+        options.read_ssh_keys(file)
 
 
 def test_a_keys_comment_carries_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     """The key stays as it is."""
     file = tmp_path / "id.pub"
     file.write_text(f"# mine\n{PUBLIC_KEY} me\x1b[2J@h\u00f6re\n\n")
-    assert options.ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
+    assert options.read_ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
 
 
 def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
     """Bookworm without cloud-init's files is configured by firstrun.sh; where those and cloud-init are, by them."""
     issue = PI_FILES["issue.txt"]
     with_seeds = [*PI_FILES, *SEEDS]
-    cloud = System(identity="debian", python="3.13", machine="aarch64", has_cloud_init=True)
+    cloud = OperatingSystem(identity="debian", python="3.13", machine="aarch64", has_cloud_init=True)
 
     assert detect.detect(PI_FILES, issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
     assert detect.detect([name.upper() for name in PI_FILES], issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
     assert detect.detect(with_seeds, issue, cloud).format is Format.CLOUD_INIT
     assert (
-        detect.detect(["cmdline.txt", *SEEDS], "", System(identity="ubuntu", has_cloud_init=True)).default_user
+        detect.detect(["cmdline.txt", *SEEDS], "", OperatingSystem(identity="ubuntu", has_cloud_init=True)).default_user
         == "ubuntu"
     )
 
@@ -221,18 +221,23 @@ def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
 @pytest.mark.parametrize(
     ("names", "issue", "system", "why"),
     [
-        (["config.txt"], "", System(), "no cmdline.txt"),
-        (["cmdline.txt"], "", System(name="Some Linux"), "neither Raspberry Pi OS.*Some Linux"),
-        (["cmdline.txt", "rpi-preseed.toml"], "", System(), "rpi-preseed"),
-        (PI_FILES, "Raspberry Pi reference 2022-09-22", System(), "older than Bookworm"),
-        (PI_FILES, PI_FILES["issue.txt"], System(identity="debian", python="3.11"), "none of its first-boot scripts"),
-        ([*PI_FILES, *SEEDS], "", System(identity="debian"), "no cloud-init"),
-        (PI_FILES, PI_FILES["issue.txt"], System(machine="armhf (32-bit)"), "64-bit image"),
-        (PI_FILES, PI_FILES["issue.txt"], System(name="Debian 11", python="3.9"), "Debian 11 has Python 3.9"),
+        (["config.txt"], "", OperatingSystem(), "no cmdline.txt"),
+        (["cmdline.txt"], "", OperatingSystem(name="Some Linux"), "neither Raspberry Pi OS.*Some Linux"),
+        (["cmdline.txt", "rpi-preseed.toml"], "", OperatingSystem(), "rpi-preseed"),
+        (PI_FILES, "Raspberry Pi reference 2022-09-22", OperatingSystem(), "older than Bookworm"),
+        (
+            PI_FILES,
+            PI_FILES["issue.txt"],
+            OperatingSystem(identity="debian", python="3.11"),
+            "none of its first-boot scripts",
+        ),
+        ([*PI_FILES, *SEEDS], "", OperatingSystem(identity="debian"), "no cloud-init"),
+        (PI_FILES, PI_FILES["issue.txt"], OperatingSystem(machine="armhf (32-bit)"), "64-bit image"),
+        (PI_FILES, PI_FILES["issue.txt"], OperatingSystem(name="Debian 11", python="3.9"), "Debian 11 has Python 3.9"),
     ],
 )
 def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
-    names: list[str], issue: str, system: System, why: str
+    names: list[str], issue: str, system: OperatingSystem, why: str
 ) -> None:
     """Settings that nothing would read are never written."""
     with pytest.raises(UsageError, match=why):
@@ -241,13 +246,13 @@ def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
 
 def test_a_board_without_its_device_tree_is_told() -> None:
     """An image from before a board does not boot on it."""
-    assert detect.missing_board("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
-    assert not detect.missing_board("raspberrypi5", BOOKWORM.boot)
+    assert detect.why_board_may_not_boot("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
+    assert not detect.why_board_may_not_boot("raspberrypi5", BOOKWORM.boot)
 
 
 def test_os_release_and_fstab_are_read_as_their_manuals_say() -> None:
     """Quotes, comments and tabs."""
-    assert root_filesystem.os_release(b'# x\nID=debian\nPRETTY_NAME=\'A "b"\'\nBROKEN="\n') == {
+    assert root_filesystem.parse_os_release(b'# x\nID=debian\nPRETTY_NAME=\'A "b"\'\nBROKEN="\n') == {
         "ID": "debian",
         "PRETTY_NAME": 'A "b"',
     }
@@ -256,8 +261,8 @@ def test_os_release_and_fstab_are_read_as_their_manuals_say() -> None:
         == "/boot/firmware"
     )
     assert root_filesystem.boot_mount(b"UUID=1 / ext4 defaults\n") == ""
-    assert root_filesystem.machine(b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", 40)).startswith("armhf")
-    assert root_filesystem.machine(b"#!/bin/sh") == ""
+    assert root_filesystem.elf_machine(b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", 40)).startswith("armhf")
+    assert root_filesystem.elf_machine(b"#!/bin/sh") == ""
 
 
 def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
@@ -265,7 +270,7 @@ def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
     file = tmp_path / "devices.csv"
     file.write_bytes("\ufeffgroup,hostname,labels\ncams, cam-1, room=a;floor=2\n,,\n,cam-2,\n".encode())
 
-    one, two = read_lines(file)
+    one, two = read_rows(file)
 
     assert (one.hostname, one.group, dict(one.labels)) == ("cam-1", "cams", {"room": "a", "floor": "2"})
     assert (two.hostname, two.group, dict(two.labels)) == ("cam-2", None, {})
@@ -290,7 +295,7 @@ def test_a_table_that_cannot_be_names_its_line(tmp_path: Path, text: str, why: s
     file = tmp_path / "devices.csv"
     file.write_text(text)
     with pytest.raises(UsageError, match=why):
-        read_lines(file)
+        read_rows(file)
 
 
 def test_a_journal_that_was_cut_off_counts_whole_lines(tmp_path: Path) -> None:
@@ -321,7 +326,7 @@ class Controller:
 
 def test_waiting_ends_when_the_device_is_online_and_outlives_a_controller_that_is_away() -> None:
     """A controller that restarts meanwhile is asked again."""
-    told: list[Seen] = []
+    told: list[WaitProgress] = []
     clock = iter(range(100))
     api = Controller("claimed", LinkError("away"), "online")
 
@@ -347,25 +352,25 @@ def test_a_device_that_is_revoked_meanwhile_ends_the_wait() -> None:
 def test_a_name_that_a_device_has_is_refused_unless_it_is_to_be_replaced() -> None:
     """Its card would boot, and find its claim refused."""
     with pytest.raises(UsageError, match="--replace"):
-        is_free(Controller("online"), "cam-1", False)  # type: ignore[arg-type]
-    is_free(Controller("online"), "cam-1", True)  # type: ignore[arg-type]
-    is_free(Controller("claimed"), "cam-1", False)  # type: ignore[arg-type]
-    is_free(Controller(NotFound("no such device")), "cam-1", False)  # type: ignore[arg-type]
+        check_name_is_free(Controller("online"), "cam-1", False)  # type: ignore[arg-type]
+    check_name_is_free(Controller("online"), "cam-1", True)  # type: ignore[arg-type]
+    check_name_is_free(Controller("claimed"), "cam-1", False)  # type: ignore[arg-type]
+    check_name_is_free(Controller(NotFound("no such device")), "cam-1", False)  # type: ignore[arg-type]
 
 
 def test_a_claim_is_for_the_device_that_gets_it(tmp_path: Path) -> None:
     """The name on the card and that in the claim are one."""
     file = make_claim(tmp_path / "claim.json")
-    assert claim_in(file, None)[0].device == "cam-1"
+    assert read_claim(file, None)[0].device == "cam-1"
     with pytest.raises(UsageError, match="for cam-1, not for cam-2"):
-        claim_in(file, "cam-2")
+        read_claim(file, "cam-2")
 
 
 def test_a_controller_at_a_loopback_address_is_warned_of(tmp_path: Path) -> None:
     """No device would find it."""
     at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
-    assert "no device finds it" in unreachable(at.read_bytes())
-    assert not unreachable(make_claim(at).read_bytes())
+    assert "no device finds it" in why_unreachable(at.read_bytes())
+    assert not why_unreachable(make_claim(at).read_bytes())
 
 
 class EdgeTpu:
@@ -387,7 +392,7 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
         asked.update(other, target=target, coral=more["coral.tar"].read_text())
 
     monkeypatch.setattr(installer, "build_kit", build_kit)
-    found = detect.Found(Format.CLOUD_INIT, "/boot/firmware", System(python="3.13", machine="aarch64"))
+    found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem(python="3.13", machine="aarch64"))
     source = installer.KitSource(cache=tmp_path, extras=("otel",), coral=EdgeTpu())  # type: ignore[arg-type]
 
     installer.kit_for(found, source, lambda _: None)
@@ -401,6 +406,6 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
 
 def test_without_a_python_in_sight_no_kit_is_guessed(tmp_path: Path) -> None:
     """A root file system that is no ext4: the kit must be given."""
-    found = detect.Found(Format.CLOUD_INIT, "/boot/firmware", System())
+    found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem())
     with pytest.raises(UsageError, match="--kit"):
         installer.kit_for(found, installer.KitSource(cache=tmp_path), lambda _: None)

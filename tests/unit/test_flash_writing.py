@@ -20,7 +20,7 @@ import zstandard
 
 from edgesplit.errors import MediumFailed, TrustError, UsageError
 from edgesplit_provisioning.image import subprocesses, writer
-from edgesplit_provisioning.image.archive import Expected, check_digest, expected_digest, in_the_clear
+from edgesplit_provisioning.image.archive import ExpectedDigest, check_digest, expected_digest, uncompressed
 from edgesplit_provisioning.image.writer import finish, verify, write_image
 
 TABLE = 512
@@ -64,14 +64,14 @@ class Card:
     def sync(self) -> None:
         self.fails("sync", 0)
 
-    def forget(self) -> None:
+    def drop_cache(self) -> None:
         self.fails("forget", 0)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an image has several."""
-    monkeypatch.setattr(writer, "BLOCK", 1_024)
+    monkeypatch.setattr(writer, "BLOCK_BYTES", 1_024)
 
 
 def flashed(card: Card) -> Card:
@@ -169,7 +169,7 @@ import io, os, signal
 from pathlib import Path
 from edgesplit_provisioning.image import subprocesses, writer
 from edgesplit_provisioning.image.target_device import open_file
-writer.BLOCK = 1024
+writer.BLOCK_BYTES = 1024
 content = bytes(range(256)) * 64
 medium = open_file(Path({str(file)!r}))
 medium.set_size(len(content))
@@ -190,7 +190,7 @@ def test_an_image_is_read_whatever_it_is_packed_in(tmp_path: Path, kind: str) ->
     """By its content, not by its name; what it holds comes out byte by byte."""
     file = tmp_path / "system.img"
     file.write_bytes(PACK[kind](CONTENT) if kind else CONTENT)
-    with in_the_clear(file, tmp_path / "scratch", told) as clear:
+    with uncompressed(file, tmp_path / "scratch", told) as clear:
         assert clear.read_bytes() == CONTENT
     assert not (tmp_path / "scratch").exists() or not list((tmp_path / "scratch").iterdir())
 
@@ -201,7 +201,7 @@ def test_an_archive_that_is_cut_short_is_refused(tmp_path: Path, kind: str, cut:
     """Before a byte of a card is touched."""
     file = tmp_path / "system.img.xz"
     file.write_bytes(PACK[kind](CONTENT)[:-cut])
-    with pytest.raises(UsageError, match=r"cut short|no whole number"), in_the_clear(file, tmp_path, told):
+    with pytest.raises(UsageError, match=r"cut short|no whole number"), uncompressed(file, tmp_path, told):
         pass
 
 
@@ -211,7 +211,7 @@ def test_an_archive_that_is_spoilt_is_refused(tmp_path: Path, kind: str) -> None
     file, packed = tmp_path / "system.img", bytearray(PACK[kind](CONTENT))
     packed[len(packed) // 2] ^= 0xFF
     file.write_bytes(packed)
-    with pytest.raises(UsageError, match="spoilt"), in_the_clear(file, tmp_path, told):
+    with pytest.raises(UsageError, match="spoilt"), uncompressed(file, tmp_path, told):
         pass
 
 
@@ -220,7 +220,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
     """Empty, half a sector, an archive of another kind."""
     file = tmp_path / "system.img"
     file.write_bytes(content)
-    with pytest.raises(UsageError), in_the_clear(file, tmp_path, told):
+    with pytest.raises(UsageError), uncompressed(file, tmp_path, told):
         pass
 
 
@@ -236,7 +236,7 @@ def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(tmp_pat
     from edgesplit_provisioning.image import archive
 
     with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"):
-        archive._put(Full(), b"x", tmp_path)
+        archive._write_sparse(Full(), b"x", tmp_path)
 
 
 def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
@@ -247,13 +247,13 @@ def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
     assert expected_digest(image, None) is None
 
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64} *other.img\n{digest} *system.img.xz\n")
-    assert expected_digest(image, None) == Expected(digest, "SHA256SUMS")
+    assert expected_digest(image, None) == ExpectedDigest(digest, "SHA256SUMS")
     (tmp_path / "system.img.xz.sha256").write_text(f"{digest.upper()}  system.img.xz\n")
-    assert expected_digest(image, None) == Expected(digest, "system.img.xz.sha256")
+    assert expected_digest(image, None) == ExpectedDigest(digest, "system.img.xz.sha256")
     (tmp_path / "system.img.xz.sha256").write_text(f"{digest}\n")
-    assert expected_digest(image, None) == Expected(digest, "system.img.xz.sha256")
-    assert expected_digest(image, "AB" * 32) == Expected("ab" * 32, "--sha256")
-    check_digest(image, Expected(digest, "--sha256"), told)
+    assert expected_digest(image, None) == ExpectedDigest(digest, "system.img.xz.sha256")
+    assert expected_digest(image, "AB" * 32) == ExpectedDigest("ab" * 32, "--sha256")
+    check_digest(image, ExpectedDigest(digest, "--sha256"), told)
 
 
 def test_an_image_with_another_digest_is_not_believed(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_an_image_with_another_digest_is_not_believed(tmp_path: Path) -> None:
     image = tmp_path / "system.img"
     image.write_bytes(CONTENT)
     with pytest.raises(TrustError, match=r"0{64}"):
-        check_digest(image, Expected("0" * 64, "--sha256"), told)
+        check_digest(image, ExpectedDigest("0" * 64, "--sha256"), told)
 
 
 def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk(monkeypatch: 
     """mtools waits for a card that never answers: that is told like any other failure of the card."""
     monkeypatch.setattr(subprocesses, "TIMEOUT_S", 0.0)
     with pytest.raises(OSError, match="got no answer"):
-        subprocesses.run(["cat"], given=bytes(1 << 22))
+        subprocesses.run(["cat"], stdin=bytes(1 << 22))

@@ -9,18 +9,18 @@ from sqlalchemy import event
 
 from edgesplit.errors import UsageError
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Birth, Death, Kept, Late, PowerSeen, Telemetry, Window
-from edgesplit.mqtt.telemetry import BoardSeen, Moment
-from edgesplit.release.manifest import Signed, Statement, Wanted
-from edgesplit_cli.commands.device import condition_line, health_line, heard_line, model_lines
+from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, PowerState, Telemetry, TelemetryWindow
+from edgesplit.mqtt.telemetry import DeviceTime, MachineState
+from edgesplit.release.manifest import DesiredRelease, Signed, Statement
+from edgesplit_cli.commands.device import condition_line, health_line, model_lines, sequence_line
 from edgesplit_cli.commands.fleet import overview
 from edgesplit_cli.output import console
-from edgesplit_controller.fleet.conditions import DEAF_S, NEAR_EXPIRY_S
-from edgesplit_controller.fleet.devices import ACKNOWLEDGE_S
-from edgesplit_controller.fleet.listing import Asked
+from edgesplit_controller.fleet.conditions import NEAR_EXPIRY_S, UNRESPONSIVE_S
+from edgesplit_controller.fleet.devices import ACK_INTERVAL_S
+from edgesplit_controller.fleet.listing import ListingQuery
 from edgesplit_controller.history.buckets import SPANS, Span
 from edgesplit_controller.history.rollup import SETTLED_S
-from edgesplit_controller.storage.database import CertificateRow, ClaimRow, Flood, Starts
+from edgesplit_controller.storage.database import AgentStartsRow, CertificateRow, ClaimRow, FloodRow
 from fleet_world import NOW, OTHER, RELEASE, STALE_S, World, new_url, runs, telemetry, window
 
 
@@ -42,13 +42,13 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     world.birth("live-1", "live-2", "silent", "dead")
     for name in ("live-1", "live-2", "silent", "dead"):
         world.report(name, runs())
-        world.tell(name, 0, window(), power=PowerSeen(under_voltage=True))
-    world.devices.hear([("dead", Death(1))])
+        world.tell(name, 0, window(), power=PowerState(under_voltage=True))
+    world.devices.ingest([("dead", Death(1))])
     world.now += STALE_S + 1
     for number, name in enumerate(("live-1", "live-2")):
         world.report(name, runs("rolled back", f"its own part failed {number} times", OTHER), number=2)
         world.tell(
-            name, 1, window("local", fallbacks=2, failed=1), board=BoardSeen(disk_free_bytes=1, disk_bytes=10**9)
+            name, 1, window("local", fallbacks=2, failed=1), board=MachineState(disk_free_bytes=1, disk_bytes=10**9)
         )
     world.now += SETTLED_S + 1
     for name in ("live-1", "live-2"):
@@ -79,12 +79,12 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: World) -> Non
             serial="cam-1", device="cam-1", public_key_sha256="", issued=0.0, expires=NOW + NEAR_EXPIRY_S - 60,
             revoked=None,
         ),
-        Starts(device="cam-2", marks=[], copied=NOW - 5),
-        Flood(device="cam-3", at=NOW - 9, times=2, dropped=5, held_until=NOW + 3_600, listed=True),
+        AgentStartsRow(device="cam-2", marks=[], copied=NOW - 5),
+        FloodRow(device="cam-3", at=NOW - 9, times=2, dropped=5, held_until=NOW + 3_600, listed=True),
     )  # fmt: skip
     world.birth("cam-4")
     world.tell("cam-4", 0, agent="0.2", statement=8)
-    world.now += DEAF_S + 1
+    world.now += UNRESPONSIVE_S + 1
     world.tell("cam-4", 1, agent="0.2", statement=8)
     found = {one["kind"]: one for one in world.fleet.conditions()}
     assert {kind: one["example"] for kind, one in found.items()} == {
@@ -124,7 +124,7 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: World) -> Non
     assert all(one["current"] for one in alive["facts"].values())
     for after_s, said, state in ((0.0, Death(1), "offline"), (60.0, Birth(2, 0, "1", "pi4", False, ""), "online")):
         world.now += after_s
-        world.devices.hear([("cam", said)])  # type: ignore[list-item]
+        world.devices.ingest([("cam", said)])  # type: ignore[list-item]
         shown = world.shown("cam")
         assert shown["state"] == state and shown["telemetry"] is None and shown["last_telemetry"]["sequence"] == 0
         assert [(one["state"], one["last_state"], one["current"]) for one in shown["models"]] == [
@@ -139,7 +139,7 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: World) -> Non
 def test_why_a_device_is_not_as_wanted_is_said(world: World) -> None:
     """By the statement that is retained for it, and what it says."""
     signed = Signed(
-        messages.encode(Statement(device="cam", releases=(Wanted("m", RELEASE),), counter=8, expires=9)), ()
+        messages.encode(Statement(device="cam", releases=(DesiredRelease("m", RELEASE),), counter=8, expires=9)), ()
     )
     world.add("cam", counter=8, statement=messages.encode(signed))
     world.birth("cam")
@@ -160,12 +160,12 @@ def test_messages_out_of_order_are_counted_and_shown(world: World) -> None:
         world.tell("cam", sequence, session=session)
     heard = world.shown("cam")["heard"]
     assert (heard["missing"], heard["again"], heard["earlier"], heard["older"]) == (2, 1, 1, 1)
-    assert heard_line(heard) == "telemetry 4 of session 3; 2 lost, 1 twice, 1 out of order, 1 of older sessions"
+    assert sequence_line(heard) == "telemetry 4 of session 3; 2 lost, 1 twice, 1 out of order, 1 of older sessions"
     assert world.shown("cam")["telemetry"]["sequence"] == 4
 
 
-def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Late:
-    return Late(number=number, sent=Moment(at=NOW, boot="b", up_s=up_s), measured=measured)
+def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Backlog:
+    return Backlog(number=number, sent=DeviceTime(at=NOW, boot="b", up_s=up_s), measured=measured)
 
 
 def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
@@ -175,12 +175,12 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
     world.birth("cam", session=5)
     world.tell("cam", 0, window("now"), session=5)
     measured = [
-        telemetry(4, number, window("then"), moment=Moment(at=1.0, boot="b", up_s=10_000.0 - 600.0 + number))
+        telemetry(4, number, window("then"), moment=DeviceTime(at=1.0, boot="b", up_s=10_000.0 - 600.0 + number))
         for number in range(3)
     ]
     for number in (1, 2):
-        taken = world.devices.hear([("cam", late(number, *measured))])
-        assert ("cam", Kept(late=number)) in taken.kept
+        taken = world.devices.ingest([("cam", late(number, *measured))])
+        assert ("cam", Ack(late=number)) in taken.acks
     history = world.devices.history("cam")
     assert [(one["session"], one["sequence"], one["late"], one["dated"]) for one in history] == [
         (4, 0, True, "age"), (4, 1, True, "age"), (4, 2, True, "age"), (5, 0, False, "now"),
@@ -194,18 +194,18 @@ def test_a_device_is_told_about_once_a_minute_what_was_stored(world: World) -> N
     """So that it may forget it; not at every message."""
     world.add("cam")
     world.birth("cam")
-    assert world.tell("cam", 0).kept == [("cam", Kept(session=1, sequence=0))]
-    assert world.tell("cam", 1).kept == []
-    world.now += ACKNOWLEDGE_S
-    assert world.tell("cam", 2).kept == [("cam", Kept(session=1, sequence=2))]
+    assert world.tell("cam", 0).acks == [("cam", Ack(session=1, sequence=0))]
+    assert world.tell("cam", 1).acks == []
+    world.now += ACK_INTERVAL_S
+    assert world.tell("cam", 2).acks == [("cam", Ack(session=1, sequence=2))]
 
 
 def test_late_telemetry_that_is_too_large_is_refused_alone(world: World) -> None:
     """A hostile device cannot store more by sending it late."""
     world.add("cam")
     world.birth("cam")
-    huge = telemetry(1, 7, *(Window(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
-    world.devices.hear([("cam", late(1, huge, telemetry(1, 8)))])
+    huge = telemetry(1, 7, *(TelemetryWindow(model=f"m{n}", release="r" * 100, row="x" * 200) for n in range(100)))
+    world.devices.ingest([("cam", late(1, huge, telemetry(1, 8)))])
     assert [one["sequence"] for one in world.devices.history("cam")] == [8]
     assert world.shown("cam")["heard"]["refused"] == 1
 
@@ -220,15 +220,15 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
     world.want("cam")
     world.tell("cam", 0, window(requests=10, latency_p50_s=0.1, latency_p95_s=0.5, joules=2.0, joules_basis="measured"))
     world.tell("cam", 1, window("local", requests=30, latency_p50_s=0.2, latency_p95_s=0.3, fallbacks=3),
-               power=PowerSeen(celsius=70.0, under_voltage=True))  # fmt: skip
+               power=PowerState(celsius=70.0, under_voltage=True))  # fmt: skip
     world.now += 60.0
-    world.tell("cam", 2, Window(model="made-up", release="x", row="r", requests=1))
-    old = telemetry(1, 3, window(requests=5), moment=Moment(at=1.0, boot="b", up_s=100.0))
-    world.devices.hear([("cam", Late(number=1, sent=Moment(at=1.0, boot="b", up_s=3_760.0), measured=(old,)))])
+    world.tell("cam", 2, TelemetryWindow(model="made-up", release="x", row="r", requests=1))
+    old = telemetry(1, 3, window(requests=5), moment=DeviceTime(at=1.0, boot="b", up_s=100.0))
+    world.devices.ingest([("cam", Backlog(number=1, sent=DeviceTime(at=1.0, boot="b", up_s=3_760.0), measured=(old,)))])
     assert world.rolling.step() == 2  # what was stored a moment ago may have a neighbour that is not committed yet
     world.now += SETTLED_S + 1
     assert world.rolling.step() == 2 and world.rolling.step() == 0
-    minutes = world.rolling.history("cam", "minute", start - 7_200, world.now)
+    minutes = world.rolling.device_history("cam", "minute", start - 7_200, world.now)
     first, second = minutes["m"]
     assert first["requests"] == 5 and start - 3_660 <= first["at"] + 60 <= start - 3_480
     assert (second["requests"], second["fallbacks"], second["cuts"]) == (40, 3, {"cut-1": 10, "local": 30})
@@ -237,26 +237,26 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
     assert minutes["(other)"][0]["requests"] == 1 and "made-up" not in minutes
     device = minutes[""][1]
     assert (device["samples"], device["under_voltage"], device["celsius_max"]) == (2, 1, 70.0)
-    hours = world.rolling.history("cam", "hour", start - 7_200, world.now)
+    hours = world.rolling.device_history("cam", "hour", start - 7_200, world.now)
     assert [one["requests"] for one in hours["m"]] == [5, 40]
     days_and_months: tuple[Span, ...] = ("day", "month")
     for span in days_and_months:
-        (whole,) = world.rolling.history("cam", span, start - 7_200, world.now)["m"]
+        (whole,) = world.rolling.device_history("cam", span, start - 7_200, world.now)["m"]
         assert (whole["requests"], whole["fallbacks"], whole["cuts"]) == (45, 3, {"cut-1": 15, "local": 30})
     world.now += 8 * 86_400
     world.rolling.trim()
-    assert world.rolling.history("cam", "minute", start - 7_200, world.now) == {}
-    assert len(world.rolling.history("cam", "hour", start - 7_200, world.now)["m"]) == 2
+    assert world.rolling.device_history("cam", "minute", start - 7_200, world.now) == {}
+    assert len(world.rolling.device_history("cam", "hour", start - 7_200, world.now)["m"]) == 2
     assert len(world.devices.history("cam")) == 4
     world.now += 30 * 86_400
     world.rolling.trim()
     assert world.devices.history("cam") == []
     kept: tuple[tuple[int, Span], ...] = ((100, "hour"), (1_100, "day"), (3_700, "month"))
     for days, span in kept:
-        assert world.rolling.history("cam", span, start - 40 * 86_400, world.now) != {}, span
+        assert world.rolling.device_history("cam", span, start - 40 * 86_400, world.now) != {}, span
         world.now += days * 86_400
         world.rolling.trim()
-        assert world.rolling.history("cam", span, start - 40 * 86_400, world.now) == {}, span
+        assert world.rolling.device_history("cam", span, start - 40 * 86_400, world.now) == {}, span
 
 
 def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: str) -> None:
@@ -268,18 +268,22 @@ def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: st
     world.add("lab-1", group="lab")
     world.want("door-1", "door-2", "lab-1")
     world.birth("door-1", "door-2")
-    world.devices.hear([("lab-1", Birth(1, 1.0, "0.2", "pi4", True, "", simulated=True))])
+    world.devices.ingest([("lab-1", Birth(1, 1.0, "0.2", "pi4", True, "", simulated=True))])
     for name, requests in (("door-1", 10), ("door-2", 20), ("lab-1", 5)):
         world.tell(name, 0, window(requests=requests))
     world.now += SETTLED_S + 1
     assert world.rolling.step() == 3
     span = (world.now - 7_200, world.now)
     for bucket in SPANS:
-        (every,) = world.rolling.of_model("m", bucket, *span)
-        (lab,) = world.rolling.of_model("m", bucket, *span, groups=["lab"])
+        (every,) = world.rolling.model_history("m", bucket, *span)
+        (lab,) = world.rolling.model_history("m", bucket, *span, groups=["lab"])
         assert (every["requests"], lab["requests"]) == (35, 5)
         assert every["origins"] == {"emulated": 30, "simulated": 5} and lab["origins"] == {"simulated": 5}
-    assert world.rolling.of_model("m", "day", *span, groups=[]) == world.rolling.of_model("other", "day", *span) == []
+    assert (
+        world.rolling.model_history("m", "day", *span, groups=[])
+        == world.rolling.model_history("other", "day", *span)
+        == []
+    )
 
 
 def test_pages_follow_each_other_without_gaps(world: World) -> None:
@@ -294,7 +298,7 @@ def test_pages_follow_each_other_without_gaps(world: World) -> None:
         found: list[str] = []
         after = ""
         while True:
-            page = world.listing.page(Asked(limit=limit, after=after))
+            page = world.listing.page(ListingQuery(limit=limit, after=after))
             some = sorted([*(one.name for one in page.devices), *(one.device for one in page.claims)])
             assert len(some) <= limit
             found += some
@@ -311,7 +315,7 @@ def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> No
     world.add("yard-1", group="yard", labels={"site": "bergen"})
     world.birth("cam-1")
     world.report("cam-1", runs())
-    world.tell("cam-1", power=PowerSeen(under_voltage=True))
+    world.tell("cam-1", power=PowerState(under_voltage=True))
     assert world.page(group="yard") == world.page(labels={"site": "bergen"}) == world.page(like="yard") == ["yard-1"]
     assert world.page(state="online") == world.page(condition="under-voltage") == world.page(model="m") == ["cam-1"]
     assert world.page(state="offline", group="door") == ["cam-2"]
@@ -326,7 +330,7 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
     world.add("cam")
     world.birth("cam")
     for number, speed in enumerate((0.6, 0.5)):
-        world.tell("cam", number, power=PowerSeen(speed=speed))
+        world.tell("cam", number, power=PowerState(speed=speed))
         world.now += 2.0
     (found,) = world.shown("cam")["conditions"]
     assert (found["since"], found["text"], found["current"]) == (NOW, "its clock is capped at 50%", True)
@@ -334,7 +338,7 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
     (found,) = world.shown("cam")["conditions"]
     assert found["current"] is False
     assert "when it was last heard" in condition_line(found).plain
-    world.tell("cam", 2, power=PowerSeen(speed=1.0))
+    world.tell("cam", 2, power=PowerState(speed=1.0))
     assert world.shown("cam")["conditions"] == []
 
 
@@ -345,9 +349,9 @@ def test_a_device_with_another_key_begins_anew(world: World) -> None:
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs())
-    world.tell("cam", power=PowerSeen(under_voltage=True))
+    world.tell("cam", power=PowerState(under_voltage=True))
     with world.database.write() as session:
-        ingest.forget(session, "cam")
+        ingest.delete_reported_state(session, "cam")
     assert world.shown("cam")["heard"] is None and world.shown("cam")["conditions"] == []
     assert world.fleet.overview()["models"] == []
 
@@ -370,9 +374,9 @@ def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) 
     """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
     world.add("cam", "other")
     world.birth("cam", "other", session=5)
-    said = telemetry(6, 3, moment=Moment(at=1.0, boot="b", up_s=9_000.0))
-    world.devices.hear([("cam", late(1, said))])
-    world.devices.hear([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
+    said = telemetry(6, 3, moment=DeviceTime(at=1.0, boot="b", up_s=9_000.0))
+    world.devices.ingest([("cam", late(1, said))])
+    world.devices.ingest([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
     assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
     assert len(world.devices.history("other")) == 1
 

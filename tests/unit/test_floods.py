@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit_cli.main import cli
-from edgesplit_controller.fleet.devices import HOLD_S, LONGEST_HOLD_S, hold_s
-from edgesplit_controller.messaging.broker import _CLIENT
+from edgesplit_controller.fleet.devices import MAX_QUARANTINE_S, QUARANTINE_S, quarantine_s
+from edgesplit_controller.messaging.broker import _CLIENT_LOG
 from edgesplit_controller.messaging.chunk_queue import WAITING_CHUNKS_PER_DEVICE, ChunkQueue
 from edgesplit_controller.messaging.delivery import Delivery, Sources
 from edgesplit_controller.messaging.flood_control import (
-    AGAIN,
-    LATELY_S,
-    MESSAGE,
-    PER_S,
-    PURSE,
-    REMEMBERED,
-    RETELL_S,
-    Purses,
+    CAPACITY,
+    MESSAGE_UNITS,
+    REMEMBERED_REQUESTS,
+    REPEAT_WINDOW_S,
+    REPEATED_CHUNK_UNITS,
+    REPORT_EVERY_S,
+    UNITS_PER_S,
+    TokenBuckets,
 )
 
 PATIENCE_S = 20.0
@@ -36,73 +36,73 @@ FIVE_MINUTES = 300
 
 def test_the_fastest_honest_fetch_is_no_flood() -> None:
     """A device on a local network that asks 800 times a second for minutes, and loses one chunk in twenty."""
-    purses = Purses()
+    purses = TokenBuckets()
     for step in range(FIVE_MINUTES * 800):
         now = step / 800
-        purses.spend("cam", MESSAGE["fetch"] + 250 / 4_096, now)
+        purses.consume("cam", MESSAGE_UNITS["fetch"] + 250 / 4_096, now)
         if step % 20 == 0:
-            purses.spend("cam", AGAIN, now)
-    assert not purses.flooding("cam")
+            purses.consume("cam", REPEATED_CHUNK_UNITS, now)
+    assert not purses.is_limited("cam")
 
 
 def test_telemetry_births_and_reconnections_of_an_agent_are_no_flood() -> None:
     """Everything an agent does at its busiest, on a link that breaks four times a second."""
-    purses = Purses()
+    purses = TokenBuckets()
     for step in range(FIVE_MINUTES * 4):
-        purses.spend("cam", 100.0 + 1.0 + 1.0 + 1.0, step / 4)
-    assert not purses.flooding("cam")
+        purses.consume("cam", 100.0 + 1.0 + 1.0 + 1.0, step / 4)
+    assert not purses.is_limited("cam")
 
 
 def test_a_sustained_flood_is_told_once_and_again_while_it_lasts_and_ends_when_it_ends() -> None:
     """Ten times the rate: told when the purse is empty, then every few seconds; calm after half a purse."""
-    purses = Purses()
-    told = [step / 10_000 for step in range(200_000) if purses.spend("cam", 1.0, step / 10_000)]
-    assert purses.flooding("cam") and told[0] == pytest.approx(PURSE / 9_000, rel=0.01)
-    assert all(later - sooner >= RETELL_S for sooner, later in pairwise(told))
-    purses.spend("cam", 0.0, 20.0 + PURSE / 2 / PER_S + 0.1)
-    assert not purses.flooding("cam")
+    purses = TokenBuckets()
+    told = [step / 10_000 for step in range(200_000) if purses.consume("cam", 1.0, step / 10_000)]
+    assert purses.is_limited("cam") and told[0] == pytest.approx(CAPACITY / 9_000, rel=0.01)
+    assert all(later - sooner >= REPORT_EVERY_S for sooner, later in pairwise(told))
+    purses.consume("cam", 0.0, 20.0 + CAPACITY / 2 / UNITS_PER_S + 0.1)
+    assert not purses.is_limited("cam")
 
 
 def test_one_devices_flood_is_not_anothers() -> None:
     """Purses are apart, and only those that are not full are remembered."""
-    purses = Purses()
+    purses = TokenBuckets()
     for _ in range(20_000):
-        purses.spend("bad", 1.0, 1.0)
-    purses.spend("good", 1.0, 1.0)
-    assert purses.flooding("bad") and not purses.flooding("good")
-    purses.spend("another", 1.0, 1_000.0)
-    assert set(purses._of) == {"another"}
+        purses.consume("bad", 1.0, 1.0)
+    purses.consume("good", 1.0, 1.0)
+    assert purses.is_limited("bad") and not purses.is_limited("good")
+    purses.consume("another", 1.0, 1_000.0)
+    assert set(purses._buckets) == {"another"}
 
 
 def test_a_chunk_asked_for_again_is_counted_and_forgotten_in_time() -> None:
     """What a device asked for a moment ago costs it; long ago or by another it does not; memory is bounded."""
-    purses = Purses()
-    assert purses.again("cam", ("a", "b"), 0.0) == 0
-    assert purses.again("cam", ("b", "c"), 1.0) == 1
-    assert purses.again("other", ("b",), 1.0) == 0
-    assert purses.again("cam", ("b",), 1.5 + LATELY_S) == 0
-    purses.again("cam", tuple(map(str, range(REMEMBERED + 10))), 2.0)
-    assert len(purses._asked) == REMEMBERED
+    purses = TokenBuckets()
+    assert purses.count_repeated("cam", ("a", "b"), 0.0) == 0
+    assert purses.count_repeated("cam", ("b", "c"), 1.0) == 1
+    assert purses.count_repeated("other", ("b",), 1.0) == 0
+    assert purses.count_repeated("cam", ("b",), 1.5 + REPEAT_WINDOW_S) == 0
+    purses.count_repeated("cam", tuple(map(str, range(REMEMBERED_REQUESTS + 10))), 2.0)
+    assert len(purses._requested_at) == REMEMBERED_REQUESTS
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e9), st.floats(0, 1e6)), max_size=60))
 def test_a_purse_is_never_overdrawn_nor_overfull(spent: list[tuple[str, float, float]]) -> None:
     """Whatever is spent whenever: between nothing and a full purse."""
-    purses, now = Purses(), 0.0
+    purses, now = TokenBuckets(), 0.0
     for device, units, later in spent:
         now += later
-        purses.spend(device, units, now)
-        assert all(0.0 <= purse.units <= PURSE for purse in purses._of.values())
+        purses.consume(device, units, now)
+        assert all(0.0 <= purse.units <= CAPACITY for purse in purses._buckets.values())
 
 
 def test_no_device_fills_the_queue_of_chunks() -> None:
     """One that asks for everything at once has its share of what waits; another's few chunks find room and go out."""
     chunks = ChunkQueue()
-    refused = sum(chunks.ask("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
+    refused = sum(chunks.request("bad", "r", (f"{n}",), now=1.0) for n in range(10_000))
     assert refused == 10_000 - WAITING_CHUNKS_PER_DEVICE
-    assert chunks.ask("good", "s", ("x", "y"), now=1.0) == 0
-    assert {"x", "y"} <= {one.chunk for one in chunks.take(2.0)}
-    assert chunks.ask("bad", "r", ("again",), now=3.0) == 0
+    assert chunks.request("good", "s", ("x", "y"), now=1.0) == 0
+    assert {"x", "y"} <= {one.sha256 for one in chunks.take(2.0)}
+    assert chunks.request("bad", "r", ("again",), now=3.0) == 0
 
 
 class Flooded:
@@ -116,9 +116,9 @@ class Flooded:
                 metadata=lambda path: b"x" * 400_000,
                 chunk=lambda digest: b"",
                 release_chunks=lambda release: ["c" * 64],
-                hear=hear,
+                ingest=hear,
                 statements=lambda devices: {},
-                flooding=self._flooding,
+                on_flood=self._flooding,
             )
         )
         self.delivery.start(self)
@@ -130,7 +130,7 @@ class Flooded:
     def publish(self, *_: object, **__: object) -> bool:
         return True
 
-    def send(self, device: str, kind: messages.Kind, raw: bytes, times: int = 1) -> None:
+    def send(self, device: str, kind: messages.TopicKind, raw: bytes, times: int = 1) -> None:
         for _ in range(times):
             self.delivery.on_message(messages.topic(device, kind), raw, b"c")
 
@@ -154,13 +154,13 @@ FLOODS = {
     "garbage": ("birth", b"\xc1garbage", 5_000),
     "nothing": ("birth", b"", 40_000),
     "metadata": ("fetch", messages.encode(messages.FetchMetadata("metadata/1.targets.json")), 60_000),
-    "the same chunk": ("fetch", messages.encode(messages.FetchChunks.of("b" * 64, [0])), 60_000),
+    "the same chunk": ("fetch", messages.encode(messages.FetchChunks.from_indexes("b" * 64, [0])), 60_000),
 }
 
 
 @pytest.mark.parametrize(("kind", "raw", "times"), FLOODS.values(), ids=FLOODS.keys())
 def test_each_kind_of_flood_is_noticed_and_dropped(
-    flooded: Flooded, kind: messages.Kind, raw: bytes, times: int
+    flooded: Flooded, kind: messages.TopicKind, raw: bytes, times: int
 ) -> None:
     """Small messages, large ones, malformed ones, empty ones, and those that ask for much: told, and then unread."""
     flooded.send("bad", kind, raw, times)
@@ -174,7 +174,7 @@ def test_each_kind_of_flood_is_noticed_and_dropped(
 def test_connecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
     """Each handshake costs the broker: a hundred and more in a moment are no agent that comes back."""
     for _ in range(150):
-        flooded.delivery.connected("bad")
+        flooded.delivery.on_client_connected("bad")
     assert flooded.was_told.wait(PATIENCE_S) and flooded.told == ["bad"]
     flooded.delivery.stop()
 
@@ -182,8 +182,8 @@ def test_connecting_in_a_loop_is_a_flood(flooded: Flooded) -> None:
 def test_the_brokers_words_for_a_client_are_understood() -> None:
     """The line of mosquitto 2 that names a client that was let in, and none that only looks like it."""
     said = b"New client connected from 127.0.0.1:40952 as cam-1 (p5, c1, k30, u'cam-1').\n"
-    assert (found := _CLIENT.match(said)) is not None and found[1] == b"cam-1"
-    assert _CLIENT.match(b"Client x New client connected from 1 as cam-1 (") is None
+    assert (found := _CLIENT_LOG.match(said)) is not None and found[1] == b"cam-1"
+    assert _CLIENT_LOG.match(b"Client x New client connected from 1 as cam-1 (") is None
 
 
 def test_one_poisoned_message_costs_no_other_devices_words() -> None:
@@ -205,10 +205,12 @@ def test_one_poisoned_message_costs_no_other_devices_words() -> None:
     flooded.delivery.stop()
 
 
-@pytest.mark.parametrize(("times", "seconds"), [(1, HOLD_S), (2, 2 * HOLD_S), (4, 8 * HOLD_S), (99, LONGEST_HOLD_S)])
+@pytest.mark.parametrize(
+    ("times", "seconds"), [(1, QUARANTINE_S), (2, 2 * QUARANTINE_S), (4, 8 * QUARANTINE_S), (99, MAX_QUARANTINE_S)]
+)
 def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None:
     """Twice as long each time, and never longer than an hour."""
-    assert hold_s(times) == seconds
+    assert quarantine_s(times) == seconds
 
 
 def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +232,7 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
         def get(self, path: str) -> object:
             return told if path.endswith("/bad") else [told]
 
-        def pages(self, path: str, **asked: object) -> list[object]:
+        def get_all(self, path: str, **asked: object) -> list[object]:
             return [told]
 
     monkeypatch.setattr("edgesplit_cli.commands.device.connect", Fake.of)

@@ -27,11 +27,17 @@ from agent_world import (
 )
 from edgesplit.errors import UsageError
 from edgesplit.http1.server import Response, Server, json_response
-from edgesplit.offload_client.pool import Call, Remote, RemoteAnswer, RemoteFailure, ask
+from edgesplit.offload_client.pool import (
+    CancellableCall,
+    OffloadAnswer,
+    OffloadClient,
+    OffloadFailure,
+    encode_offload_request,
+)
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
-from edgesplit_agent.offload.foreign_server import ForeignRemote, ForeignServers, Trust
-from edgesplit_agent.releases.loaded_release import ActiveRelease, plan_for
+from edgesplit_agent.offload.foreign_server import ForeignOffloadClient, ForeignServers, ForeignTls
+from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_controller.pki.authority import Authority
 from foreign_world import KSERVE, MLSERVER, TRITON, ForeignServerHere, Manners
@@ -63,10 +69,10 @@ def clouds() -> Iterator[Start]:
             own = ScriptedCloud()
             own.start()
             stack.callback(own.stop)
-            servers = ForeignServers(Trust())
+            servers = ForeignServers(ForeignTls())
             stack.callback(servers.stop)
             settings = Settings(idle_probe_s=3600.0)
-            engine = Engine(CLASS, Remote(own.server.url), settings=settings, remote_of=servers.of)
+            engine = Engine(CLASS, OffloadClient(own.server.url), settings=settings, client_for=servers.for_release)
             stack.callback(engine.stop)
             engine.serve("tiny", naming(server.url.replace("http", scheme, 1), row))
             engine.start()
@@ -80,7 +86,7 @@ def _unasked(own: ScriptedCloud) -> None:
     assert own.asked == []
 
 
-def naming(address: str, *rows: Row) -> ActiveRelease:
+def naming(address: str, *rows: Row) -> LoadedRelease:
     """The tiny release with that server in its plan."""
     described = manifest(*rows)
     plan = msgspec.structs.replace(described.plans[CLASS], offload=address)
@@ -96,7 +102,7 @@ def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Mann
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=PATIENCE_S)
         assert np.array_equal(answer.outputs["y"], EXPECTED)
         assert answer.report.row == "cut-1" and not answer.report.fallback and answer.report.up_bytes > 0
-    conditions, breaker = engine.beyond("tiny")
+    conditions, breaker = engine.target_state("tiny")
     assert conditions.remote_ok and breaker.state == "closed" and conditions != engine.conditions
     assert set(server.seen.models) == {NAME}
     assert set(server.seen.codings) == {""}
@@ -148,54 +154,54 @@ def test_a_model_that_was_not_exported_there_is_the_servers_failure(manners: Man
     """Some say 400 of it, as of a bad input: what we send was checked, so the breaker hears of it all the same."""
     server = ForeignServerHere(manners)
     try:
-        outcome = asked(ForeignServers(Trust()).at(server.url))
+        outcome = asked(ForeignServers(ForeignTls()).client_for(server.url))
     finally:
         server.stop()
-    assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
+    assert isinstance(outcome, OffloadFailure) and outcome.cause == "server"
     assert outcome.status == manners.unknown_model and "unknown model" in outcome.text
     assert server.seen.refused == 1
 
 
-def asked(remote: Remote, planned_s: float = 0.0) -> RemoteAnswer | RemoteFailure:
+def asked(remote: OffloadClient, planned_s: float = 0.0) -> OffloadAnswer | OffloadFailure:
     """One request."""
     (receives,) = [spec for one in manifest(CUT).slices for spec in one.outputs if spec.name == "y"]
-    wanted = ask(NAME, "id-1", {"h": INPUT}, (receives,), left_s=PATIENCE_S, planned_s=planned_s)
-    return remote.infer(wanted, Call(), PATIENCE_S)
+    wanted = encode_offload_request(NAME, "id-1", {"h": INPUT}, (receives,), left_s=PATIENCE_S, planned_s=planned_s)
+    return remote.infer(wanted, CancellableCall(), PATIENCE_S)
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[dict[str, Any]], Remote]]:
+def answering() -> Iterator[Callable[[dict[str, Any]], OffloadClient]]:
     """A server that answers every request with this JSON."""
     with ExitStack() as stack:
 
-        def start(said: dict[str, Any]) -> Remote:
+        def start(said: dict[str, Any]) -> OffloadClient:
             server = Server(lambda request: json_response(200, said))
             server.start()
             stack.callback(server.stop, 0.5)
-            return ForeignServers(Trust()).at(server.url)
+            return ForeignServers(ForeignTls()).client_for(server.url)
 
         yield start
 
 
 def test_another_requests_answer_is_refused_and_a_nameless_one_is_not(
-    answering: Callable[[dict[str, Any]], Remote],
+    answering: Callable[[dict[str, Any]], OffloadClient],
 ) -> None:
     """A connection carries one request at a time; but what says that it is another's is."""
     y = {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [0.0, 2.0, 4.0, 6.0]}
     said = {"model_name": NAME, "outputs": [y]}
-    assert isinstance(asked(answering(said)), RemoteAnswer)
+    assert isinstance(asked(answering(said)), OffloadAnswer)
     for spoilt in ({**said, "id": "id-2"}, {**said, "model_name": "other"}, {**said, "outputs": []}):
         outcome = asked(answering(spoilt))
-        assert isinstance(outcome, RemoteFailure) and outcome.cause == "server"
+        assert isinstance(outcome, OffloadFailure) and outcome.cause == "server"
 
 
-def test_seconds_that_nobody_tells_are_the_plans(answering: Callable[[dict[str, Any]], Remote]) -> None:
+def test_seconds_that_nobody_tells_are_the_plans(answering: Callable[[dict[str, Any]], OffloadClient]) -> None:
     """So that they do not make the link look slow; never more than the whole exchange took."""
     y = {"name": "y", "datatype": "FP32", "shape": [1, 4], "data": [0.0] * 4}
     remote = answering({"model_name": NAME, "id": "id-1", "outputs": [y]})
     first, second = asked(remote, planned_s=1e-6), asked(remote, planned_s=1e6)
-    assert isinstance(first, RemoteAnswer) and first.server_s == 1e-6
-    assert isinstance(second, RemoteAnswer) and second.server_s == second.elapsed_s and second.link_s == 0
+    assert isinstance(first, OffloadAnswer) and first.server_s == 1e-6
+    assert isinstance(second, OffloadAnswer) and second.server_s == second.elapsed_s and second.link_s == 0
 
 
 def test_a_foreign_server_is_probed_seldom_and_lives_when_it_answers() -> None:
@@ -203,16 +209,16 @@ def test_a_foreign_server_is_probed_seldom_and_lives_when_it_answers() -> None:
     fails."""
     server = ForeignServerHere(TRITON)
     try:
-        remote = ForeignServers(Trust()).at(server.url)
+        remote = ForeignServers(ForeignTls()).client_for(server.url)
         assert isinstance(remote.ping(PATIENCE_S), float)
         first, second = remote.probe(PATIENCE_S), remote.probe(PATIENCE_S)
-        assert isinstance(first, RemoteAnswer) and first.up_bytes > 10_000 and first.server_s == 0
-        assert isinstance(second, RemoteFailure) and second.cause == "rejected"
+        assert isinstance(first, OffloadAnswer) and first.up_bytes > 10_000 and first.server_s == 0
+        assert isinstance(second, OffloadFailure) and second.cause == "rejected"
         assert server.seen.refused == 1
     finally:
         server.stop()
-    gone = ForeignServers(Trust()).at(server.url).ping(PATIENCE_S)
-    assert isinstance(gone, RemoteFailure) and gone.cause == "refused"
+    gone = ForeignServers(ForeignTls()).client_for(server.url).ping(PATIENCE_S)
+    assert isinstance(gone, OffloadFailure) and gone.cause == "refused"
 
 
 @pytest.mark.parametrize(("status", "lives"), [(200, True), (404, True), (403, True), (500, False), (503, False)])
@@ -221,7 +227,7 @@ def test_a_gateway_that_hides_health_lives(status: int, lives: bool) -> None:
     server = Server(lambda request: Response(status))
     server.start()
     try:
-        heard = ForeignServers(Trust()).at(server.url).ping(PATIENCE_S)
+        heard = ForeignServers(ForeignTls()).client_for(server.url).ping(PATIENCE_S)
     finally:
         server.stop(0.5)
     assert isinstance(heard, float) == lives
@@ -229,12 +235,12 @@ def test_a_gateway_that_hides_health_lives(status: int, lives: bool) -> None:
 
 def test_connections_are_shared_and_made_anew_once_closed() -> None:
     """Two releases with one server share them; the engine closes them when nobody names it any more."""
-    servers = ForeignServers(Trust())
-    first = servers.at("triton://gpu")
-    assert servers.at("triton://gpu") is first and servers.at("triton://other") is not first
+    servers = ForeignServers(ForeignTls())
+    first = servers.client_for("triton://gpu")
+    assert servers.client_for("triton://gpu") is first and servers.client_for("triton://other") is not first
     first.close()
-    assert servers.at("triton://gpu") is not first
-    assert servers.of(active(LOCAL)) is None
+    assert servers.client_for("triton://gpu") is not first
+    assert servers.for_release(active(LOCAL)) is None
     servers.stop()
 
 
@@ -258,12 +264,12 @@ def test_tls_is_checked_and_our_certificate_is_not_shown(tmp_path: Path) -> None
     server.start()
     try:
         address = f"https://localhost:{server.port}"
-        stranger = asked(ForeignServers(Trust()).at(address))
-        met = asked(ForeignServers(Trust(ca_file=authority.certificate_file)).at(address))
+        stranger = asked(ForeignServers(ForeignTls()).client_for(address))
+        met = asked(ForeignServers(ForeignTls(ca_file=authority.certificate_file)).client_for(address))
     finally:
         server.stop(0.5)
-    assert isinstance(stranger, RemoteFailure) and stranger.cause == "server"
-    assert isinstance(met, RemoteAnswer) and serials == [None]
+    assert isinstance(stranger, OffloadFailure) and stranger.cause == "server"
+    assert isinstance(met, OffloadAnswer) and serials == [None]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +279,7 @@ def test_files_that_are_no_use_are_named_at_once(given: dict[str, str], tmp_path
     """A key that is missing, a file that is not there, one that is none."""
     (tmp_path / "spoilt.pem").write_text("nonsense")
     with pytest.raises(UsageError, match=r"--foreign-key|gone\.pem|spoilt\.pem"):
-        Trust(**{name: tmp_path / file for name, file in given.items()}).context()
+        ForeignTls(**{name: tmp_path / file for name, file in given.items()}).context()
 
 
 def test_a_foreign_pool_reaches_the_path_before_v2() -> None:
@@ -281,8 +287,8 @@ def test_a_foreign_pool_reaches_the_path_before_v2() -> None:
     server = ForeignServerHere(KSERVE)
     server.add(NAME, doubling())
     try:
-        outcome = asked(ForeignServers(Trust()).at(server.url))
+        outcome = asked(ForeignServers(ForeignTls()).client_for(server.url))
     finally:
         server.stop()
-    assert isinstance(outcome, RemoteAnswer)
-    assert LINK.rtt_s and isinstance(ForeignServers(Trust()).at("http://h/x"), ForeignRemote)
+    assert isinstance(outcome, OffloadAnswer)
+    assert LINK.rtt_s and isinstance(ForeignServers(ForeignTls()).client_for("http://h/x"), ForeignOffloadClient)

@@ -18,10 +18,10 @@ from edgesplit.errors import MalformedMessage, ModelRefused, TrustError, UsageEr
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.release.manifest import decode_manifest, encode_manifest
 from edgesplit.release.recut import check_recut
-from edgesplit_cli.commands.export import chosen
+from edgesplit_cli.commands.export import select_halves
 from edgesplit_cli.export_files import inference_service, service_name, triton_config, write_model
 from edgesplit_cli.main import cli
-from edgesplit_partitioner.costs.foreign_server import check_servable, foreign_costs, possible
+from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from recut_world import CLASS, anatomy_for, made
 from unit import onnx_models as tiny
@@ -108,14 +108,14 @@ def half(device_class: str, row: str, refusal: str = "") -> dict[str, Any]:
 def test_the_halves_that_can_be_exported_are_chosen() -> None:
     """All that can be, or the one that was named; nothing to choose says why."""
     some = [half("pi4", "remote", "it sends a picture"), half("pi4", "cut-1"), half("nano", "cut-1")]
-    assert chosen(some, "", "") == some[1:]
-    assert chosen(some, "pi4", "") == [some[1]]
+    assert select_halves(some, "", "") == some[1:]
+    assert select_halves(some, "pi4", "") == [some[1]]
     with pytest.raises(ModelRefused, match="picture"):
-        chosen(some, "pi4", "remote")
+        select_halves(some, "pi4", "remote")
     with pytest.raises(UsageError, match="pi4 cut-1"):
-        chosen(some, "pi4", "cut-9")
+        select_halves(some, "pi4", "cut-9")
     with pytest.raises(ModelRefused, match="answers alone"):
-        chosen([], "", "")
+        select_halves([], "", "")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_addresses(text: str, url: str) -> None:
     """Triton's port where none is given; a path is what stands before /v2."""
     server = ForeignServer.parse(text)
     assert (server.url, server.tls) == (url, text.startswith("https"))
-    assert server.unpacks_gzip == text.startswith("triton")
+    assert server.accepts_gzip == text.startswith("triton")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def costs() -> Costs:
 
 def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_sent_by_zstd() -> None:
     """Triton is sent gzip, at gzip's price; others nothing compressed. Lossy codecs stay: the export undoes them."""
-    triton = foreign_costs(costs(), ForeignServer.parse("triton://gpu"))
-    other = foreign_costs(costs(), ForeignServer.parse("https://gpu"))
+    triton = costs_for_foreign_server(costs(), ForeignServer.parse("triton://gpu"))
+    other = costs_for_foreign_server(costs(), ForeignServer.parse("https://gpu"))
     for one in (triton, other):
         assert one.layers[0].tiers == ("device",) and one.layers[1].tiers == ()
     assert set(other.layers[0].writes["x"].codecs) == {"int8"}
@@ -210,8 +210,8 @@ def test_a_model_that_foreign_servers_do_not_run_is_refused_before_it_is_release
 
 def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:
     """Which a foreign server does not do."""
-    assert possible({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
-    assert possible({"force": "device"}, costs()) == {"force": "device"}
+    assert adapt_limits({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
+    assert adapt_limits({"force": "device"}, costs()) == {"force": "device"}
 
 
 @given(st.one_of(st.text(max_size=60), st.text(max_size=40).map("http://{}".format)))

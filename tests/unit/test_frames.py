@@ -8,89 +8,89 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.client.frame_window import StreamSettings, Window
+from edgesplit.client.frame_window import FrameWindow, StreamSettings
 from edgesplit.client.request import Answer
 from edgesplit.errors import Dropped, InferenceFailed, UsageError
-from edgesplit.oip.options import Drop, Wishes
+from edgesplit.oip.options import Drop, InferOptions
 
 
 def answer(number: int) -> Answer:
     return Answer({}, None, str(number))
 
 
-def given_out(window: Window[int]) -> list[tuple[int, str]]:
+def given_out(window: FrameWindow[int]) -> list[tuple[int, str]]:
     """Everything that can be given out now, by its kind."""
     out = []
-    while (given := window.give()) is not None:
+    while (given := window.next_result()) is not None:
         out.append((given[0], type(given[1]).__name__))
     return out
 
 
 def test_a_source_waits_until_an_answer_was_given_out() -> None:
     """Two in flight: the third frame is wanted only when the first answer was taken away."""
-    window: Window[int] = Window(2, "none")
+    window: FrameWindow[int] = FrameWindow(2, "none")
     for number in (0, 1):
-        assert window.wants
-        window.take(number)
-        assert window.begin() == (number, number)
-    assert not window.wants
-    window.finished(1, answer(1))
-    assert window.give() is None and not window.wants
-    window.finished(0, answer(0))
-    assert not window.wants
-    assert window.give() == (0, answer(0))
-    assert window.wants
+        assert window.can_accept
+        window.add(number)
+        assert window.start_next() == (number, number)
+    assert not window.can_accept
+    window.set_result(1, answer(1))
+    assert window.next_result() is None and not window.can_accept
+    window.set_result(0, answer(0))
+    assert not window.can_accept
+    assert window.next_result() == (0, answer(0))
+    assert window.can_accept
 
 
 def test_the_oldest_that_waits_gives_way_to_the_newest() -> None:
     """One under way, one waiting: each new frame takes the waiting one's place; what has begun is never dropped."""
-    window: Window[int] = Window(1, "oldest")
-    window.take(0)
-    assert window.begin() == (0, 0)
+    window: FrameWindow[int] = FrameWindow(1, "oldest")
+    window.add(0)
+    assert window.start_next() == (0, 0)
     for number in (1, 2, 3):
-        assert window.wants
-        window.take(number)
-        assert window.begin() is None
-    window.finished(0, answer(0))
+        assert window.can_accept
+        window.add(number)
+        assert window.start_next() is None
+    window.set_result(0, answer(0))
     assert given_out(window) == [(0, "Answer"), (1, "Dropped"), (2, "Dropped")]
-    assert window.begin() == (3, 3)
+    assert window.start_next() == (3, 3)
 
 
 def test_the_newest_gives_way_to_the_one_that_waits() -> None:
     """The first that found no room but one place waits; all later ones are dropped."""
-    window: Window[int] = Window(1, "newest")
+    window: FrameWindow[int] = FrameWindow(1, "newest")
     for number in range(4):
-        window.take(number)
-        window.begin()
-    window.finished(0, answer(0))
-    assert window.begin() is None  # its answer was not taken away yet
+        window.add(number)
+        window.start_next()
+    window.set_result(0, answer(0))
+    assert window.start_next() is None  # its answer was not taken away yet
     assert given_out(window) == [(0, "Answer")]
-    assert window.begin() == (1, 1)
-    window.finished(1, answer(1))
+    assert window.start_next() == (1, 1)
+    window.set_result(1, answer(1))
     assert given_out(window) == [(1, "Answer"), (2, "Dropped"), (3, "Dropped")]
 
 
 def test_a_consumer_that_sleeps_costs_no_memory() -> None:
     """A hundred thousand dropped frames between two answers are one entry, and each is still told of in its turn."""
-    window: Window[int] = Window(1, "oldest")
+    window: FrameWindow[int] = FrameWindow(1, "oldest")
     for number in range(100_000):
-        window.take(number)
-        window.begin()
+        window.add(number)
+        window.start_next()
     assert len(window._entries) <= 3
-    window.finished(0, answer(0))
-    window.ended()
+    window.set_result(0, answer(0))
+    window.end_source()
     out = given_out(window)
     assert out[0] == (0, "Answer") and len(out) == 99_999 and {kind for _, kind in out[1:]} == {"Dropped"}
-    assert window.begin() == (99_999, 99_999) and not window.over
+    assert window.start_next() == (99_999, 99_999) and not window.is_over
 
 
 def test_a_frame_that_the_server_dropped_is_one_result_of_its_own() -> None:
     """`Dropped` from there is handed on as it came."""
-    window: Window[int] = Window(2, "oldest")
-    window.take(0)
-    window.begin()
-    window.finished(0, Dropped("elsewhere"))
-    given = window.give()
+    window: FrameWindow[int] = FrameWindow(2, "oldest")
+    window.add(0)
+    window.start_next()
+    window.set_result(0, Dropped("elsewhere"))
+    given = window.next_result()
     assert given is not None and str(given[1]) == "elsewhere"
 
 
@@ -100,28 +100,28 @@ def test_whatever_the_order_of_events_each_frame_is_given_out_once_and_in_order(
 ) -> None:
     """Random steps: never more under way than allowed, no number left out or repeated, nothing dropped by `none`."""
     rng = random.Random(seed)
-    window: Window[int] = Window(in_flight, drop)
+    window: FrameWindow[int] = FrameWindow(in_flight, drop)
     taken, running, out = 0, [], []
     for _ in range(200):
         step = rng.choice("tbfg")
-        if step == "t" and window.wants and taken < 40:
-            window.take(taken)
+        if step == "t" and window.can_accept and taken < 40:
+            window.add(taken)
             taken += 1
-        elif step == "b" and (begun := window.begin()) is not None:
+        elif step == "b" and (begun := window.start_next()) is not None:
             running.append(begun[0])
             assert len(running) <= in_flight
         elif step == "f" and running:
             number = running.pop(rng.randrange(len(running)))
-            window.finished(number, answer(number) if rng.random() < 0.8 else InferenceFailed("no"))
-        elif step == "g" and (given_one := window.give()) is not None:
+            window.set_result(number, answer(number) if rng.random() < 0.8 else InferenceFailed("no"))
+        elif step == "g" and (given_one := window.next_result()) is not None:
             out.append(given_one)
-    window.ended()
-    while not window.over:
-        while (begun := window.begin()) is not None:
+    window.end_source()
+    while not window.is_over:
+        while (begun := window.start_next()) is not None:
             running.append(begun[0])
         while running:
-            window.finished(number := running.pop(), answer(number))
-        while (given_one := window.give()) is not None:
+            window.set_result(number := running.pop(), answer(number))
+        while (given_one := window.next_result()) is not None:
             out.append(given_one)
     assert [number for number, _ in out] == list(range(taken))
     assert all(result.id == str(number) for number, result in out if isinstance(result, Answer))
@@ -138,8 +138,8 @@ def test_what_no_stream_can_be_is_said_at_once(wrong: dict[str, object]) -> None
 
 def test_a_frame_tells_the_server_its_stream_and_what_may_give_way() -> None:
     """And whatever else the application wishes for."""
-    settings = StreamSettings("m", 1, "oldest", 1.0, "raise", wishes=Wishes(hedge="never"))
-    told = settings.question("cam", {"x": b"1"}).parameters
+    settings = StreamSettings("m", 1, "oldest", 1.0, "raise", options=InferOptions(hedge="never"))
+    told = settings.request("cam", {"x": b"1"}).parameters
     assert told == {"edgesplit_stream": "cam", "edgesplit_drop": "oldest", "edgesplit_hedge": "never"}
     with pytest.raises(UsageError, match="list"):
-        settings.question("cam", [1])
+        settings.request("cam", [1])

@@ -7,13 +7,13 @@ import sys
 import threading
 import uuid
 
-from edgesplit.client.request_id import fresh_id
+from edgesplit.client.request_id import new_request_id
 
 
 def test_they_are_random_uuids_of_version_4() -> None:
     """As the standard library reads them, and as the agent knows ids that no other request can have."""
     for _ in range(200):
-        one = fresh_id()
+        one = new_request_id()
         read = uuid.UUID(one)
         assert (read.version, read.variant, read.urn) == (4, uuid.RFC_4122, one)
 
@@ -23,7 +23,7 @@ def test_none_comes_twice_however_many_threads_ask() -> None:
     found: list[list[str]] = [[] for _ in range(4)]
 
     def ask(mine: list[str]) -> None:
-        mine += [fresh_id() for _ in range(1_000)]
+        mine += [new_request_id() for _ in range(1_000)]
 
     threads = [threading.Thread(target=ask, args=(mine,)) for mine in found]
     for thread in threads:
@@ -35,11 +35,11 @@ def test_none_comes_twice_however_many_threads_ask() -> None:
 
 FORKS = """
 import os
-from edgesplit.client.request_id import fresh_id
+from edgesplit.client.request_id import new_request_id
 
-fresh_id()
+new_request_id()
 child = os.fork()
-os.write(1, f"{fresh_id()}\\n".encode())
+os.write(1, f"{new_request_id()}\\n".encode())
 if child:
     os.waitpid(child, 0)
 """

@@ -13,14 +13,14 @@ from edgesplit.plan import (
     Plan,
     Power,
     Row,
-    beyond_s,
-    choose,
+    choose_row,
     energy_j,
     further_link,
+    further_links_s,
     latency_s,
-    slowest_s,
+    slowest_stage_s,
 )
-from edgesplit_agent.policy.link_estimator import FURTHER_S, LinkMeter
+from edgesplit_agent.policy.link_estimator import FURTHER_HOP_TTL_S, LinkEstimate
 
 LINK = Link(up_bytes_per_s=10e6, down_bytes_per_s=10e6, rtt_s=0.002)
 HOP = Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.02, down_s=0.001, seconds=0.005)
@@ -32,16 +32,16 @@ LOCAL = Row(name="local", device=("a", "b", "c"), device_s=0.5)
 PLAN = Plan(model="m", device_class="pi", rows=(FAR, NEAR, LOCAL), link=LINK, tiers=("device", "edge", "cloud"))
 
 
-def meter(*waits_s: float, answered: bool = True, at: float = 100.0) -> LinkMeter:
+def meter(*waits_s: float, answered: bool = True, at: float = 100.0) -> LinkEstimate:
     """After a gateway told that it waited so long for each of some requests."""
-    made = LinkMeter.of(LINK)
+    made = LinkEstimate.from_link(LINK)
     for seconds in waits_s:
-        made = made.went_further(FAR, seconds, at, answered=answered)
+        made = made.after_further_hop(FAR, seconds, at, answered=answered)
     return made
 
 
-def chosen(by: LinkMeter) -> str:
-    row = choose(PLAN, by.conditions(remote_ok=True))
+def chosen(by: LinkEstimate) -> str:
+    row = choose_row(PLAN, by.conditions(remote_ok=True))
     assert row is not None
     return row.name
 
@@ -51,16 +51,16 @@ def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
     planned = further_link(FAR)
     assert planned is not None and further_link(NEAR) is None
     assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
-    assert LinkMeter.of(LINK).conditions(remote_ok=True).further is None
+    assert LinkEstimate.from_link(LINK).conditions(remote_ok=True).further is None
     known = Conditions(link=LINK, further=planned)
-    assert beyond_s(FAR, known) == pytest.approx(FAR.beyond_s) and latency_s(FAR, known) == pytest.approx(
+    assert further_links_s(FAR, known) == pytest.approx(FAR.beyond_s) and latency_s(FAR, known) == pytest.approx(
         latency_s(FAR, Conditions(link=LINK))
     )
 
 
 def test_a_link_beyond_that_has_become_slow_moves_the_cut_before_it() -> None:
     """By the first answers that say so: the gateway finishes alone by another row."""
-    assert chosen(LinkMeter.of(LINK)) == chosen(meter(0.041)) == "cut-1"
+    assert chosen(LinkEstimate.from_link(LINK)) == chosen(meter(0.041)) == "cut-1"
     assert chosen(meter(0.4, 0.4)) == "cut-2"
 
 
@@ -77,18 +77,18 @@ def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
         hops=(Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.2, down_s=0.001),),
     )
     plan = Plan(model="m", device_class="pi", rows=(slow, NEAR, LOCAL), link=LINK)
-    made = LinkMeter.of(LINK)
+    made = LinkEstimate.from_link(LINK)
     for _ in range(5):
-        made = made.went_further(slow, 0.03, 100.0, answered=True)
-    before, after = (choose(plan, one.conditions(remote_ok=True)) for one in (LinkMeter.of(LINK), made))
+        made = made.after_further_hop(slow, 0.03, 100.0, answered=True)
+    before, after = (choose_row(plan, one.conditions(remote_ok=True)) for one in (LinkEstimate.from_link(LINK), made))
     assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
 
 
 def test_what_nobody_tells_any_more_is_forgotten() -> None:
     """Rows that do not go there measure nothing: after a while the one that does is tried as planned."""
     slow = meter(0.4, 0.4)
-    assert chosen(slow.forgetting(100.0 + FURTHER_S - 1.0)) == "cut-2"
-    assert chosen(slow.forgetting(100.0 + FURTHER_S)) == "cut-1"
+    assert chosen(slow.without_expired_hop(100.0 + FURTHER_HOP_TTL_S - 1.0)) == "cut-2"
+    assert chosen(slow.without_expired_hop(100.0 + FURTHER_HOP_TTL_S)) == "cut-1"
 
 
 def test_a_gateway_that_waited_in_vain_tells_that_it_is_at_least_so_slow() -> None:
@@ -99,17 +99,17 @@ def test_a_gateway_that_waited_in_vain_tells_that_it_is_at_least_so_slow() -> No
 
 def test_a_row_that_goes_no_further_says_nothing_of_it() -> None:
     """Whatever a gateway claims."""
-    made = LinkMeter.of(LINK)
-    assert made.went_further(NEAR, 1.0, 100.0, answered=True) == made
+    made = LinkEstimate.from_link(LINK)
+    assert made.after_further_hop(NEAR, 1.0, 100.0, answered=True) == made
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e4), st.booleans()), max_size=30))
 def test_no_claim_of_a_gateway_makes_a_figure_that_cannot_be(told: list[tuple[float, bool]]) -> None:
     """Seconds stay finite and not negative, and a row is always chosen."""
-    made = LinkMeter.of(LINK)
+    made = LinkEstimate.from_link(LINK)
     for seconds, answered in told:
-        made = made.went_further(FAR, seconds, 100.0, answered=answered)
+        made = made.after_further_hop(FAR, seconds, 100.0, answered=answered)
     now = made.conditions(remote_ok=True)
-    for figure in (latency_s(FAR, now), slowest_s(FAR, now), energy_j(FAR, now, Power(idle_watts=1.0))):
+    for figure in (latency_s(FAR, now), slowest_stage_s(FAR, now), energy_j(FAR, now, Power(idle_watts=1.0))):
         assert 0.0 <= figure < 1e9
-    assert choose(PLAN, now) is not None
+    assert choose_row(PLAN, now) is not None

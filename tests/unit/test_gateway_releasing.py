@@ -11,9 +11,9 @@ from edgesplit.links import parse_link
 from edgesplit.oip.protocol import remote_name
 from edgesplit.release.manifest import Manifest, gateway_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_controller.planning.planner_service import Through, Wish
-from edgesplit_offload.models.repository import Shelf
-from edgesplit_offload.server import releases_in
+from edgesplit_controller.planning.planner_service import GatewayHop, PlanOptions
+from edgesplit_offload.models.repository import ModelRepository
+from edgesplit_offload.server import release_opener
 from unit.test_recut_releasing import CLASS, Maker
 
 UPLINK = parse_link("lte")
@@ -26,10 +26,10 @@ def maker(tmp_path: Path) -> Maker:
 
 def release(maker: Maker, partition: str = "auto", *, gateway: bool = True, recut: bool = False, **wish: object) -> str:
     """As the controller deploys it to a device behind a gateway, or with none."""
-    through = {CLASS: Through("jetson-nano", UPLINK)} if gateway else {}
-    asked = Wish(partition=partition, limits=wish)
+    through = {CLASS: GatewayHop("jetson-nano", UPLINK)} if gateway else {}
+    asked = PlanOptions(partition=partition, limits=wish)
     links = {CLASS: parse_link("wifi")}
-    digest, _ = maker.releasing.prepare(maker.model, links, asked, recut=recut, through=through)
+    digest, _ = maker.releasing.prepare(maker.model, links, asked, recut=recut, gateways=through)
     maker.releasing.publish(maker.model, digest, asked)
     return digest
 
@@ -44,7 +44,7 @@ def test_every_row_and_its_far_half_can_be_served(maker: Maker) -> None:
     layers = layers_of(maker)
     made = [release(maker, one) for one in ("auto", "edge", "cloud")]
     made += [release(maker, layers[0], edge_after=last) for last in (layers[1], layers[-2])]
-    shelf = Shelf(releases_in(maker.folder / "offload", maker.repository.root_bytes), OnnxRuntime())
+    shelf = ModelRepository(release_opener(maker.folder / "offload", maker.repository.root_bytes), OnnxRuntime())
     hops = 0
     for digest in made:
         manifest: Manifest = maker.releasing.manifest(digest)

@@ -12,15 +12,15 @@ import pytest
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.links import parse_link
-from edgesplit.plan import BEYOND, Hop, Plan, Row, far_half, near_half
+from edgesplit.plan import FURTHER_LINK_MARK, Hop, Plan, Row, gateway_part, remote_half_beyond
 from edgesplit.release.manifest import Manifest, decode_manifest, encode_manifest, gateway_slices
 from edgesplit.release.recut import check_recut
-from edgesplit.runtime import execute
+from edgesplit.runtime import run_slices
 from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_partitioner import Costs, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_sets, cut_slices, to_release_plan
 from unit import onnx_models as tiny
 
 LINKS = {"device-edge": parse_link("wifi"), "edge-cloud": parse_link("lte")}
@@ -49,7 +49,7 @@ def manifest_of(name: str, table: Plan) -> tuple[Manifest, list[CutSlice]]:
     slices = cut_for(name, table)
     seconds = {one.slice.name: 0.01 for one in slices}
     made = tiny.manifest_of(tiny.prepared(name), slices)
-    made = msgspec.structs.replace(made, plans={CLASS: as_release_plan(table, slices, seconds)})
+    made = msgspec.structs.replace(made, plans={CLASS: to_release_plan(table, slices, seconds)})
     return decode_manifest(encode_manifest(made)), slices
 
 
@@ -76,11 +76,11 @@ def test_the_halves_of_every_three_tier_cut_give_the_bits_of_the_whole(name: str
         folder = tmp_path / str(number)
         tiny.write_slices(folder, slices)
         programs = load_slices(manifest, lambda one, at=folder: at / one, OnnxRuntime())
-        live = execute(programs, row.device, feeds)
-        at_edge = execute(programs, near_half(row).remote, {one: live[one] for one in row.sends})
-        far = far_half(row)
-        beyond = execute(programs, far.remote, {one: at_edge[one] for one in far.sends})
-        back = {one: at_edge[one] for one in near_half(row).receives if one in row.receives}
+        live = run_slices(programs, row.device, feeds)
+        at_edge = run_slices(programs, gateway_part(row).remote, {one: live[one] for one in row.sends})
+        far = remote_half_beyond(row)
+        beyond = run_slices(programs, far.remote, {one: at_edge[one] for one in far.sends})
+        back = {one: at_edge[one] for one in gateway_part(row).receives if one in row.receives}
         back |= {one: beyond[one] for one in far.receives}
         assert set(back) == set(row.receives), (device, edge)
         assert tiny.same_bits({**live, **back}, whole), (device, edge)
@@ -94,8 +94,8 @@ def test_the_far_half_has_a_name_that_its_plan_knows() -> None:
     made = manifest.plans[CLASS]
     (row,) = (row for row in made.rows if row.hops)
     assert made.has_gateway and made.tiers == ("device", "edge", "cloud")
-    assert made.row(f"{row.name}{BEYOND}1") == far_half(row)
-    assert far_half(row).device == (*row.device, *near_half(row).remote)
+    assert made.row(f"{row.name}{FURTHER_LINK_MARK}1") == remote_half_beyond(row)
+    assert remote_half_beyond(row).device == (*row.device, *gateway_part(row).remote)
     for wrong in ("~", "~0", "~2", "~-1", "~01", "~1~1", "~x", "~1 "):
         with pytest.raises(KeyError):
             made.row(f"{row.name}{wrong}")
@@ -112,10 +112,15 @@ def test_a_further_gateway_is_asked_in_the_same_way() -> None:
             Hop(tier="cloud", remote=("d",), sends=("w",), receives=("z",), compress=True),
         ),
     )  # fmt: skip
-    assert (near_half(row).remote, near_half(row).receives) == (("b",), ("y",))
-    hub = far_half(row)
-    assert (hub.name, hub.device, hub.codecs, near_half(hub).remote) == ("cut-1~1", ("a", "b"), {"y": "int8"}, ("c",))
-    cloud = far_half(hub)
+    assert (gateway_part(row).remote, gateway_part(row).receives) == (("b",), ("y",))
+    hub = remote_half_beyond(row)
+    assert (hub.name, hub.device, hub.codecs, gateway_part(hub).remote) == (
+        "cut-1~1",
+        ("a", "b"),
+        {"y": "int8"},
+        ("c",),
+    )
+    cloud = remote_half_beyond(hub)
     assert (cloud.name, cloud.remote, cloud.compress, cloud.hops) == ("cut-1~2", ("d",), True, ())
     asked = Plan(model="m", device_class=CLASS, rows=(row,), link=parse_link("wifi"), tiers=("device", "e", "h", "c"))
     assert asked.row("cut-1~2") == cloud
@@ -136,7 +141,7 @@ def test_a_manifest_whose_hops_do_not_hang_together_is_refused() -> None:
     row = manifest.plans[CLASS].rows[0]
     spoilt = {
         "the device's slice beyond the gateway": _spoilt(manifest, remote=(*row.device, *row.hops[0].remote)),
-        "in another order": _spoilt(manifest, remote=(*row.hops[0].remote, *near_half(row).remote)),
+        "in another order": _spoilt(manifest, remote=(*row.hops[0].remote, *gateway_part(row).remote)),
         "an answer of nobody": _spoilt(manifest, receives=("nobody",)),
         "no tier for it": msgspec.structs.replace(
             manifest, plans={CLASS: msgspec.structs.replace(manifest.plans[CLASS], tiers=())}

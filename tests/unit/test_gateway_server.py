@@ -11,8 +11,8 @@ from cryptography import x509
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit.trust.revocation import revoked_in
-from edgesplit_agent.control.gateway_server import GatewayServer, Onward
+from edgesplit.trust.revocation import revoked_serials
+from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki import authority
 from edgesplit_controller.pki.authority import Authority
@@ -39,7 +39,7 @@ class Bench:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.authority = Authority(folder / "keys")
         self.folder = DataFolder(folder / "gw")
-        self.folder.hold()
+        self.folder.acquire()
         key = load_or_make_key(self.folder.key_file)
         own = self.authority.sign_request(certificate_request(key, "gw"), "gw")
         write_durably(self.folder.certificate_file, own)
@@ -53,10 +53,10 @@ class Bench:
         self.trouble: Exception | None = None
         self.forged: bytes = b""
         self.taken = False
-        self.server = GatewayServer(self.folder, self.identity, ":8500", Onward("https://cloud:8500"))
+        self.server = GatewayServer(self.folder, self.identity, ":8500", NextTier("https://cloud:8500"))
         self.home = self.folder.path / "gateway"
-        monkeypatch.setattr(self.server, "_ask", self._ask)
-        monkeypatch.setattr(self.server, "_made_child", lambda: Process(self))
+        monkeypatch.setattr(self.server, "_post", self._ask)
+        monkeypatch.setattr(self.server, "_make_process", lambda: Process(self))
 
     def _ask(self, what: str, body: bytes) -> bytes:
         if self.trouble is not None:
@@ -69,11 +69,11 @@ class Bench:
     def tend(self) -> list[str]:
         """One look; what became of the process."""
         self.lived.clear()
-        self.server._tend()
+        self.server._reconcile()
         return list(self.lived)
 
     def listed(self) -> frozenset[int]:
-        return revoked_in((self.home / "revoked.pem").read_bytes(), self.authority._key.public_key())
+        return revoked_serials((self.home / "revoked.pem").read_bytes(), self.authority._key.public_key())
 
     def serial(self) -> int:
         return x509.load_pem_x509_certificate((self.home / "certificate.pem").read_bytes()).serial_number
@@ -119,14 +119,14 @@ def test_a_controller_that_is_gone_or_lies_changes_nothing(bench: Bench, tmp_pat
     assert bench.tend() == []
     assert bench.listed() == {7} and bench.serial() == serial
 
-    bench.server._child = None
+    bench.server._process = None
     assert bench.tend() == ["started"]
 
 
 def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's own is shown to the cloud, the server's to devices: a running process has read the old ones."""
     bench.tend()
-    bench.server.renewed()
+    bench.server.on_renewed()
     assert bench.tend() == ["stopped", "started"] and bench.tend() == []
 
     serial = bench.serial()

@@ -14,12 +14,12 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import ModelState, Reported
 from edgesplit.release.manifest import Gateway, Signed, Statement
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit_controller.errors import Conflict, Forbidden
-from edgesplit_controller.fleet.devices import ClaimWish, Devices
-from edgesplit_controller.fleet.gateways import Gateways, through_by_class
+from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices
+from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.database import Database, Device, Model, Release
+from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
 
 THREE, OTHER, TWO = "a" * 64, "b" * 64, "c" * 64
 """Releases: two whose plans know a gateway, one whose plan knows none."""
@@ -33,10 +33,10 @@ class Bench:
         self.now = 1_000_000.0
         self.database = Database(database_url)
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
-        self.gateways = Gateways(self.database, now=lambda: self.now, split_of={THREE: "m", OTHER: "m"}.get)  # type: ignore[arg-type]
+        self.gateways = Gateways(self.database, now=lambda: self.now, model_if_split={THREE: "m", OTHER: "m"}.get)  # type: ignore[arg-type]
         self.director = Director(
             self.database, self._sign, statement_s=1_000, now=lambda: self.now, tiers=self.gateways,
-            wrap_far=lambda device, release: f"{device.name} {release[:1]}".encode(),
+            wrap_for_gateway=lambda device, release: f"{device.name} {release[:1]}".encode(),
         )  # fmt: skip
         self.authority = Authority(folder / "keys")
         with self.database.write() as session:
@@ -44,31 +44,31 @@ class Bench:
                 id=1, name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
                 shown={}, created=0.0,
             ))  # fmt: skip
-            session.add_all(Release(digest=one, model_id=1, created=0.0, options={}) for one in (THREE, OTHER, TWO))
+            session.add_all(ReleaseRow(digest=one, model_id=1, created=0.0, options={}) for one in (THREE, OTHER, TWO))
 
     def _sign(self, statement: Statement) -> bytes:
         return messages.encode(Signed(messages.encode(statement), ()))
 
     def enrol(self, *names: str, profile: str = "raspberrypi4", link: str = "") -> None:
         for name in names:
-            token, _ = self.devices.claim(ClaimWish(device=name, device_class=profile, link=link, replace=True))
+            token, _ = self.devices.claim(ClaimRequest(device=name, device_class=profile, link=link, replace=True))
             self.devices.enrol(token, self.csr(name), self.authority.sign_request)
 
     def csr(self, name: str) -> bytes:
         return certificate_request(load_or_make_key(self.folder / f"{name}.key"), name)
 
     def gateway(self, name: str = "gw", address: str = "10.0.0.7:8500", profile: str = "jetson-nano") -> None:
-        self.gateways.appoint(name, address)
+        self.gateways.register(name, address)
         self.enrol(name, profile=profile, link="lte")
 
     def lead(self, gateway: str, *names: str, link: str = "") -> list[str]:
         """Lead these devices there, and tell who must hear of it."""
-        self.gateways.lead(self.devices.select(names), gateway, link)
-        return self.director.settle()
+        self.gateways.assign(self.devices.select(names), gateway, link)
+        return self.director.refresh_gateway_statements()
 
     def deploy(self, release: str, *names: str) -> list[str]:
         deploy(self.database, self.director, release, "m@1", names)
-        return self.director.settle()
+        return self.director.refresh_gateway_statements()
 
     def told(self, name: str) -> Statement:
         raw = self.director.statements([name])[name]
@@ -81,8 +81,8 @@ class Bench:
         """The device reports that it runs that; who is told anew."""
         device = self.devices.get(name)
         said = Reported(device.session, 1, (ModelState("m", release, release, "running"),))
-        self.devices.hear([(name, said)])
-        return self.director.settle()
+        self.devices.ingest([(name, said)])
+        return self.director.refresh_gateway_statements()
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_statement_leads_a_device_to_its_gateway_and_tells_that_what_to_keep(b
     (kept,) = bench.told("gw").keeps
     assert (kept.model, kept.release, kept.now, kept.keys) == ("m", THREE, True, b"gw a")
     assert bench.told("gw").releases == () and bench.told("cam").keeps == ()
-    assert bench.director.settle() == []
+    assert bench.director.refresh_gateway_statements() == []
 
 
 def test_a_plan_that_knows_no_gateway_is_not_kept(bench: Bench) -> None:
@@ -143,8 +143,8 @@ def test_a_report_makes_a_gateway_keep_nothing_that_was_never_meant(bench: Bench
     bench.deploy(THREE, "cam")
     device = bench.devices.get("cam")
     many = tuple(ModelState(f"x{n}", OTHER, OTHER, "running") for n in range(50))
-    bench.devices.hear([("cam", Reported(device.session, 1, (*many, ModelState("m", "f" * 64, THREE, "running"))))])
-    bench.director.settle()
+    bench.devices.ingest([("cam", Reported(device.session, 1, (*many, ModelState("m", "f" * 64, THREE, "running"))))])
+    bench.director.refresh_gateway_statements()
     assert bench.keeps() == [THREE]
 
 
@@ -155,14 +155,16 @@ def test_a_gateway_that_moves_or_goes_is_told_to_the_devices_behind_it(bench: Be
     bench.lead("gw", "cam")
     bench.deploy(THREE, "cam")
 
-    bench.gateways.appoint("gw", "gw.local:9000")
-    assert bench.director.settle() == ["cam"] and bench.told("cam").gateway == Gateway("gw", "gw.local:9000")
+    bench.gateways.register("gw", "gw.local:9000")
+    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.told("cam").gateway == Gateway(
+        "gw", "gw.local:9000"
+    )
 
     bench.devices.revoke("gw")
-    assert bench.director.settle() == ["cam"] and bench.told("cam").gateway is None
+    assert bench.director.refresh_gateway_statements() == ["cam"] and bench.told("cam").gateway is None
 
     bench.enrol("gw", profile="jetson-nano")
-    assert bench.director.settle() == ["gw", "cam"]  # the gateway first
+    assert bench.director.refresh_gateway_statements() == ["gw", "cam"]  # the gateway first
     assert bench.keeps() == [THREE] and bench.told("cam").gateway is not None
 
     assert bench.lead("none", "cam") == ["cam", "gw"]
@@ -174,7 +176,7 @@ def test_who_cannot_be_a_gateway_or_behind_one_is_told_why(bench: Bench) -> None
     bench.enrol("cam", "door")
     with pytest.raises(Conflict, match="claim one with"):
         bench.lead("door", "cam")
-    bench.gateways.appoint("gw", "10.0.0.7:8500")
+    bench.gateways.register("gw", "10.0.0.7:8500")
     with pytest.raises(Conflict, match="not enrolled yet"):
         bench.lead("gw", "cam")
     bench.gateway()
@@ -184,14 +186,14 @@ def test_who_cannot_be_a_gateway_or_behind_one_is_told_why(bench: Bench) -> None
         bench.lead("gw", "gw")
     bench.lead("gw", "cam")
     with pytest.raises(Conflict, match="behind a gateway itself"):
-        bench.gateways.appoint("cam", "10.0.0.8:8500")
+        bench.gateways.register("cam", "10.0.0.8:8500")
     for wrong in ("gw", "gw:", ":8500", "gw:0", "gw:x", "gw:99999"):
         with pytest.raises(UsageError, match="address of a gateway"):
-            bench.gateways.appoint("new", wrong)
-    bench.gateways.check_serves("gw")
+            bench.gateways.register("new", wrong)
+    bench.gateways.check_is_gateway("gw")
     for name in ("cam", "nobody"):
-        with pytest.raises(Forbidden, match="is no gateway"):
-            bench.gateways.check_serves(name)
+        with pytest.raises(Unauthenticated, match="is no gateway"):
+            bench.gateways.check_is_gateway(name)
 
 
 def test_a_class_takes_one_way_in_a_release(bench: Bench) -> None:
@@ -208,9 +210,9 @@ def test_a_class_takes_one_way_in_a_release(bench: Bench) -> None:
     bench.lead("far", "door")
 
     def ways(*names: str) -> object:
-        return through_by_class(bench.devices.select(names), bench.gateways.of(names))
+        return gateway_tier_by_class(bench.devices.select(names), bench.gateways.by_device(names))
 
-    found = through_by_class(bench.devices.select(["cam", "door", "nano"]), bench.gateways.of())
+    found = gateway_tier_by_class(bench.devices.select(["cam", "door", "nano"]), bench.gateways.by_device())
     assert list(found) == ["raspberrypi4"]
     assert (found["raspberrypi4"].device_class, found["raspberrypi4"].uplink.name) == ("jetson-nano", "3g")
     assert ways("roof") == {}

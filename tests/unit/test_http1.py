@@ -292,10 +292,10 @@ def test_the_handler_sees_that_its_client_has_gone(kind: Kind) -> None:
     gone: list[Callable[[], bool]] = []
 
     def wait(request: Request) -> Response:
-        assert not request.closed()
-        gone.append(request.closed)
+        assert not request.is_closed()
+        gone.append(request.is_closed)
         arrived.set()
-        while not request.closed():
+        while not request.is_closed():
             threading.Event().wait(0.005)
         seen.set()
         return Response()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgesplit.testing.virtual_time import Ended, Hub
+from edgesplit.testing.virtual_time import Hub, TaskKilled
 
 
 def test_time_jumps_to_what_is_next() -> None:
@@ -101,7 +101,7 @@ def test_who_ends_in_a_timer_ends_alone() -> None:
     hub, seen = Hub(), []
 
     def end() -> None:
-        raise Ended
+        raise TaskKilled
 
     hub.call_later(1, end)
     hub.call_later(2, lambda: seen.append("on"))
@@ -133,7 +133,7 @@ def test_a_killed_task_does_nothing_more() -> None:
 def test_who_wakes_late_finds_more() -> None:
     """On a late pace everything that comes within the delay is found together."""
     hub, batches = Hub(), []
-    pace = hub.late(0.2)
+    pace = hub.with_wakeup_delay(0.2)
     changed, there = pace.condition(), []
 
     def take() -> None:

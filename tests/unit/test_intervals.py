@@ -12,16 +12,17 @@ from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
 from edgesplit_partitioner import describe, load_costs, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
-from edgesplit_partitioner.costs.intervals import of_row, on_tier
+from edgesplit_partitioner.costs.intervals import row_interval, tier_interval
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.costs.predict import OTHER_RUNTIME, Predictor, predicted_basis
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
-from edgesplit_partitioner.profiling.slices import corrected
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
+from edgesplit_partitioner.profiling.slices import with_tier_factor
 
 PI = load_profile("raspberrypi4")
 LINKS: dict[str, Any] = {"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.01}}
 LAYERS = tuple(
-    Layer(f"l{n}", (n,), (f"t{n}",), (f"t{n + 1}",), (), 0, (Work("conv", 1e8 * (n + 1), 1e5),)) for n in range(3)
+    Layer(f"l{n}", (n,), (f"t{n}",), (f"t{n + 1}",), (), 0, (OperatorWork("conv", 1e8 * (n + 1), 1e5),))
+    for n in range(3)
 )
 GRAPH = LayerGraph(LAYERS, {f"t{n}": Tensor(f"t{n}", "FP32", (100,), 400) for n in range(4)}, ("t0",), ("t3",))
 
@@ -35,8 +36,8 @@ def costs_of(**given: Any) -> Costs:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_costs_say_of_a_cut_what_the_predictor_says_of_its_layers(count: int) -> None:
     """The two figures that costs carry are enough: no profile is needed to know how sure a cut's seconds are."""
-    found = on_tier(costs_of(), "device", {layer.name for layer in LAYERS[:count]})
-    told = Predictor(PI).together(LAYERS[:count])
+    found = tier_interval(costs_of(), "device", {layer.name for layer in LAYERS[:count]})
+    told = Predictor(PI).predict_sum(LAYERS[:count])
 
     assert found is not None and PI.error is not None
     assert (found.low_s, found.high_s) == pytest.approx((told.low_s, told.high_s))
@@ -54,7 +55,7 @@ def test_own_errors_of_layers_partly_cancel_and_the_shared_one_does_not() -> Non
         {"format": "edgesplit.costs/1", "model": "m", "tiers": ["device", "cloud"], "inputs": {"x": {"bytes": 1}}}
         | {"outputs": ["z"], "layers": layers, "intervals": {"device": {"low": 0.8, "high": 1.25}}}
     )
-    one, both = on_tier(costs, "device", {"a"}), on_tier(costs, "device", {"a", "b"})
+    one, both = tier_interval(costs, "device", {"a"}), tier_interval(costs, "device", {"a", "b"})
 
     assert one is not None and both is not None
     assert one.high_s == pytest.approx(2.0)
@@ -78,9 +79,9 @@ def test_errors_of_two_predicted_tiers_are_added_as_independent_ones() -> None:
     costs = with_tier(costs_of(), GRAPH, "edge", load_profile("jetson-nano"))
     links = {"device-edge": LINKS["device-cloud"], "edge-cloud": LINKS["device-cloud"]}
     made = plan(costs, links, limits={"keep_first": 1})
-    found = [on_tier(costs, tier, names) for tier, names in made.cut.items()]
+    found = [tier_interval(costs, tier, names) for tier, names in made.cut.items()]
     known = [one for one in found if one is not None]
-    between = of_row(costs, made.tiers, made.row, made.seconds)
+    between = row_interval(costs, made.tiers, made.row, made.seconds)
 
     assert between == made.between and between is not None
     above = between.high_s - made.seconds
@@ -101,7 +102,7 @@ def test_a_measured_tier_has_no_interval() -> None:
     measured = costs_of(device_s={layer.name: 0.02 for layer in LAYERS})
 
     assert not measured.intervals and not any(layer.between for layer in measured.layers)
-    assert not corrected(costs_of(), "device", 1.1).intervals
+    assert not with_tier_factor(costs_of(), "device", 1.1).intervals
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.trust.identity import Claim, encode_claim
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.jetson import flasher
-from edgesplit_provisioning.jetson.bsp import read_tree
-from edgesplit_provisioning.jetson.overlay import KIT, Network, Overlay, files
-from edgesplit_provisioning.jetson.root_filesystem import RECORD, Put, put_all, take_back
-from edgesplit_provisioning.kit.manifest import FORMAT, Described, encode, listed
+from edgesplit_provisioning.jetson.bsp import read_bsp
+from edgesplit_provisioning.jetson.overlay import KIT, Network, Overlay, overlay_files
+from edgesplit_provisioning.jetson.root_filesystem import RECORD, FileToWrite, install_files, restore_files
+from edgesplit_provisioning.kit.manifest import FORMAT, KitManifest, encode, list_files
 from jetson_world import listing, make_tree
 
 PROFILE = "jetson-orin-nano"
@@ -36,7 +36,7 @@ def overlay(folder: Path, **more: object) -> Overlay:
 @pytest.mark.parametrize(("major", "python", "name"), [(36, "3.10", "JetPack 6"), (35, "3.8", "JetPack 5")])
 def test_the_tree_says_what_it_is(tmp_path: Path, major: int, python: str, name: str) -> None:
     """Release, board and the Python that the agent can have there, which JetPack 5 lacks."""
-    tree = read_tree(make_tree(tmp_path, major, python), PROFILE)
+    tree = read_bsp(make_tree(tmp_path, major, python), PROFILE)
     assert name in tree.name and tree.board == "jetson-orin-nano-devkit"
     assert tree.python == ("3.10" if major == 36 else "")
 
@@ -45,30 +45,30 @@ def test_the_newest_board_configuration_is_taken_and_another_can_be_named(tmp_pa
     """Where there is one for the Super mode, that; one that is not there is refused, also as a path."""
     path = make_tree(tmp_path)
     (path / "jetson-orin-nano-devkit-super.conf").touch()
-    assert read_tree(path, PROFILE).board == "jetson-orin-nano-devkit-super"
-    assert read_tree(path, PROFILE, "jetson-orin-nano-devkit").board == "jetson-orin-nano-devkit"
+    assert read_bsp(path, PROFILE).board == "jetson-orin-nano-devkit-super"
+    assert read_bsp(path, PROFILE, "jetson-orin-nano-devkit").board == "jetson-orin-nano-devkit"
     for board in ("nothing", "../rootfs/x", "-h", "a;b"):
         with pytest.raises(UsageError, match="no configuration"):
-            read_tree(path, PROFILE, board)
+            read_bsp(path, PROFILE, board)
 
 
 def test_what_is_no_tree_says_how_to_get_one(tmp_path: Path) -> None:
     """Nothing there, no root file system, another release, another board."""
     with pytest.raises(UsageError, match="Linux_for_Tegra"):
-        read_tree(tmp_path, PROFILE)
+        read_bsp(tmp_path, PROFILE)
     path = make_tree(tmp_path)
     release = path / "rootfs/etc/nv_tegra_release"
     release.write_text("# R32 (release), REVISION: 7.1\n")
     with pytest.raises(UsageError, match="R35"):
-        read_tree(path, PROFILE)
+        read_bsp(path, PROFILE)
     release.write_bytes(b"\xff\x00garbage" * 1000)
     with pytest.raises(UsageError, match="does not say which"):
-        read_tree(path, PROFILE)
+        read_bsp(path, PROFILE)
     release.unlink()
     with pytest.raises(UsageError, match="apply_binaries"):
-        read_tree(path, PROFILE)
+        read_bsp(path, PROFILE)
     with pytest.raises(UsageError, match="jetson-nano"):
-        read_tree(path, "jetson-nano")
+        read_bsp(path, "jetson-nano")
 
 
 def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_it_was(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     before = listing(path)
     network = Network(b"caf\xc3\xa9;\n[evil]", "ab" * 32)
     wished = overlay(tmp_path, user="ada", ssh_keys=("ssh-ed25519 AAAA ada",), sudo=True, network=network)
-    put_all(path, files(wished))
+    install_files(path, overlay_files(wished))
 
     root = path / "rootfs"
     assert (root / KIT / "claim.json").stat().st_mode & 0o777 == 0o600
@@ -89,19 +89,19 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     connection = (root / "etc/NetworkManager/system-connections/edgesplit.nmconnection").read_text()
     assert "[evil]" not in connection and f"psk={'ab' * 32}" in connection and "ssid=99;97;102;195;" in connection
 
-    assert take_back(path) == []
+    assert restore_files(path) == []
     assert listing(path) == before
-    assert take_back(path) == []
+    assert restore_files(path) == []
 
 
 def test_preparing_again_replaces_what_was_prepared(tmp_path: Path) -> None:
     """And what was there before the first time is what comes back."""
     path = make_tree(tmp_path)
     before = listing(path)
-    put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
-    put_all(path, files(overlay(tmp_path)))
+    install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
+    install_files(path, overlay_files(overlay(tmp_path)))
     assert not (path / "rootfs/etc/ssh/authorized_keys.d").exists()
-    take_back(path)
+    restore_files(path)
     assert listing(path) == before
 
 
@@ -120,18 +120,18 @@ def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fchmod", dies)
     with pytest.raises(KeyboardInterrupt):
-        put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",), sudo=True)))
+        install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",), sudo=True)))
     monkeypatch.undo()
-    assert take_back(path) == []
+    assert restore_files(path) == []
     assert listing(path) == before
 
 
 def test_a_file_that_was_changed_since_is_left(tmp_path: Path) -> None:
     """It is somebody's work; he is told."""
     path = make_tree(tmp_path)
-    put_all(path, files(overlay(tmp_path)))
+    install_files(path, overlay_files(overlay(tmp_path)))
     (path / "rootfs/etc/hostname").write_text("mine\n")
-    assert take_back(path) == ["etc/hostname"]
+    assert restore_files(path) == ["etc/hostname"]
     assert (path / "rootfs/etc/hostname").read_text() == "mine\n"
     assert not (path / "rootfs" / KIT).exists()
 
@@ -145,7 +145,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
     (path / "rootfs" / link).symlink_to(outside)
     before = listing(outside) if outside.is_dir() else outside.read_bytes()
     with pytest.raises(UsageError):
-        put_all(path, files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
+        install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
     assert (listing(outside) if outside.is_dir() else outside.read_bytes()) == before
 
 
@@ -153,7 +153,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
 def test_no_path_leads_out_of_the_root_file_system(tmp_path: Path, name: str) -> None:
     """However it came here."""
     with pytest.raises(MalformedMessage):
-        put_all(make_tree(tmp_path), [Put(name, b"x")])
+        install_files(make_tree(tmp_path), [FileToWrite(name, b"x")])
 
 
 def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
@@ -161,13 +161,13 @@ def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
     path = make_tree(tmp_path)
     (path / RECORD).write_text("{")
     with pytest.raises(UsageError, match="spoilt"):
-        take_back(path)
+        restore_files(path)
 
 
 def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> None:
     """Where installing fails all stays, for the next boot."""
     path = make_tree(tmp_path)
-    put_all(path, files(overlay(tmp_path)))
+    install_files(path, overlay_files(overlay(tmp_path)))
     root = path / "rootfs"
     script = root / KIT / "first-boot.sh"
     here = script.read_text().replace(f"/{KIT}", str(root / KIT)).replace("/etc/", f"{root}/etc/")
@@ -184,28 +184,28 @@ def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> No
 
 def test_nvidias_commands_are_those_of_its_quick_start(tmp_path: Path) -> None:
     """For each release and medium; what is printed is what would be run."""
-    six = read_tree(make_tree(tmp_path / "6"), PROFILE)
-    _, flash = flasher.commands(six, "nvme", user="ada", hostname="jet-1", licensed=False)
-    assert shlex.split(flasher.spelled(flash))[1:] == flash
-    assert flasher.spelled(flash) == (
+    six = read_bsp(make_tree(tmp_path / "6"), PROFILE)
+    _, flash = flasher.flash_commands(six, "nvme", user="ada", hostname="jet-1", accept_license=False)
+    assert shlex.split(flasher.command_line(flash))[1:] == flash
+    assert flasher.command_line(flash) == (
         "sudo ./tools/kernel_flash/l4t_initrd_flash.sh --external-device nvme0n1p1"
         " -c tools/kernel_flash/flash_l4t_t234_nvme.xml -p '-c bootloader/generic/cfg/flash_t234_qspi.xml'"
         " --showlogs --network usb0 jetson-orin-nano-devkit internal"
     )
-    five = read_tree(make_tree(tmp_path / "5", 35), PROFILE)
-    (alone,) = flasher.commands(five, "sd", user="", hostname="jet-1", licensed=True)
+    five = read_bsp(make_tree(tmp_path / "5", 35), PROFILE)
+    (alone,) = flasher.flash_commands(five, "sd", user="", hostname="jet-1", accept_license=True)
     assert "mmcblk1p1" in alone and "tools/kernel_flash/flash_l4t_external.xml" in alone
-    user, _ = flasher.commands(five, "sd", user="ada", hostname="jet-1", licensed=True)
+    user, _ = flasher.flash_commands(five, "sd", user="ada", hostname="jet-1", accept_license=True)
     assert user == ["./tools/l4t_create_default_user.sh", "-u", "ada", "-n", "jet-1", "--accept-license"]
     with pytest.raises(UsageError, match="nvme, sd or usb"):
-        flasher.medium("/dev/sda")
+        flasher.parse_medium("/dev/sda")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NVIDIA's tools are called as root alone")
 def test_the_flasher_is_called_in_its_tree_and_its_failure_is_told(tmp_path: Path) -> None:
     """With exactly those arguments."""
-    tree = read_tree(make_tree(tmp_path), PROFILE)
-    (command,) = flasher.commands(tree, "usb", user="", hostname="jet-1", licensed=False)
+    tree = read_bsp(make_tree(tmp_path), PROFILE)
+    (command,) = flasher.flash_commands(tree, "usb", user="", hostname="jet-1", accept_license=False)
     flasher.run(tree, command)
     assert (tree.path / "asked").read_text().splitlines() == command
     (tree.path / "fails").touch()
@@ -219,9 +219,9 @@ def kit_folder(folder: Path, python: str = "3.10") -> Path:
     made.mkdir(exist_ok=True)
     (made / "install.sh").write_text("exit 0\n")
     (made / "wheels.tar").write_bytes(b"wheels")
-    described = Described(
+    described = KitManifest(
         format=FORMAT, version="1.0", python=python, machine="aarch64", glibc="2.28", extras=("agent",), needs_bytes=1,
-        wheels=(), files=listed({path.name: path for path in made.iterdir() if path.name != "kit.json"}),
+        wheels=(), files=list_files({path.name: path for path in made.iterdir() if path.name != "kit.json"}),
     )  # fmt: skip
     (made / "kit.json").write_bytes(encode(described))
     return made

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.offload_client.pool import Remote
-from edgesplit.release.manifest import Gateway, Statement, Wanted
-from edgesplit_agent.control.gateway_server import listen_address, revoked_in
-from edgesplit_agent.offload.gateway_route import Way
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.release.manifest import DesiredRelease, Gateway, Statement
+from edgesplit_agent.control.gateway_server import listen_address, revoked_serials
+from edgesplit_agent.offload.gateway_route import GatewayRoute
 from edgesplit_agent.updates.reconciler import (
     Activate,
-    Clean,
+    CollectGarbage,
     DeviceState,
     FetchManifest,
     FetchMissing,
-    ReleaseState,
+    ReleaseProgress,
     Stage,
     Step,
     Verify,
@@ -28,19 +28,19 @@ from edgesplit_agent.updates.reconciler import (
 from edgesplit_controller.pki.authority import Authority
 
 A, B = "a" * 64, "b" * 64
-FETCHED = ReleaseState(manifest=True, whole=True)
+FETCHED = ReleaseProgress(manifest=True, whole=True)
 HERE = replace(FETCHED, staged=True)
 RUNNING = replace(HERE, verified=True)
 GATEWAY = Gateway("gw", "10.0.0.7:8500")
 
 
 def want(own: str = "", *kept: str) -> Statement:
-    releases = (Wanted("m", own),) if own else ()
-    keeps = tuple(Wanted("m", one) for one in kept)
+    releases = (DesiredRelease("m", own),) if own else ()
+    keeps = tuple(DesiredRelease("m", one) for one in kept)
     return Statement(device="gw", releases=releases, counter=1, expires=2**40, keeps=keeps)
 
 
-def have(**releases: ReleaseState) -> DeviceState:
+def have(**releases: ReleaseProgress) -> DeviceState:
     return DeviceState(online=True, releases={name * 64: state for name, state in releases.items()})
 
 
@@ -49,13 +49,13 @@ def have(**releases: ReleaseState) -> DeviceState:
     [
         (want("", A), have(), FetchManifest(A)),
         (want("", A), replace(have(), online=False), None),
-        (want("", A), have(a=ReleaseState(manifest=True)), FetchMissing(A)),
+        (want("", A), have(a=ReleaseProgress(manifest=True)), FetchMissing(A)),
         (want("", A), replace(have(a=FETCHED), online=False), Stage(A)),
         (want("", A), have(a=HERE), None),  # neither loaded nor activated: it runs in another process
-        (want("", A), replace(have(a=HERE), litter=True), Clean()),
+        (want("", A), replace(have(a=HERE), litter=True), CollectGarbage()),
         (want("", A, B), replace(have(a=HERE), litter=True), FetchManifest(B)),
         (want("", A, B), replace(have(a=HERE, b=replace(FETCHED, retry_at=9.0)), litter=True), None),
-        (want("", A, B), replace(have(a=HERE, b=ReleaseState(refused="forged")), litter=True), Clean()),
+        (want("", A, B), replace(have(a=HERE, b=ReleaseProgress(refused="forged")), litter=True), CollectGarbage()),
         (want(B, A), have(b=HERE), Verify(B)),  # its own model goes first
         (want(B, A), have(b=RUNNING), Activate("m", B)),
         (want(B, A), replace(have(b=RUNNING), running={"m": B}), FetchManifest(A)),
@@ -72,47 +72,47 @@ def test_what_is_kept_is_fetched_and_staged_and_no_more(
 
 def test_the_controller_hears_how_far_each_has_come() -> None:
     """Here, on its way, or refused and why."""
-    state = have(a=HERE, b=ReleaseState(refused="forged"))
+    state = have(a=HERE, b=ReleaseProgress(refused="forged"))
     told = [(one.release, one.state, one.detail) for one in kept_states(want("", A, B, "c" * 64), state)]
     assert told == [(A, "staged", ""), ("", "failed", "forged"), ("", "fetching", "")]
 
 
-def target(remote: Remote) -> tuple[str, tuple[str, int]]:
+def target(remote: OffloadClient) -> tuple[str, tuple[str, int]]:
     return remote._name, remote._address
 
 
 def test_a_statement_leads_to_its_gateway_and_back() -> None:
     """By the gateway's name, at the address that the statement says; without one, where it enrolled."""
-    remote = Remote("https://cloud.example:8500")
-    way = Way(remote, None)
-    way.lead(GATEWAY)
+    remote = OffloadClient("https://cloud.example:8500")
+    way = GatewayRoute(remote, None)
+    way.use(GATEWAY)
     assert target(remote) == ("gw.gateway.edgesplit", ("10.0.0.7", 8500)) and way.gateway == "gw"
-    way.lead(Gateway("gw", "[fd00::7]:9000"))
+    way.use(Gateway("gw", "[fd00::7]:9000"))
     assert target(remote)[1] == ("fd00::7", 9000)
-    way.lead(None)
+    way.use(None)
     assert target(remote) == ("cloud.example", ("cloud.example", 8500)) and way.gateway == ""
 
 
 def test_what_an_operator_of_the_device_said_stays() -> None:
     """--offload is nearer than any statement; and an address that is none changes nothing."""
-    remote = Remote("http://127.0.0.1:8000")
-    Way(remote, None, stays=True).lead(GATEWAY)
+    remote = OffloadClient("http://127.0.0.1:8000")
+    GatewayRoute(remote, None, is_fixed=True).use(GATEWAY)
     assert target(remote)[1] == ("127.0.0.1", 8000)
-    way = Way(remote, None)
-    way.lead(Gateway("gw", "nowhere"))
+    way = GatewayRoute(remote, None)
+    way.use(Gateway("gw", "nowhere"))
     assert target(remote)[1] == ("127.0.0.1", 8000) and way.gateway == ""
-    Way(None, None).lead(GATEWAY)
+    GatewayRoute(None, None).use(GATEWAY)
 
 
 def test_an_emulated_link_goes_to_the_gateway_too() -> None:
     """The device's first link is shaped, whoever is at its end."""
-    remote = Remote("https://cloud.example:8500")
-    way = Way(remote, ("127.0.0.1", 1), link="8mbit/1ms")
+    remote = OffloadClient("https://cloud.example:8500")
+    way = GatewayRoute(remote, ("127.0.0.1", 1), link="8mbit/1ms")
     try:
-        way.lead(GATEWAY)
+        way.use(GATEWAY)
         name, address = target(remote)
         assert name == "gw.gateway.edgesplit" and address[0] == "127.0.0.1" and address[1] != 1
-        way.lead(None)
+        way.use(None)
         assert target(remote) == ("cloud.example", ("127.0.0.1", 1))
     finally:
         way.stop()
@@ -123,10 +123,10 @@ def test_only_the_authoritys_list_revokes(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
     key = ours._key.public_key()
     listed = ours.revocation_list([7, 9])
-    assert revoked_in(listed, key) == {7, 9} and revoked_in(ours.revocation_list([]), key) == set()
+    assert revoked_serials(listed, key) == {7, 9} and revoked_serials(ours.revocation_list([]), key) == set()
     for wrong in (theirs.revocation_list([7]), b"", b"-----BEGIN X509 CRL-----", listed[:-40]):
         with pytest.raises(TrustError):
-            revoked_in(wrong, key)
+            revoked_serials(wrong, key)
 
 
 def test_where_a_gateway_listens_is_said_as_an_address() -> None:

@@ -17,11 +17,11 @@ from tuf.api.metadata import Metadata, Root, Targets
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.manifest import Signed, release_digest
 from edgesplit.trust.store import TrustStore
-from edgesplit_cli.signing import signatures_for, signed_release
+from edgesplit_cli.signing import sign_release_list, signatures_for
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey, check_root_step, next_root
 from edgesplit_controller.tuf.repository import Repository
-from edgesplit_controller.tuf.rotation import GivenSignature, Rotation
+from edgesplit_controller.tuf.rotation import ExternalSignature, Rotation
 from edgesplit_controller.tuf.signers import sign
 from operator_world import Operator, died_at
 from trust_world import DAY, DEVICE, sample_release
@@ -160,7 +160,7 @@ def test_too_few_signatures_publish_nothing(operator: Operator) -> None:
 
     assert not operator.change(change, "root-1")
     assert operator.files() == before
-    waiting = operator.rotation.waiting()
+    waiting = operator.rotation.pending_change()
     assert waiting is not None
     assert [(one.whose, one.count, len(one.keyids)) for one in operator.rotation.missing(waiting)] == [
         ("the root", 1, 2)
@@ -177,23 +177,23 @@ def test_wrong_signatures_are_refused_and_change_nothing(operator: Operator) -> 
     """A key of no role, a signature over something else, a signature under another's name: each is named."""
     operator.move_away()
     operator.change(KeyChange(anew=("snapshot",)))
-    before, pending = operator.files(), operator.rotation.waiting()
+    before, pending = operator.files(), operator.rotation.pending_change()
     asked = operator.rotation.to_sign()
     good = signatures_for(asked, None, [operator.uri("root-1")])["root"][0]
     other = operator.key("root-2").keyid
     for forged, why in (
-        (GivenSignature("0" * 64, good["sig"]), "is no root key"),
-        (GivenSignature(other, good["sig"]), "does not fit"),
-        (GivenSignature(good["keyid"], "00" * 64), "does not fit"),
+        (ExternalSignature("0" * 64, good["sig"]), "is no root key"),
+        (ExternalSignature(other, good["sig"]), "does not fit"),
+        (ExternalSignature(good["keyid"], "00" * 64), "does not fit"),
     ):
         with pytest.raises(TrustError, match=why):
             operator.rotation.add_signatures([forged], [])
     with pytest.raises(TrustError, match="no key that this change needs"):
         operator.sign("stranger")
     with pytest.raises(UsageError, match="no new list"):
-        operator.rotation.add_signatures([], [GivenSignature(good["keyid"], good["sig"])])
+        operator.rotation.add_signatures([], [ExternalSignature(good["keyid"], good["sig"])])
 
-    assert operator.files() == before and operator.rotation.waiting() == pending
+    assert operator.files() == before and operator.rotation.pending_change() == pending
 
 
 def test_another_change_waits_for_the_first_and_dropping_destroys_its_keys(operator: Operator) -> None:
@@ -258,17 +258,17 @@ def test_statements_outlive_a_change_of_the_director(operator: Operator) -> None
     old = operator.world.state(counter=5)
     assert not operator.change(KeyChange(anew=("director",)))
     between = operator.world.state(counter=6)
-    assert store.statement(between, DEVICE, install=True).counter == 6
+    assert store.verify_statement(between, DEVICE, for_install=True).counter == 6
 
     assert operator.sign("release")
 
     store.refresh(operator.world.fetch)
-    assert store.statement(between, DEVICE, install=True).counter == 6
+    assert store.verify_statement(between, DEVICE, for_install=True).counter == 6
     with pytest.raises(TrustError, match="not the director's"):
-        store.statement(old, DEVICE, install=True)
+        store.verify_statement(old, DEVICE, for_install=True)
     now = operator.world.state(counter=7)
     assert len(msgspec.msgpack.decode(now, type=Signed).signatures) == 1
-    assert store.statement(now, DEVICE, install=True).counter == 7
+    assert store.verify_statement(now, DEVICE, for_install=True).counter == 7
 
 
 def test_a_lost_release_key_is_replaced_by_the_root(operator: Operator) -> None:
@@ -350,7 +350,7 @@ def test_a_wish_that_no_root_can_follow_is_refused(
     with pytest.raises(UsageError, match=why):
         operator.change(wish(operator))
 
-    assert (operator.files(), operator.held()) == before and operator.rotation.waiting() is None
+    assert (operator.files(), operator.held()) == before and operator.rotation.pending_change() is None
 
 
 # What an operator checks before signing
@@ -361,7 +361,7 @@ def _edited(operator: Operator, edit: Callable[[Root, Key], None]) -> tuple[Root
     change = operator.offline()
     root = operator.world.repository.trusted_root()
     following = next_root(root, change, {}, operator.world.repository.expiry("root"))
-    edit(following, operator.key("thief").key())
+    edit(following, operator.key("thief").to_key())
     return root, following, change
 
 
@@ -469,12 +469,12 @@ def test_a_list_that_is_not_the_published_one_with_that_release_is_not_signed(
     raw = sample_release(2)[0]
     answer = operator.prepared(raw)
     metadata = Metadata[Targets].from_bytes(str(answer["next_targets"]).encode())
-    edit(metadata.signed, operator.key("thief").key())
+    edit(metadata.signed, operator.key("thief").to_key())
     forged = metadata.to_bytes().decode()
     before = operator.files()
 
     with pytest.raises(TrustError):
-        signed_release({**answer, "next_targets": forged}, [operator.uri("release")])
+        sign_release_list({**answer, "next_targets": forged}, [operator.uri("release")])
 
     _sign_blindly(metadata, operator)
     with pytest.raises((TrustError, Conflict)):
@@ -484,7 +484,7 @@ def test_a_list_that_is_not_the_published_one_with_that_release_is_not_signed(
 
 def _sign_blindly(metadata: Metadata[Targets], operator: Operator) -> None:
     key = operator.key("release")
-    signature = sign(operator.uri("release"), metadata.signed_bytes, {key.keyid: key.key()})
+    signature = sign(operator.uri("release"), metadata.signed_bytes, {key.keyid: key.to_key()})
     assert signature is not None
     metadata.signatures[key.keyid] = signature
 
@@ -494,7 +494,7 @@ def test_only_the_manifest_that_was_shown_is_signed(operator: Operator) -> None:
     operator.move_away()
     answer = operator.prepared(sample_release(2)[0])
     with pytest.raises(TrustError, match="not that of the release"):
-        signed_release({**answer, "manifests": [sample_release(3)[0].decode()]}, [operator.uri("release")])
+        sign_release_list({**answer, "manifests": [sample_release(3)[0].decode()]}, [operator.uri("release")])
 
 
 def test_a_list_that_this_key_never_signed_is_not_continued(operator: Operator) -> None:
@@ -509,8 +509,8 @@ def test_a_list_that_this_key_never_signed_is_not_continued(operator: Operator) 
     unsigned_list.signatures.clear()
 
     with pytest.raises(TrustError, match="not signed by the release key"):
-        signed_release({**pretended, "targets": unsigned_list.to_bytes().decode()}, [operator.uri("release")])
-    signed_release(answer, [operator.uri("release")])
+        sign_release_list({**pretended, "targets": unsigned_list.to_bytes().decode()}, [operator.uri("release")])
+    sign_release_list(answer, [operator.uri("release")])
 
 
 def test_a_list_that_nobody_signed_is_not_published(operator: Operator) -> None:
@@ -522,12 +522,12 @@ def test_a_list_that_nobody_signed_is_not_published(operator: Operator) -> None:
     with pytest.raises(TrustError, match="edgectl keys show"):
         operator.world.repository.add_signed(str(answer["next_targets"]).encode(), [raw])
     with pytest.raises(TrustError, match="is not the release key"):
-        signed_release(answer, [operator.uri("stranger")])
+        sign_release_list(answer, [operator.uri("stranger")])
     with pytest.raises(TrustError, match="no metadata"):
         operator.world.repository.add_signed(b"{", [raw])
     assert operator.files() == before
 
-    signed = signed_release(answer, [operator.uri("release")])
+    signed = sign_release_list(answer, [operator.uri("release")])
     operator.world.now += 10
     operator.renew()
     with pytest.raises(Conflict, match="meanwhile"):
@@ -539,7 +539,7 @@ def test_a_list_that_nobody_signed_is_not_published(operator: Operator) -> None:
 
 
 def notices(operator: Operator) -> str:
-    return "\n".join(operator.rotation.shown()["notices"])
+    return "\n".join(operator.rotation.view()["notices"])
 
 
 def test_what_only_the_operator_can_renew_is_told_in_time(operator: Operator) -> None:
@@ -622,13 +622,13 @@ def test_a_backup_from_before_the_online_keys_changed_is_made_good(operator: Ope
     digest = operator.add(2)
     store.refresh(operator.world.fetch)
     assert store.manifest(digest, operator.world.fetch) == sample_release(2)[0]
-    assert store.statement(operator.world.state(counter=9), DEVICE, install=True).counter == 9
+    assert store.verify_statement(operator.world.state(counter=9), DEVICE, for_install=True).counter == 9
 
 
 def test_show_tells_where_each_key_lies(operator: Operator) -> None:
     """Role by role: ids, here or elsewhere, threshold, version and end."""
     operator.move_away()
-    roles = {one["role"]: one for one in operator.rotation.shown()["roles"]}
+    roles = {one["role"]: one for one in operator.rotation.view()["roles"]}
 
     assert [key["here"] for key in roles["root"]["keys"]] == [False] * 3 and roles["root"]["threshold"] == 2
     assert [key["here"] for key in roles["targets"]["keys"]] == [False]
@@ -642,7 +642,7 @@ def test_two_processes_see_the_same_change(operator: Operator) -> None:
     operator.move_away()
     operator.change(KeyChange(anew=("timestamp",)), "root-1")
     other = Rotation(Repository(operator.world.folder / "repository", now=operator.world.clock))
-    assert other.waiting() == operator.rotation.waiting()
+    assert other.pending_change() == operator.rotation.pending_change()
 
 
 def test_a_new_device_begins_with_the_newest_root(operator: Operator) -> None:

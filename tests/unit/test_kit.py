@@ -16,9 +16,9 @@ import zstandard
 import edgesplit
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit_provisioning.kit import Target, build_kit, own_wheel, read_kit
-from edgesplit_provisioning.kit.manifest import FILE_NAME, decode, encode, listed
+from edgesplit_provisioning.kit.manifest import FILE_NAME, decode, encode, list_files
 from edgesplit_provisioning.kit.target import needed_glibc
-from edgesplit_provisioning.kit.wheelhouse import constraints, missing, pins, wheels
+from edgesplit_provisioning.kit.wheelhouse import collect_wheels, constraints, missing_requirements, parse_pins
 from kit_world import made_up_wheel
 
 
@@ -82,8 +82,8 @@ def test_what_pip_leaves_out_for_another_python_is_found(tmp_path: Path) -> None
     )
     base = made_up_wheel(tmp_path, "base", requires=["quick==3; extra == 'fast'", "never; extra == 'slow'"])
     arm = made_up_wheel(tmp_path, "arm")
-    assert missing([top, base, arm], ["top>=1"], Target("3.11").markers) == ["quick==3"]
-    assert missing([top, base], ["top"], Target("3.10").markers) == ["arm", "old>=2", "quick==3"]
+    assert missing_requirements([top, base, arm], ["top>=1"], Target("3.11").markers) == ["quick==3"]
+    assert missing_requirements([top, base], ["top"], Target("3.10").markers) == ["arm", "old>=2", "quick==3"]
 
 
 def test_a_kit_for_an_older_python_holds_what_only_that_needs(tmp_path: Path, wheelhouse: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_kit_for_an_older_python_holds_what_only_that_needs(tmp_path: Path, wh
     more = copied(wheelhouse, tmp_path / "wheelhouse")
     made_up_wheel(more, "msgspec", "90.0", requires=["backport; python_version < '3.11'"])
     made_up_wheel(more, "backport")
-    held = read_kit(built(more, Target("3.10"))).described.wheels
+    held = read_kit(built(more, Target("3.10"))).manifest.wheels
     assert {"backport-1.0-py3-none-any.whl", "msgspec-90.0-py3-none-any.whl"} < set(held)
 
 
@@ -157,7 +157,7 @@ def test_a_copy_is_held_against_the_kit(tmp_path: Path, wheelhouse: Path) -> Non
         (copy / file.name).write_bytes(file.read_bytes())
     kit = read_kit(folder)
     kit.check(copy)
-    assert read_kit(copy).described == kit.described
+    assert read_kit(copy).manifest == kit.manifest
     (copy / "wheels.tar").write_bytes((copy / "wheels.tar").read_bytes()[::-1])
     with pytest.raises(MalformedMessage, match=r"wheels\.tar is not what was written"):
         kit.check(copy)
@@ -168,7 +168,7 @@ def test_a_copy_is_held_against_the_kit(tmp_path: Path, wheelhouse: Path) -> Non
 def test_names_in_a_kit_are_safe_on_fat_and_lead_nowhere_else(wheelhouse: Path) -> None:
     """Small letters and an ending; a description that names others is refused."""
     folder = built(wheelhouse)
-    described = read_kit(folder).described
+    described = read_kit(folder).manifest
     assert all(FILE_NAME.fullmatch(one.name) for one in described.files)
     raw = encode(described)
     assert decode(raw) == described
@@ -179,7 +179,7 @@ def test_names_in_a_kit_are_safe_on_fat_and_lead_nowhere_else(wheelhouse: Path) 
         with pytest.raises(MalformedMessage):
             decode(spoilt)
     with pytest.raises(UsageError):
-        listed({"UPPER.TAR": folder / "wheels.tar"})
+        list_files({"UPPER.TAR": folder / "wheels.tar"})
 
 
 def test_the_devices_wheel_holds_the_rooms_of_a_device_and_says_so(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_devices_wheel_holds_the_rooms_of_a_device_and_says_so(tmp_path: Pat
     with zipfile.ZipFile(made) as archive:
         names = archive.namelist()
         headers = archive.read(f"edgesplit-{own_wheel.version()}.dist-info/METADATA").decode()
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == set(own_wheel.ROOMS)
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == set(own_wheel.PACKAGES)
     assert "edgesplit/py.typed" in names and not [name for name in names if "__pycache__" in name]
     assert "Provides-Extra: agent\n" in headers and "fastapi" not in headers and "controller" not in headers
     assert own_wheel.version() == f"{edgesplit.__version__}+device" and f"Version: {own_wheel.version()}\n" in headers
@@ -236,11 +236,11 @@ def test_an_installed_wheel_is_repacked_by_its_record_and_a_changed_file_is_refu
 
 def test_pins_are_read_and_are_those_of_the_repository() -> None:
     """Comments are no pins; names are compared as pip does."""
-    assert pins("# of them\nA_b.C==1.0\nd==2 # why\n\n") == {"a-b-c": "1.0", "d": "2"}
+    assert parse_pins("# of them\nA_b.C==1.0\nd==2 # why\n\n") == {"a-b-c": "1.0", "d": "2"}
     assert {"numpy", "cryptography", "pip"} <= set(constraints())
 
 
 def test_no_folder_of_wheels_is_said(tmp_path: Path) -> None:
     """Before pip is asked."""
     with pytest.raises(UsageError, match="no folder of wheels"):
-        wheels(Target(), ["numpy"], tmp_path, wheelhouse=tmp_path / "none", told=print)
+        collect_wheels(Target(), ["numpy"], tmp_path, wheelhouse=tmp_path / "none", on_progress=print)

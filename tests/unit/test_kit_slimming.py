@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit_provisioning.kit.wheel_slimming import LEFT_AWAY, loadable, slimmed, staying
+from edgesplit_provisioning.kit.wheel_slimming import REMOVED_FILES, files_to_keep, slim_wheel, strip_elf
 from kit_world import made_up_wheel, repacked
 
 TRIED = """
@@ -36,22 +36,22 @@ def test_a_library_that_something_kept_needs_is_kept_too() -> None:
         "p.libs/libthree.so": b"",
         "p/tests/test.py": b"libone-1.so\0",
     }
-    kept = staying(content, ("p/away.*", "p.libs/*", "p/tests/*"))
+    kept = files_to_keep(content, ("p/away.*", "p.libs/*", "p/tests/*"))
     assert kept == {"p/kept.so", "p.libs/libone-1.so", "p.libs/libtwo.so.6"}
 
 
 @pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(60), bytes(200)])
 def test_what_is_no_shared_object_stays_as_it_is(data: bytes) -> None:
     """Nor is anything cut off that is shorter than it says."""
-    assert loadable(data) == data
+    assert strip_elf(data) == data
 
 
 def test_a_wheel_without_anything_to_leave_away_says_what_it_said(tmp_path: Path) -> None:
     """Same name, same files, a RECORD that fits; made once, and the same bytes again."""
     wheel = made_up_wheel(tmp_path, "plain", files={"plain/__init__.py": "x = 1", "plain/a,b.txt": "odd"})
-    made = slimmed(wheel, tmp_path / "cache")
-    assert made.name == wheel.name and slimmed(wheel, tmp_path / "cache") == made
-    assert slimmed(wheel, tmp_path / "other").read_bytes() == made.read_bytes()
+    made = slim_wheel(wheel, tmp_path / "cache")
+    assert made.name == wheel.name and slim_wheel(wheel, tmp_path / "cache") == made
+    assert slim_wheel(wheel, tmp_path / "other").read_bytes() == made.read_bytes()
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(made) as after:
         assert sorted(before.namelist()) == sorted(after.namelist())
         assert '"plain/a,b.txt",sha256=' in after.read("plain-1.0.dist-info/RECORD").decode()
@@ -60,7 +60,7 @@ def test_a_wheel_without_anything_to_leave_away_says_what_it_said(tmp_path: Path
 def test_pillow_without_other_formats_still_reads_what_cameras_send(tmp_path: Path) -> None:
     """The one that is installed here, slimmed, in a process of its own: its libraries load without section tables."""
     whole = repacked(tmp_path, "pillow")
-    made = slimmed(whole, tmp_path / "cache")
+    made = slim_wheel(whole, tmp_path / "cache")
     with zipfile.ZipFile(made) as archive:
         names = archive.namelist()
         assert not [name for name in names if "avif" in name.lower() and ".so" in name]
@@ -73,12 +73,12 @@ def test_pillow_without_other_formats_still_reads_what_cameras_send(tmp_path: Pa
 
 def test_nothing_is_left_away_of_distributions_that_are_not_named() -> None:
     """Patterns belong to one distribution each, and name no whole one."""
-    assert not [pattern for each in LEFT_AWAY.values() for pattern in each if pattern.startswith("*")]
+    assert not [pattern for each in REMOVED_FILES.values() for pattern in each if pattern.startswith("*")]
 
 
 def test_what_would_break_an_older_numpy_is_left_in_it(tmp_path: Path) -> None:
     """Importing numpy 1 loads parts that numpy 2 loads when they are used."""
     for version, kept in (("1.26.4", True), ("2.4.6", False)):
         wheel = made_up_wheel(tmp_path, "numpy", version, files={"numpy/ma/core.py": "", "numpy/__init__.py": ""})
-        with zipfile.ZipFile(slimmed(wheel, tmp_path / "cache")) as made:
+        with zipfile.ZipFile(slim_wheel(wheel, tmp_path / "cache")) as made:
             assert ("numpy/ma/core.py" in made.namelist()) is kept

@@ -21,9 +21,9 @@ from agent_world import LOCAL as TWO_SLICES
 from agent_world import REMOTE, active, eventually
 from edgesplit import Client
 from edgesplit.client.direct import endpoint
-from edgesplit.client.direct.endpoint import LaneEnd, LaneEnded
-from edgesplit.client.direct.grant import ANSWER, ANSWERED, FAILED, OVER, Grant, LaneTensor, laid_out
-from edgesplit.client.direct.request_policy import FIRST_PAUSE_S, LONGEST_PAUSE_S, STAYED_S, Hope
+from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint
+from edgesplit.client.direct.grant import ANSWER, ANSWERED, CLOSED, FAILED, Grant, LaneTensor, layout_tensors
+from edgesplit.client.direct.request_policy import FIRST_BACKOFF_S, LONG_LIVED_S, MAX_BACKOFF_S, LaneRequestPolicy
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, UsageError
 from edgesplit.http1.response import Reply
 from edgesplit.oip.report import Report
@@ -31,13 +31,13 @@ from edgesplit.plan import Power
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.main import _parser
-from edgesplit_agent.power.energy_model import EnergyLedger
-from edgesplit_agent.serving.deferred_accounting import Afterwards
-from edgesplit_agent.serving.direct_access import Circumstances, Ears, Lanes, why_not
+from edgesplit_agent.power.energy_model import EnergyMeter
+from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
+from edgesplit_agent.serving.direct_access import LaneConditions, LaneObservers, Lanes, reason_against
 from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_broker import LaneDesk, LaneNotes, LaneOrder
-from edgesplit_agent.worker.direct_child import ChildLanes
-from edgesplit_agent.worker.direct_shared_state import MOST_LANES, RING, LaneWords
+from edgesplit_agent.worker.direct_broker import LaneBroker, LaneResults, LaneSpec
+from edgesplit_agent.worker.direct_child import WorkerLanes
+from edgesplit_agent.worker.direct_shared_state import MAX_LANES, RING_ENTRIES, LaneSharedState
 from edgesplit_agent.worker.ipc import Channel
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from lane_world import GrantingAgent, asking, descriptors, grant, order
@@ -47,7 +47,7 @@ INPUT = np.arange(4, dtype=np.float32).reshape(1, 4)
 # Where one is granted
 
 
-USUAL = Circumstances(allowed=True, models=1, row_in_use="local", traced=False, watts=None, settled=True)
+USUAL = LaneConditions(allowed=True, models=1, row_in_use="local", traced=False, watts=None, settled=True)
 
 
 class LanedHost:
@@ -59,7 +59,7 @@ class LanedHost:
 
     def end_lanes(self) -> None: ...
 
-    def note_lanes(self, *_: Any) -> None: ...
+    def collect_lanes(self, *_: Any) -> None: ...
 
 
 def laned(*rows: Any) -> Any:
@@ -80,17 +80,17 @@ def laned(*rows: Any) -> Any:
 )
 def test_a_lane_is_granted_only_where_nothing_is_decided(changed: dict[str, Any], why: str) -> None:
     """One way to answer, one model, no budget, no trial, no traces, and an operator who allows it."""
-    said = why_not(laned(TWO_SLICES), dataclasses.replace(USUAL, **changed))
+    said = reason_against(laned(TWO_SLICES), dataclasses.replace(USUAL, **changed))
     assert why in said and bool(said) == bool(why)
 
 
 def test_a_plan_that_may_offload_has_no_lanes() -> None:
     """Unless its operator has forced the device's own row; and models in the agent's own process have none."""
-    assert "several ways" in why_not(laned(TWO_SLICES, REMOTE), USUAL)
-    assert "agent's own process" in why_not(active(TWO_SLICES), USUAL)
+    assert "several ways" in reason_against(laned(TWO_SLICES, REMOTE), USUAL)
+    assert "agent's own process" in reason_against(active(TWO_SLICES), USUAL)
     forced = laned(TWO_SLICES, REMOTE)
     forced = dataclasses.replace(forced, plan=msgspec.structs.replace(forced.plan, forced="local"))
-    assert why_not(forced, USUAL) == ""
+    assert reason_against(forced, USUAL) == ""
 
 
 def test_the_operator_may_switch_them_off() -> None:
@@ -105,22 +105,22 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
     power = Power(idle_watts=2.0, busy_watts=5.0)
     release = laned(TWO_SLICES)
     release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
-    orders: list[LaneOrder] = []
+    orders: list[LaneSpec] = []
     release.host.open_lane = lambda order, descriptor, shared: orders.append(order)
     told: list[Report] = []
     own: list[Exception | None] = []
     learnt: list[Timing] = []
     spent: list[float] = []
-    notes = Afterwards()
-    ears = Ears(
+    notes = DeferredAccounting()
+    ears = LaneObservers(
         lambda release, timing: learnt.append(timing), lambda model, release, report: told.append(report), spent.append,
-        EnergyLedger(), lambda release, error: own.append(error), notes,
+        EnergyMeter(), lambda release, error: own.append(error), notes,
     )  # fmt: skip
     granted = Lanes(ears).open("tiny", release, USUAL, 0, shared=True)
     assert (granted.row, granted.busy_watts, granted.idle_watts) == ("local", 5.0, 2.0)
-    orders[0].told(LaneNotes([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
+    orders[0].on_results(LaneResults([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
     assert told == []
-    notes.catch_up()
+    notes.flush()
     assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
         (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
     ]  # fmt: skip
@@ -136,12 +136,12 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
 def test_tensors_lie_apart_and_aligned() -> None:
     """Inputs first, then outputs, each where an engine reads it in place; a size that only a run tells has no place."""
     specs = [TensorSpec("a", "UINT8", (3,)), TensorSpec("b", "FP32", (2, 2)), TensorSpec("c", "BOOL", ())]
-    placed = laid_out(specs, 64)
+    placed = layout_tensors(specs, 64)
     assert placed is not None
     assert [(one.name, one.offset, one.bytes) for one in placed[0]] == [("a", 64, 3), ("b", 128, 16), ("c", 192, 1)]
     assert placed[1] == 256
     for shape, datatype in ((-1, 3), "FP32"), ((2,), "BYTES"), ((2,), "FP3"), ((2**40,), "FP32"), ((0,), "FP32"):
-        assert laid_out([TensorSpec("x", datatype, shape)], 0) is None  # type: ignore[arg-type]
+        assert layout_tensors([TensorSpec("x", datatype, shape)], 0) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -158,68 +158,68 @@ def test_tensors_lie_apart_and_aligned() -> None:
 def test_a_grant_of_places_that_are_none_is_refused(spoilt: dict[str, Any]) -> None:
     """A client maps nothing that an agent which has gone mad tells it."""
     good = grant()
-    assert good.is_sound and not msgspec.structs.replace(good, **spoilt).is_sound
+    assert good.is_valid and not msgspec.structs.replace(good, **spoilt).is_valid
 
 
 # Words
 
 
-def words() -> LaneWords:
-    return LaneWords(memoryview(bytearray(direct_shared_state.BYTES)))
+def words() -> LaneSharedState:
+    return LaneSharedState(memoryview(bytearray(direct_shared_state.BYTES)))
 
 
 def test_what_is_noted_is_read_once_and_whole() -> None:
     """Each answer's times in their order; of more than the ring holds, the newest."""
     own = words()
     for number in range(3):
-        own.answered(0.5 + number, 0.25)
-        own.took([0.1, 0.2])
-    assert own.between(0, 3) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.between(3, 3) == []
-    assert own.slice_s[0] == 3 and own.slice_s[1][:3] == pytest.approx([0.3, 0.6, 0.0])
-    for _ in range(RING + 7):
-        own.answered(2.0, 1.0)
-    assert len(own.between(3, own.answers)) == RING
+        own.record_answer(0.5 + number, 0.25)
+        own.record_slice_times([0.1, 0.2])
+    assert own.answers_between(0, 3) == [(0.5, 0.25), (1.5, 0.25), (2.5, 0.25)] and own.answers_between(3, 3) == []
+    assert own.slice_totals[0] == 3 and own.slice_totals[1][:3] == pytest.approx([0.3, 0.6, 0.0])
+    for _ in range(RING_ENTRIES + 7):
+        own.record_answer(2.0, 1.0)
+    assert len(own.answers_between(3, own.answer_count)) == RING_ENTRIES
 
 
 def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None:
     """None twice: a worker goes on writing."""
     bench.open()
-    own = bench.lanes.words
+    own = bench.lanes.state
     assert own is not None
     told: list[int] = []
-    bench.desk._order = dataclasses.replace(order(), told=lambda notes: told.append(len(notes.answers)))
-    between = direct_shared_state.LaneWords.between
+    bench.desk._spec = dataclasses.replace(order(), on_results=lambda notes: told.append(len(notes.answers)))
+    between = direct_shared_state.LaneSharedState.answers_between
 
-    def meanwhile(self: LaneWords, taken: int, answers: int) -> list[tuple[float, float]]:
-        own.answered(1.0, 1.0)
+    def meanwhile(self: LaneSharedState, taken: int, answers: int) -> list[tuple[float, float]]:
+        own.record_answer(1.0, 1.0)
         return between(self, taken, answers)
 
-    own.answered(1.0, 1.0)
+    own.record_answer(1.0, 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_shared_state.LaneWords, "between", meanwhile)
-        bench.desk.note()
-    bench.desk.note()
-    bench.desk.note()
+        patch.setattr(direct_shared_state.LaneSharedState, "answers_between", meanwhile)
+        bench.desk.collect()
+    bench.desk.collect()
+    bench.desk.collect()
     assert told == [1, 1]
 
 
 def test_words_that_cannot_be_are_not_believed() -> None:
     """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
     memory = bytearray(os.urandom(16) * (direct_shared_state.BYTES // 16))
-    own = LaneWords(memoryview(memory))
-    own.answered(float("nan"), 1.0)
-    own.answered(1.0, 2.0)
-    own.answered(-1.0, -2.0)
-    own.answered(1e300, 1.0)
-    assert own.between(own.answers - 4, own.answers) == []
+    own = LaneSharedState(memoryview(memory))
+    own.record_answer(float("nan"), 1.0)
+    own.record_answer(1.0, 2.0)
+    own.record_answer(-1.0, -2.0)
+    own.record_answer(1e300, 1.0)
+    assert own.answers_between(own.answer_count - 4, own.answer_count) == []
     for since in (float("nan"), -5.0, 1e300):
-        own.begin(since, since)
-        busy = own.busy(100.0)
+        own.begin_run(since, since)
+        busy = own.current_run(100.0)
         assert busy is not None and busy[0] < 1.0 and busy[1] == 0.0
-    own.begin(99.0, 2.0)
-    assert own.busy(100.0) == (99.0, 2.0)
-    own.end()
-    assert own.busy(100.0) is None
+    own.begin_run(99.0, 2.0)
+    assert own.current_run(100.0) == (99.0, 2.0)
+    own.end_run()
+    assert own.current_run(100.0) is None
 
 
 # The worker's side, in this process
@@ -229,17 +229,17 @@ class Bench:
     """A worker's lanes and the agent's desk, without a worker: `turn` does one thing. Runs double x."""
 
     def __init__(self) -> None:
-        self.desk = LaneDesk(Bounds(2**30))
+        self.desk = LaneBroker(Bounds(2**30))
         self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = theirs
         self.done: list[str] = []
-        self.notes: list[LaneNotes] = []
+        self.notes: list[LaneResults] = []
         self.fails: Exception | None = None
-        self.lanes = ChildLanes(theirs.fileno(), self._run)
-        self.desk.furnish(Channel(self.agent, Any))  # type: ignore[arg-type]
+        self.lanes = WorkerLanes(theirs.fileno(), self._run)
+        self.desk.connect_worker(Channel(self.agent, Any))  # type: ignore[arg-type]
         raw, files, _, _ = socket.recv_fds(theirs, 65_536, 2)
         assert raw
-        self.lanes.furnish(files)
+        self.lanes.connect_agent(files)
 
     def _run(
         self, order: Sequence[str], wants: Sequence[str], tensors: Mapping[str, Tensor], timing: Timing
@@ -250,18 +250,18 @@ class Bench:
         timing.seconds["s"] = 0.001
         return {"y": np.asarray(tensors["x"]) * np.float32(2)}
 
-    def open(self, *, shared: bool = True) -> LaneEnd:
+    def open(self, *, shared: bool = True) -> LaneEndpoint:
         """The client's end of a lane."""
         mine, theirs = socket.socketpair()
         with theirs:
             self.desk.open(order(self.notes.append), theirs.fileno(), shared=shared)
         one = grant()
-        self.lanes.turn()
-        return LaneEnd(one, mine, endpoint.memory_of(one, mine, shared=shared), shared=shared)
+        self.lanes.serve_one()
+        return LaneEndpoint(one, mine, endpoint.receive_memory(one, mine, shared=shared), shared=shared)
 
     def turn(self) -> None:
         """One, in which the agent's message is taken if there is one."""
-        if self.lanes.turn():
+        if self.lanes.serve_one():
             self.channel.recv(65_536)
             self.done.append("agent")
 
@@ -278,7 +278,7 @@ def bench() -> Iterator[Bench]:
     own.close()
 
 
-def reply_of(end: LaneEnd) -> tuple[int, int]:
+def reply_of(end: LaneEndpoint) -> tuple[int, int]:
     """Number and status of the next answer."""
     number, status = ANSWER.unpack(end.sock.recv(ANSWER.size))[:2]
     return number, status
@@ -288,17 +288,17 @@ def reply_of(end: LaneEnd) -> tuple[int, int]:
 def test_a_request_gets_its_answer_and_is_counted_before(bench: Bench, shared: bool) -> None:
     """By shared memory and by bytes; whoever has the answer finds it noted."""
     end = bench.open(shared=shared)
-    assert end.begin({"x": INPUT}, (), endpoint.monotonic() + 10, endpoint.monotonic()) > 0
-    end.sock.sendall(b"".join(end.sent))
+    assert end.start_request({"x": INPUT}, (), endpoint.monotonic() + 10, endpoint.monotonic()) > 0
+    end.sock.sendall(b"".join(end.outgoing))
     bench.turn()
     end.reply[:] = end.sock.recv(ANSWER.size)
-    if more := end.more:
+    if more := end.remaining_body:
         more[:] = end.sock.recv(len(more))
-    answer = end.answer(())
+    answer = end.decode_answer(())
     assert answer is not None and answer.report is not None
     np.testing.assert_array_equal(answer.outputs["y"], 2 * INPUT)
     assert answer.report.device_s == 0.001 and answer.report.row == "local"
-    bench.desk.note()
+    bench.desk.collect()
     assert [len(one.answers) for one in bench.notes] == [1] and bench.notes[0].slice_s == pytest.approx((0.001,))
 
 
@@ -320,13 +320,13 @@ def test_what_has_not_begun_when_a_lane_ends_is_not_answered(bench: Bench) -> No
     """A request lies in the socket when another release is activated: the old one does not run for it any more."""
     end = bench.open()
     end.sock.send(asking(1))
-    bench.desk.end()
+    bench.desk.end_all()
     bench.turn()
-    assert reply_of(end) == (1, OVER) and bench.done == []
+    assert reply_of(end) == (1, CLOSED) and bench.done == []
     with pytest.raises(OSError, match=r"pipe|reset"):
         for _ in range(3):
             end.sock.send(asking(2))
-            bench.lanes.turn()
+            bench.lanes.serve_one()
     assert bench.desk.count == 0
 
 
@@ -334,12 +334,12 @@ def test_a_number_of_its_own_keeps_an_old_lane_out_of_a_new_ones_place(bench: Be
     """The place in the words is free again at once; what comes late by the old lane is not answered for the new."""
     old = bench.open()
     old.sock.send(asking(1))
-    bench.desk.end()
+    bench.desk.end_all()
     mine, theirs = socket.socketpair()
     with theirs, mine:
         bench.desk.open(order(), theirs.fileno(), shared=True)
         bench.turn()
-        assert reply_of(old) == (1, OVER) and bench.done == []
+        assert reply_of(old) == (1, CLOSED) and bench.done == []
 
 
 def test_a_model_that_fails_is_told_and_the_lane_stays(bench: Bench) -> None:
@@ -353,7 +353,7 @@ def test_a_model_that_fails_is_told_and_the_lane_stays(bench: Bench) -> None:
     end.sock.send(asking(2))
     bench.turn()
     assert reply_of(end) == (2, ANSWERED)
-    bench.desk.note()
+    bench.desk.collect()
     assert sum(one.failures for one in bench.notes) == 1 and sum(len(one.answers) for one in bench.notes) == 1
 
 
@@ -378,8 +378,8 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
         good.sock.close()
         hostile.sock.close()
         while _readable(bench):
-            bench.lanes.turn()
-        bench.desk.look()
+            bench.lanes.serve_one()
+        bench.desk.check()
         del good, hostile  # their memory holds a descriptor for as long as it is mapped
     assert bench.desk.count == 0 and descriptors() <= before
 
@@ -388,7 +388,7 @@ def _readable(bench: Bench) -> bool:
     return bool(bench.lanes._poll.poll(0))
 
 
-def _readable_at(end: LaneEnd) -> bool:
+def _readable_at(end: LaneEndpoint) -> bool:
     return bool(select.select([end.sock], [], [], 0)[0])
 
 
@@ -400,11 +400,11 @@ def test_bytes_that_are_no_request_confuse_nobody(bench: Bench) -> None:
         end.sock.send(rng.bytes(size))
         end.sock.shutdown(socket.SHUT_WR)
         while _readable(bench) or bench.lanes._due:
-            bench.lanes.turn()
+            bench.lanes.serve_one()
         said = end.sock.recv(65_536)
         assert len(said) == ANSWER.size * (size // 16)
         end.sock.close()
-        bench.desk.look()
+        bench.desk.check()
     assert bench.desk.count == 0
 
 
@@ -430,29 +430,29 @@ def test_only_a_connected_stream_socket_is_a_lane(bench: Bench) -> None:
 
 def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
     """As many as there are places; clients that open and die, a thousand times, cost no descriptor."""
-    ends = [bench.open() for _ in range(MOST_LANES)]
+    ends = [bench.open() for _ in range(MAX_LANES)]
     with pytest.raises(Busy):
         bench.open()
     for end in ends:
         end.sock.close()
     while _readable(bench):
-        bench.lanes.turn()
-    bench.desk.look()
+        bench.lanes.serve_one()
+    bench.desk.check()
     before = descriptors()
     for _ in range(300):
         bench.open().sock.close()
-        bench.lanes.turn()
-        bench.desk.look()
+        bench.lanes.serve_one()
+        bench.desk.check()
     assert bench.desk.count == 0 and descriptors() <= before
 
 
 def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) -> None:
     """Its accelerator is gone, say: the agent is to hear of it, by its own requests."""
     bench.open()
-    own = bench.lanes.words
+    own = bench.lanes.state
     assert own is not None
-    own.note()
-    bench.desk.look()
+    own.signal_change()
+    bench.desk.check()
     assert bench.desk.count == 0
     with pytest.raises(Busy):
         bench.open()
@@ -461,13 +461,13 @@ def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) 
 def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None:
     """The agent sees since when it runs, and takes it for one run for as long as it is."""
     bench.open()
-    own = bench.lanes.words
-    assert own is not None and bench.desk.task(100.0) is None
-    own.begin(99.5, 10.0)
-    task = bench.desk.task(100.0)
-    assert task is not None and task.since == 99.5 and task.limit_s == 1.0 and bench.desk.task(101.0) is task
-    own.begin(100.5, 0.4)
-    later = bench.desk.task(101.0)
+    own = bench.lanes.state
+    assert own is not None and bench.desk.current_task(100.0) is None
+    own.begin_run(99.5, 10.0)
+    task = bench.desk.current_task(100.0)
+    assert task is not None and task.since == 99.5 and task.limit_s == 1.0 and bench.desk.current_task(101.0) is task
+    own.begin_run(100.5, 0.4)
+    later = bench.desk.current_task(101.0)
     assert later is not None and later.since == 100.5 and later.limit_s == pytest.approx(0.2)
 
 
@@ -476,21 +476,21 @@ def test_a_run_for_a_lane_has_the_limit_that_every_run_has(bench: Bench) -> None
 
 def test_when_a_lane_is_asked_for() -> None:
     """Not before the agent has answered; refused, ever more rarely; at once after one that stayed."""
-    hope = Hope()
-    assert not hope.may_ask(0.0)
-    hope.answered = True
-    assert hope.may_ask(0.0)
-    pause_s = FIRST_PAUSE_S
+    hope = LaneRequestPolicy()
+    assert not hope.should_request(0.0)
+    hope.has_agent_answered = True
+    assert hope.should_request(0.0)
+    pause_s = FIRST_BACKOFF_S
     now = 0.0
     for _ in range(12):
-        hope.refused(now)
-        hope.answered = True
-        assert not hope.may_ask(now + 0.99 * pause_s) and hope.may_ask(now + pause_s)
-        now, pause_s = now + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
-    hope.got(now)
-    hope.lost(now + STAYED_S)
-    hope.answered = True
-    assert hope.may_ask(now + STAYED_S)
+        hope.on_refused(now)
+        hope.has_agent_answered = True
+        assert not hope.should_request(now + 0.99 * pause_s) and hope.should_request(now + pause_s)
+        now, pause_s = now + pause_s, min(2 * pause_s, MAX_BACKOFF_S)
+    hope.on_granted(now)
+    hope.on_ended(now + LONG_LIVED_S)
+    hope.has_agent_answered = True
+    assert hope.should_request(now + LONG_LIVED_S)
 
 
 def test_a_forked_child_does_not_use_its_parents_lane(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -498,10 +498,10 @@ def test_a_forked_child_does_not_use_its_parents_lane(monkeypatch: pytest.Monkey
     mine, theirs = socket.socketpair()
     with theirs, mine.dup() as parents:
         one = grant()
-        end = LaneEnd(one, mine, memoryview(bytearray(one.bytes)), shared=True)
+        end = LaneEndpoint(one, mine, memoryview(bytearray(one.bytes)), shared=True)
         monkeypatch.setattr(endpoint, "_forks", endpoint._forks + 1)
-        with pytest.raises(LaneEnded, match="forked"):
-            end.begin({"x": INPUT}, (), endpoint.monotonic() + 1, endpoint.monotonic())
+        with pytest.raises(LaneClosed, match="forked"):
+            end.start_request({"x": INPUT}, (), endpoint.monotonic() + 1, endpoint.monotonic())
         end.close()
         theirs.send(b"for the parent")
         assert parents.recv(100) == b"for the parent"
@@ -519,7 +519,7 @@ def answers_another(sock: socket.socket, raw: bytes) -> None:
 
 
 def says_it_is_over(sock: socket.socket, raw: bytes) -> None:
-    sock.send(ANSWER.pack(int.from_bytes(raw[:8], "little"), OVER, 0.0, 0.0, 0.0))
+    sock.send(ANSWER.pack(int.from_bytes(raw[:8], "little"), CLOSED, 0.0, 0.0, 0.0))
 
 
 def could_not(sock: socket.socket, raw: bytes) -> None:
@@ -535,7 +535,7 @@ def test_where_a_lane_does_not_answer_the_agent_does(
     mood: Any, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a worker does or does not say, the application has its answer."""
-    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
     agent = GrantingAgent(socket_folder, mood)
     try:
         with Client(agent.url) as client:
@@ -549,7 +549,7 @@ def test_where_a_lane_does_not_answer_the_agent_does(
 
 def test_where_neither_answers_there_is_an_error_in_words(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that is silent leaves time to ask the agent; silent too, and the deadline is told."""
-    monkeypatch.setattr(endpoint, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(endpoint, "TIMEOUT_S", 0.05)
     agent = GrantingAgent(socket_folder, silent)
     try:
         with Client(agent.url) as client:
@@ -589,6 +589,6 @@ def test_a_closed_client_wakes_who_waits(socket_folder: Path) -> None:
 def test_grants_are_read_strictly() -> None:
     """What is no grant is none."""
     for body in (b"", b"{}", b"[1]", b"\xff", msgspec.json.encode(msgspec.structs.replace(grant(), bytes=1))):
-        with pytest.raises(LaneEnded):
-            endpoint.granted(Reply(200, {}, memoryview(body)))
-    assert isinstance(endpoint.granted(Reply(200, {}, memoryview(msgspec.json.encode(grant())))), Grant)
+        with pytest.raises(LaneClosed):
+            endpoint.decode_grant(Reply(200, {}, memoryview(body)))
+    assert isinstance(endpoint.decode_grant(Reply(200, {}, memoryview(msgspec.json.encode(grant())))), Grant)

@@ -12,31 +12,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Kept, Late, PowerSeen, Telemetry, Window
-from edgesplit.mqtt.telemetry import Moment, StoreSeen
-from edgesplit_agent.control.mqtt_uplink import Rhythm
+from edgesplit.mqtt.messages import Ack, Backlog, PowerState, Telemetry, TelemetryWindow
+from edgesplit.mqtt.telemetry import BacklogState, DeviceTime
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
 from edgesplit_agent.host.clock import age_s
 from edgesplit_agent.telemetry import disk_ring as ring_module
-from edgesplit_agent.telemetry.disk_ring import Entry, Ring, entries
-from edgesplit_agent.telemetry.outbox import ANSWER_S, BATCH, SETTLE_S, UNKEPT, Outbox, Pace, worth_of
+from edgesplit_agent.telemetry.disk_ring import DiskRing, Entry, parse_entries
+from edgesplit_agent.telemetry.outbox import (
+    BATCH_MESSAGES,
+    BATCH_TIMEOUT_S,
+    MAX_UNACKED,
+    SETTLE_S,
+    Backoff,
+    Outbox,
+    priority_of,
+)
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
 
 
-def at(seconds: float, boot: str = "b") -> Moment:
-    return Moment(at=NOW + seconds, boot=boot, up_s=1_000.0 + seconds)
+def at(seconds: float, boot: str = "b") -> DeviceTime:
+    return DeviceTime(at=NOW + seconds, boot=boot, up_s=1_000.0 + seconds)
 
 
 def message(sequence: int, *, session: int = 5, requests: int = 0, failed: int = 0) -> Telemetry:
-    window = Window(model="m", release="r", row="local", requests=requests, failed=failed)
+    window = TelemetryWindow(model="m", release="r", row="local", requests=requests, failed=failed)
     return Telemetry(
         session=session, sequence=sequence, emulated=False, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True,
         models=(window,), moment=at(sequence),
     )  # fmt: skip
 
 
-def put(ring: Ring, count: int, *, worth: str = "idle", size: int = 100, first: int = 0) -> None:
+def put(ring: DiskRing, count: int, *, worth: str = "idle", size: int = 100, first: int = 0) -> None:
     for number in range(first, first + count):
         ring.add(worth, f"{number}:".encode().ljust(size, b"x"), at(number))
 
@@ -47,26 +55,26 @@ def numbers(found: list[Entry]) -> list[int]:
 
 def test_what_was_flushed_survives_and_comes_back_in_order(tmp_path: Path) -> None:
     """Of several worths, over several segments, by a ring of another process."""
-    ring = Ring(tmp_path)
+    ring = DiskRing(tmp_path)
     for number in range(3_000):
         ring.add(("idle", "busy", "trouble")[number % 3], f"{number}:".encode().ljust(90, b"x"), at(number))
     ring.flush(at(3_000))
-    again = Ring(tmp_path)
-    assert again.seen().waiting == 3_000 and len(list(tmp_path.iterdir())) > 3
+    again = DiskRing(tmp_path)
+    assert again.to_telemetry().waiting == 3_000 and len(list(tmp_path.iterdir())) > 3
     taken: list[int] = []
     while batch := again.batch(5_000, 64):
         taken += numbers(batch)
-        again.forget(batch[-1].number)
+        again.acknowledge(batch[-1].number)
     assert taken == list(range(3_000)) and again.is_empty and list(tmp_path.iterdir()) == []
 
 
 def test_a_power_cut_costs_what_was_not_flushed_and_nothing_else(tmp_path: Path) -> None:
     """The promise about the card: at most once a minute it is written to."""
-    ring = Ring(tmp_path)
+    ring = DiskRing(tmp_path)
     put(ring, 5)
     ring.flush(at(5))
     put(ring, 5, first=5)
-    assert numbers(Ring(tmp_path).batch(10**6, 100)) == [0, 1, 2, 3, 4]
+    assert numbers(DiskRing(tmp_path).batch(10**6, 100)) == [0, 1, 2, 3, 4]
     assert numbers(ring.batch(10**6, 100)) == list(range(10))
 
 
@@ -76,49 +84,51 @@ def test_a_segment_is_read_up_to_where_it_is_whole(payloads: list[bytes], data: 
     written = [Entry(number, 1.5, 2.5, 7, payload) for number, payload in enumerate(payloads, start=1)]
     raw = b"".join(one.encoded() for one in written)
     cut = data.draw(st.integers(0, len(raw)))
-    assert list(entries(raw[:cut])) == written[: len(list(entries(raw[:cut])))]
+    assert list(parse_entries(raw[:cut])) == written[: len(list(parse_entries(raw[:cut])))]
     if raw:
         place = data.draw(st.integers(0, len(raw) - 1))
         spoilt = raw[:place] + bytes([raw[place] ^ 1 << data.draw(st.integers(0, 7))]) + raw[place + 1 :]
-        assert list(entries(spoilt)) == written[: len(list(entries(spoilt)))]
+        assert list(parse_entries(spoilt)) == written[: len(list(parse_entries(spoilt)))]
 
 
 def test_a_torn_tail_is_written_over(tmp_path: Path) -> None:
     """What a power cut left half written hides nothing that is written after it."""
-    ring = Ring(tmp_path)
+    ring = DiskRing(tmp_path)
     put(ring, 3)
     ring.flush(at(3))
     (file,) = tmp_path.iterdir()
     with file.open("ab") as open_file:
         open_file.write(b"\0\0\0\x40 half an entry")
-    again = Ring(tmp_path)
+    again = DiskRing(tmp_path)
     put(again, 3, first=3)
     again.flush(at(6))
-    assert again.seen().spoilt == 1 and numbers(Ring(tmp_path).batch(10**6, 100)) == list(range(6))
+    assert again.to_telemetry().spoilt == 1 and numbers(DiskRing(tmp_path).batch(10**6, 100)) == list(range(6))
 
 
 def test_foreign_and_empty_files_are_in_nobodys_way(tmp_path: Path) -> None:
     """Neither names that are none of ours nor a segment in which nothing can be read."""
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "000000000000000007.busy").write_bytes(b"garbage")
-    ring = Ring(tmp_path)
-    assert ring.is_empty and ring.seen().spoilt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    ring = DiskRing(tmp_path)
+    assert (
+        ring.is_empty and ring.to_telemetry().spoilt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    )
 
 
 def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: Path) -> None:
     """A8: the lowest class first, the oldest of it first, and what went is counted."""
-    ring = Ring(tmp_path, quota_bytes=400_000)
+    ring = DiskRing(tmp_path, quota_bytes=400_000)
     put(ring, 1_000, worth="trouble")
     put(ring, 1_000, worth="idle", first=1_000)
     put(ring, 1_000, worth="busy", first=2_000)
     put(ring, 2_000, worth="idle", first=3_000)
     ring.flush(at(5_000))
-    seen = ring.seen()
-    assert seen.waiting_bytes <= 400_000 + ring_module.HELD_BYTES
+    seen = ring.to_telemetry()
+    assert seen.waiting_bytes <= 400_000 + ring_module.BUFFER_BYTES
     assert seen.dropped_idle > 0 and (seen.dropped_busy, seen.dropped_trouble) == (0, 0)
     put(ring, 3_000, worth="trouble", first=5_000)
     ring.flush(at(8_000))
-    seen = ring.seen()
+    seen = ring.to_telemetry()
     assert (seen.dropped_idle, seen.dropped_busy) == (3_000, 1_000) and seen.dropped_trouble > 0
     left = numbers(ring.batch(10**7, 10**5))
     assert left == sorted(left) and left[-1] == 7_999
@@ -126,17 +136,17 @@ def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: 
 
 def test_what_is_too_old_goes_by_the_clock_that_is_never_set(tmp_path: Path) -> None:
     """A clock that is set by fifty years ages nothing; nor does one that is set back."""
-    ring = Ring(tmp_path, oldest_s=DAY)
-    ring.add("busy", b"0:", Moment(at=100.0, boot="b", up_s=10.0))  # before the clock was set
-    ring.flush(Moment(at=NOW, boot="b", up_s=60.0))
-    assert ring.seen().waiting == 1
-    ring.flush(Moment(at=NOW + 90, boot="b", up_s=10.0 + 2 * DAY))
-    assert ring.seen() == StoreSeen(dropped_busy=1)
+    ring = DiskRing(tmp_path, max_age_s=DAY)
+    ring.add("busy", b"0:", DeviceTime(at=100.0, boot="b", up_s=10.0))  # before the clock was set
+    ring.flush(DeviceTime(at=NOW, boot="b", up_s=60.0))
+    assert ring.to_telemetry().waiting == 1
+    ring.flush(DeviceTime(at=NOW + 90, boot="b", up_s=10.0 + 2 * DAY))
+    assert ring.to_telemetry() == BacklogState(dropped_busy=1)
     ring.add("busy", b"1:", at(0, boot="one"))
     ring.flush(at(DAY / 2, boot="two"))
-    assert ring.seen().waiting == 1
+    assert ring.to_telemetry().waiting == 1
     ring.flush(at(2 * DAY, boot="two"))
-    assert ring.seen().waiting == 0
+    assert ring.to_telemetry().waiting == 0
     assert age_s(at(0, "one"), at(-50, "two")) == 0.0
 
 
@@ -144,7 +154,7 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory stays bounded, idling goes first, and what is left is written once there is room again."""
-    ring = Ring(tmp_path / "late")
+    ring = DiskRing(tmp_path / "late")
     real = os.write
 
     def full(descriptor: int, data: bytes) -> int:
@@ -154,11 +164,11 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
     put(ring, 3_000, worth="idle", size=1_000)
     put(ring, 50, worth="trouble", size=1_000, first=3_000)
     ring.flush(at(3_050))
-    seen = ring.seen()
-    assert seen.waiting_bytes <= ring_module.MOST_HELD_BYTES and seen.dropped_idle > 2_000 and not seen.dropped_trouble
+    seen = ring.to_telemetry()
+    assert seen.waiting_bytes <= ring_module.MAX_BUFFER_BYTES and seen.dropped_idle > 2_000 and not seen.dropped_trouble
     monkeypatch.setattr(os, "write", real)
     ring.flush(at(3_051))
-    kept = numbers(Ring(tmp_path / "late").batch(10**7, 10**4))
+    kept = numbers(DiskRing(tmp_path / "late").batch(10**7, 10**4))
     assert kept == sorted(kept) and kept[-50:] == list(range(3_000, 3_050))
 
 
@@ -170,13 +180,13 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
         (message(1, requests=3, failed=1), "trouble"),
         (Telemetry(
             session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(),
-            power=PowerSeen(under_voltage=True),
+            power=PowerState(under_voltage=True),
         ), "trouble"),
     ],
 )  # fmt: skip
 def test_what_a_message_is_worth(said: Telemetry, worth: str) -> None:
     """Trouble before work before idling."""
-    assert worth_of(said) == worth
+    assert priority_of(said) == worth
 
 
 class Wire:
@@ -185,33 +195,33 @@ class Wire:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now = 100.0
-        self.outbox = Outbox(Ring(folder), lambda: at(self.now))
+        self.outbox = Outbox(DiskRing(folder), lambda: at(self.now))
         self.stored: list[tuple[int, int]] = []
 
     def live(self, sequence: int, *, session: int = 5) -> None:
         one = message(sequence, session=session, requests=1)
-        self.outbox.sent(one, messages.encode(one), self.now)
+        self.outbox.on_sent(one, messages.encode(one), self.now)
 
     def offline(self, sequence: int, *, session: int = 5) -> None:
         one = message(sequence, session=session, requests=1)
-        self.outbox.unsent(one, messages.encode(one))
+        self.outbox.on_unsent(one, messages.encode(one))
 
-    def due(self) -> Late | None:
-        late = self.outbox.due(self.now, 0.5)
-        return None if late is None else messages.decode(messages.encode(late), Late)
+    def due(self) -> Backlog | None:
+        late = self.outbox.next_batch(self.now, 0.5)
+        return None if late is None else messages.decode(messages.encode(late), Backlog)
 
     def forward(self, *, answered: bool = True) -> None:
         """Send all that waits."""
         for _ in range(10_000):
             late = self.due()
             if late is None:
-                if self.outbox.seen().waiting == 0:
+                if self.outbox.to_telemetry().waiting == 0:
                     return
                 self.now += 1.0
                 continue
             self.stored += [(one.session, one.sequence) for one in late.measured]
             if answered:
-                self.outbox.kept(Kept(late=late.number), self.now)
+                self.outbox.on_ack(Ack(late=late.number), self.now)
         raise AssertionError("it never ends")
 
 
@@ -219,15 +229,15 @@ def test_what_could_not_be_sent_comes_in_order_once_the_link_is_back(tmp_path: P
     """After a pause of its own, in batches, with what was on its way when the link went."""
     wire = Wire(tmp_path)
     wire.live(0)
-    wire.outbox.lost()
+    wire.outbox.on_disconnected()
     for sequence in range(1, 300):
         wire.offline(sequence)
-    wire.outbox.connected(wire.now, 0.5)
+    wire.outbox.on_connected(wire.now, 0.5)
     assert wire.due() is None
     wire.now += SETTLE_S
     first = wire.due()
-    assert first is not None and len(first.measured) <= BATCH and wire.due() is None
-    wire.outbox.kept(Kept(late=first.number), wire.now)
+    assert first is not None and len(first.measured) <= BATCH_MESSAGES and wire.due() is None
+    wire.outbox.on_ack(Ack(late=first.number), wire.now)
     wire.stored += [(one.session, one.sequence) for one in first.measured]
     wire.forward()
     assert wire.stored == [(5, sequence) for sequence in range(300)]
@@ -238,9 +248,9 @@ def test_what_the_controller_has_is_kept_no_longer(tmp_path: Path) -> None:
     wire = Wire(tmp_path)
     for sequence in range(10):
         wire.live(sequence)
-    wire.outbox.kept(Kept(session=5, sequence=7), wire.now)
-    wire.outbox.kept(Kept(session=4, sequence=10**6), wire.now)
-    wire.outbox.lost()
+    wire.outbox.on_ack(Ack(session=5, sequence=7), wire.now)
+    wire.outbox.on_ack(Ack(session=4, sequence=10**6), wire.now)
+    wire.outbox.on_disconnected()
     wire.now += SETTLE_S
     wire.forward()
     assert wire.stored == [(5, 8), (5, 9)]
@@ -250,13 +260,13 @@ def test_a_controller_that_is_gone_behind_a_living_broker_loses_nothing(tmp_path
     """Live messages that nobody acknowledges go to disk after a while, bounded in memory, and are sent until they are
     stored."""
     wire = Wire(tmp_path)
-    for sequence in range(UNKEPT + 200):
+    for sequence in range(MAX_UNACKED + 200):
         wire.live(sequence)
         wire.now += 2.0
-    assert wire.outbox.seen().waiting >= 200
+    assert wire.outbox.to_telemetry().waiting >= 200
     late = wire.due()
     assert late is not None and late.measured[0].sequence == 0
-    wire.now += ANSWER_S
+    wire.now += BATCH_TIMEOUT_S
     assert wire.due() is None  # nobody answered: it waits, longer each time
     wire.now += 60.0
     again = wire.due()
@@ -270,27 +280,27 @@ def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
         wire.offline(sequence)
     first = wire.due()
     assert first is not None
-    wire.now += ANSWER_S
+    wire.now += BATCH_TIMEOUT_S
     wire.due()
     wire.now += 60.0
     second = wire.due()
     assert second is not None
-    wire.outbox.kept(Kept(late=first.number), wire.now)
-    assert wire.outbox.seen().waiting == 100
-    wire.outbox.kept(Kept(late=second.number), wire.now)
+    wire.outbox.on_ack(Ack(late=first.number), wire.now)
+    assert wire.outbox.to_telemetry().waiting == 100
+    wire.outbox.on_ack(Ack(late=second.number), wire.now)
     wire.forward()
     assert {sequence for _, sequence in wire.stored} == set(range(64, 100))
 
 
 def test_pauses_grow_and_are_never_in_step() -> None:
     """Ten thousand devices that a controller does not answer ask it more and more seldom."""
-    pace, pauses = Pace(), []
+    pace, pauses = Backoff(), []
     for _ in range(12):
-        pace = pace.unanswered(0.0, 1.0)
+        pace = pace.unacknowledged(0.0, 1.0)
         pauses.append(pace.next_at)
     assert pauses == sorted(pauses) and pauses[-1] == 600.0
-    assert Pace().unanswered(0.0, 0.0).next_at == ANSWER_S / 2
-    assert pace.answered(5.0, 8_192).next_at == pytest.approx(6.0) and pace.answered(5.0, 1).tries == 0
+    assert Backoff().unacknowledged(0.0, 0.0).next_at == BATCH_TIMEOUT_S / 2
+    assert pace.acknowledged(5.0, 8_192).next_at == pytest.approx(6.0) and pace.acknowledged(5.0, 1).tries == 0
 
 
 def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> None:
@@ -299,7 +309,7 @@ def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> 
     for sequence in range(10):
         wire.offline(sequence)
     assert wire.due() is not None
-    wire.outbox.tend(wire.now, at_once=True)
+    wire.outbox.flush(wire.now, at_once=True)
     after = Wire(tmp_path)
     after.forward()
     assert after.stored == [(5, sequence) for sequence in range(10)]
@@ -308,25 +318,25 @@ def test_a_restart_between_sends_again_what_was_not_answered(tmp_path: Path) -> 
 def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
     """Seeded sizes up to the largest telemetry that is allowed."""
     rng = random.Random(int(os.environ["EDGESPLIT_SEED"]))
-    outbox = Outbox(Ring(tmp_path))
+    outbox = Outbox(DiskRing(tmp_path))
     for sequence in range(60):
         text = "x" * rng.choice([10, 300])
         windows = tuple(
-            Window(model=f"m{n}", release="r" * 64, row=text, trouble=text) for n in range(rng.choice([1, 20]))
+            TelemetryWindow(model=f"m{n}", release="r" * 64, row=text, trouble=text) for n in range(rng.choice([1, 20]))
         )
         one = Telemetry(
             session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=windows
         )
-        outbox.unsent(one, messages.encode(one))
+        outbox.on_unsent(one, messages.encode(one))
     now, seen = 0.0, 0
     while seen < 60:
-        late = outbox.due(now, 0.0)
+        late = outbox.next_batch(now, 0.0)
         now += 100.0
         if late is None:
             continue
         assert len(messages.encode(late)) < 100_000
         seen += len(late.measured)
-        outbox.kept(Kept(late=late.number), now)
+        outbox.on_ack(Ack(late=late.number), now)
 
 
 @pytest.mark.parametrize(
@@ -338,4 +348,4 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_without_a_link_telemetry_is_rarer(connected: bool, changed: bool, since_s: float, due: bool) -> None:
     """Each message then stands for all that happened since the one before."""
-    assert Rhythm().is_due(connected, changed, since_s) == due
+    assert TelemetrySchedule().is_due(connected, changed, since_s) == due

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from edgesplit_controller.storage.database import Database, record
-from edgesplit_controller.storage.leases import LIFE_S, Lease, LeaseLost
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.leases import LEASE_S, Lease, LeaseLost
 from postgres import Postgres
 
 PATIENCE_S = 60.0
@@ -22,7 +22,7 @@ import sys, time
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
 lease = Lease(Database(sys.argv[1]), "work", life_s=2.0)
-lease.keep(lambda held: print("held" if held else "lost", flush=True))
+lease.keep_renewed(lambda held: print("held" if held else "lost", flush=True))
 time.sleep(600)
 """
 
@@ -54,7 +54,7 @@ def checked(lease: Lease, database: Database) -> bool:
     try:
         with database.write() as session:
             lease.check(session)
-            record(session, 1.0, "lease", "worked", lease.name)
+            record_event(session, 1.0, "lease", "worked", lease.name)
     except LeaseLost:
         return False
     return True
@@ -66,7 +66,7 @@ def test_one_holds_it_and_keeps_it_while_it_asks(database: Database) -> None:
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
     for _ in range(10):
-        times.pass_s(LIFE_S / 2)
+        times.pass_s(LEASE_S / 2)
         assert first.held() and not second.held()
     assert checked(first, database) and not checked(second, database)
 
@@ -76,8 +76,8 @@ def test_who_is_silent_loses_it(database: Database) -> None:
     times = Times()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
-    times.database += LIFE_S + 1
-    times.process += LIFE_S * 0.9
+    times.database += LEASE_S + 1
+    times.process += LEASE_S * 0.9
     assert second.held()
     assert not checked(first, database) and checked(second, database)
     assert not first.held()
@@ -88,7 +88,7 @@ def test_a_process_that_slept_does_not_hold_it(database: Database) -> None:
     times = Times()
     first, second = times.lease(database), times.lease(database)
     assert first.held() and not second.held()
-    times.pass_s(LIFE_S + 1)
+    times.pass_s(LEASE_S + 1)
     assert second.held()
     assert not first.held()
 
@@ -98,10 +98,10 @@ def test_it_comes_back_with_a_higher_token(database: Database) -> None:
     times = Times()
     first, second = times.lease(database), times.lease(database)
     assert first.held()
-    times.pass_s(LIFE_S + 1)
+    times.pass_s(LEASE_S + 1)
     assert second.held() and not first.held()
     second.release()
-    times.pass_s(LIFE_S)
+    times.pass_s(LEASE_S)
     assert first.held() and checked(first, database) and not checked(second, database)
 
 
@@ -137,12 +137,12 @@ def test_nobody_takes_it_during_a_checked_transaction(postgres: Postgres) -> Non
     thread = threading.Thread(target=take)
     with database.write() as session:
         first.check(session)
-        times.pass_s(LIFE_S + 1)
+        times.pass_s(LEASE_S + 1)
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
         while not session.connection().exec_driver_sql(waiting).scalar_one():
             assert not took.is_set()
-        record(session, 1.0, "lease", "worked", "")
+        record_event(session, 1.0, "lease", "worked", "")
     thread.join(PATIENCE_S)
     assert took.is_set() and not checked(first, database)
     database.close()
@@ -156,13 +156,13 @@ def test_a_database_that_is_away_gives_no_lease(postgres: Postgres) -> None:
     assert lease.held()
     postgres.kill()
     try:
-        times.pass_s(LIFE_S * 0.9)
+        times.pass_s(LEASE_S * 0.9)
         assert lease.held()
-        times.pass_s(LIFE_S * 0.2)
+        times.pass_s(LEASE_S * 0.2)
         assert not lease.held()
     finally:
         postgres.start()
-    times.pass_s(LIFE_S)
+    times.pass_s(LEASE_S)
     assert lease.held()
     database.close()
 
@@ -178,7 +178,7 @@ def test_a_holder_that_was_killed_loses_it_within_seconds(database_url: str, num
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         took = threading.Event()
         lease = Lease(database, "work", life_s=2.0)
-        lease.keep(lambda held: took.set() if held else None)
+        lease.keep_renewed(lambda held: took.set() if held else None)
         os.kill(process.pid, number)
         assert took.wait(PATIENCE_S) and lease.held() and checked(lease, database)
         if number == signal.SIGSTOP:

@@ -12,7 +12,7 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.links import LINKS, format_link, parse_link, parse_rate, slower
+from edgesplit.links import LINKS, divide_rates, format_link, parse_link, parse_rate
 from edgesplit.plan import Link
 
 FAST = Link(up_bytes_per_s=50e6, down_bytes_per_s=50e6, rtt_s=0.002)
@@ -108,7 +108,7 @@ def test_a_link_in_figures_reads_back(text: str) -> None:
     again = parse_link(format_link(link))
     assert again.up_bytes_per_s == pytest.approx(link.up_bytes_per_s, rel=1e-4)
     assert (again.down_bytes_per_s, again.rtt_s) == pytest.approx((link.down_bytes_per_s, link.rtt_s), rel=1e-4)
-    assert slower(link, 1).up_bytes_per_s == link.up_bytes_per_s
+    assert divide_rates(link, 1).up_bytes_per_s == link.up_bytes_per_s
 
 
 def test_bytes_arrive_unchanged_and_in_order_on_many_connections(echo: Echo) -> None:

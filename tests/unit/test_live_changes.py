@@ -15,9 +15,9 @@ from sqlalchemy import delete, update
 
 from edgesplit.errors import Busy
 from edgesplit_controller.fleet import live_events
-from edgesplit_controller.fleet.change_feed import Change, Changes, kind_of
-from edgesplit_controller.fleet.live_events import WAITING, Hub, Mailbox
-from edgesplit_controller.storage.database import Database, Device, record
+from edgesplit_controller.fleet.change_feed import Change, ChangeFeed, kind_of
+from edgesplit_controller.fleet.live_events import MAX_QUEUED, FollowerQueue, LiveEventHub
+from edgesplit_controller.storage.database import Database, Device, record_event
 from made_fleet import device_row
 
 NOW = 1_800_000_000.0
@@ -35,13 +35,13 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def test_what_was_there_before_is_no_change(database: Database) -> None:
     """The first reading notes where the world stands, however lately it was written."""
-    assert Changes(database, stale_after_s=60).read() == []
+    assert ChangeFeed(database, stale_after_s=60).read() == []
 
 
 def test_every_write_of_a_device_is_one_change(database: Database) -> None:
     """By the row's own mark: an update in bulk counts like one of an object, and each is told once."""
-    changes = Changes(database, stale_after_s=1e9)
-    changes.begin()
+    changes = ChangeFeed(database, stale_after_s=1e9)
+    changes.start()
     with database.write() as session:
         session.execute(update(Device).where(Device.group == "doors").values(link="wifi"))
     assert changes.read() == [Change("device", "a", "doors"), Change("device", "b", "doors")]
@@ -56,11 +56,11 @@ def test_every_write_of_a_device_is_one_change(database: Database) -> None:
 def test_a_change_that_was_stamped_before_the_last_reading_is_not_missed(database: Database) -> None:
     """Another process stamps, and commits later; or its clock is behind."""
     clock = [0.0]
-    changes = Changes(database, stale_after_s=1e9, now=lambda: clock[0])
+    changes = ChangeFeed(database, stale_after_s=1e9, now=lambda: clock[0])
     with database.write() as session:
         session.execute(update(Device).values(changed=NOW))
     clock[0] = NOW + 60
-    changes.begin()
+    changes.start()
     with database.write() as session:
         session.execute(update(Device).where(Device.name == "a").values(changed=clock[0] - live_events.POLL_S - 2))
     clock[0] += live_events.POLL_S
@@ -73,8 +73,8 @@ def test_a_device_that_falls_silent_is_a_change(database: Database) -> None:
     with database.write() as session:
         session.execute(update(Device).values(last_seen=NOW - 50, alive=True, changed=NOW - 50))
         session.execute(update(Device).where(Device.name == "b").values(alive=False, changed=NOW - 50))
-    changes = Changes(database, stale_after_s=60, now=lambda: clock[0])
-    changes.begin()
+    changes = ChangeFeed(database, stale_after_s=60, now=lambda: clock[0])
+    changes.start()
     assert changes.read() == []
     clock[0] += 15
     assert changes.read() == [Change("device", "a", "doors"), Change("device", "c", "roof")]
@@ -83,13 +83,13 @@ def test_a_device_that_falls_silent_is_a_change(database: Database) -> None:
 
 def test_events_tell_what_else_was_done(database: Database) -> None:
     """Models, rollouts and alerts are told by their events, with the group of the device that an alert is about."""
-    changes = Changes(database, stale_after_s=1e9)
-    changes.begin()
+    changes = ChangeFeed(database, stale_after_s=1e9)
+    changes.start()
     with database.write() as session:
-        record(session, NOW, "operator", "model.pushed", "digits@1")
-        record(session, NOW, "operator", "rollout.paused", "7")
-        record(session, NOW, "c", "device.flooding", "c")
-        record(session, NOW, "operator", "keys.changed", "root")
+        record_event(session, NOW, "operator", "model.pushed", "digits@1")
+        record_event(session, NOW, "operator", "rollout.paused", "7")
+        record_event(session, NOW, "c", "device.flooding", "c")
+        record_event(session, NOW, "operator", "keys.changed", "root")
     told = [Change("model", "digits@1"), Change("rollout", "7"), Change("alert", "c", "roof")]
     assert changes.read() == told
     assert changes.read() == []
@@ -106,30 +106,30 @@ def test_an_event_is_of_a_kind(what: str, kind: str | None) -> None:
 
 def test_a_mailbox_holds_each_subject_once_and_never_much() -> None:
     """A slow reader is told once to read everything again, and then of what came after."""
-    mailbox = Mailbox(None)
+    mailbox = FollowerQueue(None)
     for _ in range(3):
         mailbox.put([Change("device", "a", "doors")])
-    assert mailbox.take() == [b'event: device\ndata: {"subject":"a"}\n\n']
-    mailbox.put([Change("device", str(number), "doors") for number in range(WAITING + 1)])
+    assert mailbox.drain() == [b'event: device\ndata: {"subject":"a"}\n\n']
+    mailbox.put([Change("device", str(number), "doors") for number in range(MAX_QUEUED + 1)])
     mailbox.put([Change("device", "a", "doors")])
-    assert mailbox.take() == [b"event: everything\ndata: {}\n\n"]
-    assert mailbox.take() == []
+    assert mailbox.drain() == [b"event: everything\ndata: {}\n\n"]
+    assert mailbox.drain() == []
     mailbox.put([Change("device", "a", "doors")])
-    assert len(mailbox.take()) == 1
+    assert len(mailbox.drain()) == 1
 
 
 def test_who_is_for_some_groups_hears_of_no_other() -> None:
     """Not even that something changed."""
-    mailbox = Mailbox({"doors"})
+    mailbox = FollowerQueue({"doors"})
     mailbox.put([Change("device", "c", "roof")])
-    assert mailbox.take() == [] and not mailbox.rings.is_set()
+    assert mailbox.drain() == [] and not mailbox.has_events.is_set()
     mailbox.put([Change("device", "a", "doors"), Change("rollout", "7")])
-    assert b"".join(mailbox.take()).count(b"event: ") == 2
+    assert b"".join(mailbox.drain()).count(b"event: ") == 2
 
 
 def test_a_name_cannot_break_out_of_its_event() -> None:
     """Line breaks in a subject stay inside the JSON."""
-    raw = live_events.as_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
+    raw = live_events.encode_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
     assert raw.count(b"\n") == 3
     assert json.loads(raw.split(b"data: ", 1)[1])["subject"].startswith("a\n")
 
@@ -141,7 +141,7 @@ class World:
         self.waiting: list[Change] = []
         self.readings = 0
         self.failing = False
-        self.hub = Hub(lambda: None, self.read, poll_s=0.001, **{"heartbeat_s": 60.0, **more})
+        self.hub = LiveEventHub(lambda: None, self.read, poll_s=0.001, **{"heartbeat_s": 60.0, **more})
 
     def read(self) -> Sequence[Change]:
         """Once each."""
@@ -215,7 +215,7 @@ def test_an_ending_controller_ends_its_streams() -> None:
     async def story(world: World) -> None:
         async with aclosing(world.hub.follow()) as stream:
             assert await told(stream) == "hello"
-            await asyncio.to_thread(world.hub.stop_soon)
+            await asyncio.to_thread(world.hub.request_stop)
             with pytest.raises(StopAsyncIteration):
                 await told(stream)
 
@@ -224,7 +224,7 @@ def test_an_ending_controller_ends_its_streams() -> None:
 
 def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One too many is told to come back."""
-    monkeypatch.setattr(live_events, "FOLLOWERS", 1)
+    monkeypatch.setattr(live_events, "MAX_FOLLOWERS", 1)
 
     async def story(world: World) -> None:
         async with aclosing(world.hub.follow()) as stream:
@@ -237,8 +237,8 @@ def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forgotten_device_is_no_stumbling_block(database: Database) -> None:
     """A row that is gone is simply not there."""
-    changes = Changes(database, stale_after_s=60)
-    changes.begin()
+    changes = ChangeFeed(database, stale_after_s=60)
+    changes.start()
     with database.write() as session:
         session.execute(delete(Device).where(Device.name == "a"))
     assert changes.read() == []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from edgesplit_cli.lazy_commands import LateCommands
+from edgesplit_cli.lazy_commands import LazyCommands
 from edgesplit_cli.main import COMMANDS, cli
 
 NOTHING_BIG = ("scipy", "sqlalchemy", "fastapi", "onnx", "onnxruntime", "matplotlib")
@@ -38,7 +38,7 @@ def test_every_command_is_where_it_is_said_to_be() -> None:
 
 def test_a_name_that_is_no_command_loads_nothing() -> None:
     """It is told, as of any group; and commands may still be added and taken away."""
-    commands = LateCommands({"device": "devices"})
+    commands = LazyCommands({"device": "devices"})
     assert "devise" not in commands and commands.get("devise") is None
     commands["more"] = cli.commands["doctor"]
     del commands["device"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import LinkError
-from edgesplit.testing.in_memory_broker import LocalBroker, LocalSession, Way, matches
+from edgesplit.testing.in_memory_broker import InMemoryBroker, InMemorySession, NetworkPath, matches
 from edgesplit.testing.virtual_time import Hub
 
 CAM = "edgesplit/v1/cam"
@@ -17,10 +17,10 @@ CAM = "edgesplit/v1/cam"
 class World:
     def __init__(self) -> None:
         self.hub = Hub()
-        self.broker = LocalBroker(self.hub)
+        self.broker = InMemoryBroker(self.hub)
         self.heard: dict[str, list[tuple[str, bytes]]] = {}
 
-    def client(self, name: str, *topics: str, **options: Any) -> LocalSession:
+    def client(self, name: str, *topics: str, **options: Any) -> InMemorySession:
         heard = self.heard.setdefault(name, [])
         session = self.broker.session(
             name, on_message=lambda topic, payload, _: heard.append((topic, payload)), **options
@@ -98,7 +98,9 @@ def test_a_name_has_one_connection(world: World) -> None:
 def test_a_cut_way_is_found_out_by_both_sides(world: World) -> None:
     """Nothing comes through; after the keepalive both know; once mended, the client is back with its subscriptions."""
     controller = world.client("controller", "edgesplit/v1/+/birth")
-    cam = world.client("cam", f"{CAM}/desired", way=Way(), will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
+    cam = world.client(
+        "cam", f"{CAM}/desired", path=NetworkPath(), will=(f"{CAM}/birth", b"dead", True), keepalive_s=10
+    )
     cam.cut()
     controller.publish(f"{CAM}/desired", b"lost")
     world.hub.run(14)
@@ -117,7 +119,7 @@ def test_a_cut_way_is_found_out_by_both_sides(world: World) -> None:
 def test_a_slow_way_takes_its_time_and_keeps_the_order(world: World) -> None:
     """A thousand bytes at a hundred a second are there after ten seconds, and what was sent after them later."""
     controller = world.client("controller")
-    cam = world.client("cam", "edgesplit/v1/chunk/+", way=Way(delay_s=0.1, bytes_per_s=100))
+    cam = world.client("cam", "edgesplit/v1/chunk/+", path=NetworkPath(delay_s=0.1, bytes_per_s=100))
     assert cam.connected
     world.hub.run(5)
     for payload in (b"x" * 1_000, b"y"):
@@ -134,7 +136,7 @@ def test_a_broker_that_goes_takes_every_connection_with_it(world: World) -> None
     controller.publish(f"{CAM}/desired", b"1", retain=True)
     world.hub.run(1)
     clients = [world.client(f"cam-{number}") for number in range(20)]
-    world.broker.stop(forget=True)
+    world.broker.stop(clear_retained=True)
     assert not any(one.connected for one in clients)
     world.hub.run(5)
     world.broker.start()

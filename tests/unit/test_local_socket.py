@@ -16,7 +16,7 @@ import pytest
 from edgesplit.client.client import Client, Connection
 from edgesplit.errors import UsageError
 from edgesplit.http1 import unix_socket
-from edgesplit.http1.peer import DESCRIPTORS, Channel
+from edgesplit.http1.peer import MAX_DESCRIPTORS, Peer
 from edgesplit.http1.server import Request, Response, Server, json_response
 from edgesplit_agent.main import main
 
@@ -51,11 +51,11 @@ def test_a_group_may_be_let_in(short: Path) -> None:
     import grp
 
     own = grp.getgrgid(os.getgid()).gr_name
-    sock = unix_socket.listening(short / "a", 0o660, own)
+    sock = unix_socket.bind_and_listen(short / "a", 0o660, own)
     assert stat.S_IMODE((short / "a").stat().st_mode) == 0o660
     sock.close()
     with pytest.raises(UsageError, match="cannot listen on the socket"):
-        unix_socket.listening(short / "b", 0o660, "no-such-group")
+        unix_socket.bind_and_listen(short / "b", 0o660, "no-such-group")
     assert not (short / "b").exists()
 
 
@@ -77,7 +77,7 @@ def test_a_living_programs_socket_is_refused_and_stays(short: Path) -> None:
     with pytest.raises(UsageError, match="another program listens"):
         Server(lambda _: Response(), path=short / "agent.sock").start()
     (short / "agent.sock").unlink()
-    other = unix_socket.listening(short / "agent.sock")
+    other = unix_socket.bind_and_listen(short / "agent.sock")
     first.stop()
     assert (short / "agent.sock").exists()
     other.close()
@@ -87,19 +87,19 @@ def test_what_is_no_socket_is_never_taken_away(short: Path) -> None:
     """A file of that name is somebody's."""
     (short / "agent.sock").write_text("precious")
     with pytest.raises(UsageError, match="is no socket"):
-        unix_socket.listening(short / "agent.sock")
+        unix_socket.bind_and_listen(short / "agent.sock")
     assert (short / "agent.sock").read_text() == "precious"
 
 
 def test_a_path_that_is_too_long_is_said_with_its_length(tmp_path: Path) -> None:
     """Before the kernel cuts it, or says something else."""
     with pytest.raises(UsageError, match="at most 107 bytes"):
-        unix_socket.listening(tmp_path / ("x" * 120))
+        unix_socket.bind_and_listen(tmp_path / ("x" * 120))
 
 
 def test_a_path_that_just_fits_is_served(socket_folder: Path) -> None:
     """It was refused for the length of the name that the socket has for a moment before."""
-    path = socket_folder / ("x" * (unix_socket.LONGEST_PATH - len(str(socket_folder)) - 1))
+    path = socket_folder / ("x" * (unix_socket.MAX_PATH_BYTES - len(str(socket_folder)) - 1))
     server = Server(lambda _: Response(), path=path)
     server.start()
     assert answered(path)
@@ -107,10 +107,10 @@ def test_a_path_that_just_fits_is_served(socket_folder: Path) -> None:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Channel, socket.socket]]:
+def pair() -> Iterator[tuple[Peer, socket.socket]]:
     here, there = socket.socketpair()
     with here, there:
-        channel = Channel(here)
+        channel = Peer(here)
         yield channel, there
         channel.close()
 
@@ -119,14 +119,14 @@ def test_the_kernel_says_who_asks() -> None:
     """Over a Unix socket and over localhost alike; never what the peer says."""
     here, there = socket.socketpair()
     with here, there:
-        assert Channel(here).user == os.getuid()
+        assert Peer(here).user == os.getuid()
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()[:2]):
         accepted, _ = listener.accept()
         with accepted:
-            assert Channel(accepted).user == os.getuid()
+            assert Peer(accepted).user == os.getuid()
 
 
-def test_descriptors_that_nobody_takes_are_closed(pair: tuple[Channel, socket.socket], tmp_path: Path) -> None:
+def test_descriptors_that_nobody_takes_are_closed(pair: tuple[Peer, socket.socket], tmp_path: Path) -> None:
     """However many come: a peer cannot fill the table."""
     channel, there = pair
     (tmp_path / "passed").touch()
@@ -136,15 +136,15 @@ def test_descriptors_that_nobody_takes_are_closed(pair: tuple[Channel, socket.so
         return sum(os.path.realpath(link) == str((tmp_path / "passed").resolve()) for link in links)
 
     for _ in range(10):
-        passed = [os.open(tmp_path / "passed", os.O_RDONLY) for _ in range(2 * DESCRIPTORS)]
+        passed = [os.open(tmp_path / "passed", os.O_RDONLY) for _ in range(2 * MAX_DESCRIPTORS)]
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))
         there.sendmsg([b"x"], [rights])
         for one in passed:
             os.close(one)
         assert channel.receive(100) == b"x"
-        assert held() <= DESCRIPTORS
-    assert channel.only_descriptor() is None, "several are nobody's"
-    channel.drop_descriptors()
+        assert held() <= MAX_DESCRIPTORS
+    assert channel.received_fd() is None, "several are nobody's"
+    channel.drop_fds()
     assert held() == 0
 
 
@@ -157,9 +157,9 @@ def test_what_a_connection_keeps_ends_with_it(short: Path) -> None:
             ended.set()
 
     def handler(request: Request) -> Response:
-        assert request.channel is not None
-        request.channel.keep("a", Kept())
-        return json_response(200, request.channel.user)
+        assert request.connection_peer is not None
+        request.connection_peer.attach("a", Kept())
+        return json_response(200, request.connection_peer.user)
 
     server = Server(handler, path=short / "agent.sock")
     server.start()

@@ -8,8 +8,16 @@ import pytest
 
 from edgesplit.plan import Row
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.planner.loss_validation import tensors_of, unconfirmed, with_losses, without
-from edgesplit_partitioner.profiling.codec_loss import CodecLoss, SampleLoss, compared, halves, named_class, summed_up
+from edgesplit_partitioner.formulation.cost_model import tensors_of
+from edgesplit_partitioner.planner.loss_validation import unconfirmed, with_losses, without
+from edgesplit_partitioner.profiling.codec_loss import (
+    CodecLoss,
+    SampleLoss,
+    aggregate_loss,
+    predicted_class,
+    sample_loss,
+    split_halves,
+)
 
 SCORES = np.array([[0.1, 0.7, 0.2]], np.float32)
 
@@ -17,7 +25,7 @@ SCORES = np.array([[0.1, 0.7, 0.2]], np.float32)
 def test_the_same_answer_loses_nothing() -> None:
     """Not even where it is not a number."""
     for answer in (SCORES, np.array([np.nan, 1.0], np.float32), np.array([7]), np.zeros(3, np.float32)):
-        assert compared({"y": answer.copy()}, {"y": answer}) == SampleLoss(error=0.0)
+        assert sample_loss({"y": answer.copy()}, {"y": answer}) == SampleLoss(error=0.0)
 
 
 @pytest.mark.parametrize(
@@ -35,22 +43,22 @@ def test_the_same_answer_loses_nothing() -> None:
 )
 def test_error_is_a_part_of_the_answers_largest_value(got: np.ndarray, wanted: np.ndarray, error: float) -> None:
     """At most 1; of whole numbers, which may be names, the part that differs."""
-    assert compared({"y": got}, {"y": wanted}).error == pytest.approx(error)
+    assert sample_loss({"y": got}, {"y": wanted}).error == pytest.approx(error)
 
 
 def test_only_one_row_of_scores_or_one_number_names_a_class() -> None:
     """A mask beside a state, a box, a picture: no class is read out of those."""
-    assert named_class({"y": SCORES}) == named_class({"y": SCORES.reshape(1, 3, 1, 1)}) == 1
-    assert named_class({"y": np.array([4])}) == 4
+    assert predicted_class({"y": SCORES}) == predicted_class({"y": SCORES.reshape(1, 3, 1, 1)}) == 1
+    assert predicted_class({"y": np.array([4])}) == 4
     for outputs in ({"y": SCORES, "state": SCORES}, {"y": np.zeros((2, 3))}, {"y": np.array([0.5])}, {}):
-        assert named_class(outputs) is None
+        assert predicted_class(outputs) is None
 
 
 def test_labels_turn_changes_into_accuracy() -> None:
     """A wrong answer that became another wrong one, or a right one, loses nothing; a right one that is lost does."""
     other = SCORES[:, ::-1].copy()
     other[0, 0] = 0.9
-    assert compared({"y": other}, {"y": SCORES}, label=1) == SampleLoss(error=1.0, changed=True, right=False)
+    assert sample_loss({"y": other}, {"y": SCORES}, label=1) == SampleLoss(error=1.0, changed=True, right=False)
     mistaken = CodecLoss(error=0.001, changed=0.5, accuracy=0.75, accuracy_raw=0.5)
     assert mistaken.loss == 0.001
     assert msgspec.structs.replace(mistaken, accuracy=0.25).loss == 0.25
@@ -60,10 +68,10 @@ def test_labels_turn_changes_into_accuracy() -> None:
 def test_halves_share_no_sample_and_are_always_the_same() -> None:
     """Every sample is in one of them; neither is what is sorted first, nor every other."""
     for count in range(2, 40):
-        one, other = halves(count)
+        one, other = split_halves(count)
         assert sorted(one + other) == list(range(count)) and 0 <= len(one) - len(other) <= 1
-        assert halves(count) == (one, other)
-    assert halves(16)[0] != tuple(range(8)) and halves(16)[0] != tuple(range(0, 16, 2))
+        assert split_halves(count) == (one, other)
+    assert split_halves(16)[0] != tuple(range(8)) and split_halves(16)[0] != tuple(range(0, 16, 2))
 
 
 def test_a_half_is_summed_up() -> None:
@@ -71,12 +79,12 @@ def test_a_half_is_summed_up() -> None:
     samples = [SampleLoss(error=0.1 * n, changed=n == 3, right=n != 3) for n in range(4)]
     whole = [SampleLoss(error=0.0, right=True)] * 4
 
-    found = summed_up(samples, whole, (1, 3))
+    found = aggregate_loss(samples, whole, (1, 3))
 
     assert found == CodecLoss(error=pytest.approx(0.2), changed=0.5, accuracy=0.5, accuracy_raw=1.0)
     unlabelled = [*samples[:3], SampleLoss(error=0.3)]
-    assert (found := summed_up(unlabelled, whole, (1, 3))) is not None and found.accuracy is None
-    assert summed_up(samples, whole, ()) is None
+    assert (found := aggregate_loss(unlabelled, whole, (1, 3))) is not None and found.accuracy is None
+    assert aggregate_loss(samples, whole, ()) is None
 
 
 def costs(**confirmed: float) -> Costs:

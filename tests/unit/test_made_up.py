@@ -8,11 +8,11 @@ import pytest
 from agent_world import LOCAL, REMOTE, Step, active
 from edgesplit.errors import InferenceFailed
 from edgesplit.release.manifest import TensorSpec
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.releases.synthetic_inputs import like_now, made_up_inputs
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.releases.synthetic_inputs import make_synthetic_inputs, unchanged_answers_check
 
 
-def of(*specs: TensorSpec) -> ActiveRelease:
+def of(*specs: TensorSpec) -> LoadedRelease:
     """A release that takes these."""
     from dataclasses import replace
 
@@ -25,7 +25,7 @@ def of(*specs: TensorSpec) -> ActiveRelease:
 def test_inputs_have_the_releases_shapes_and_are_the_same_each_time() -> None:
     """Floats differ from each other, so that nothing is nought by chance; integers are indices that exist."""
     release = of(TensorSpec("x", "FP16", (2, 3)), TensorSpec("i", "INT64", (4,)), TensorSpec("s", "FP32", ()))
-    first, again = made_up_inputs(release), made_up_inputs(release)
+    first, again = make_synthetic_inputs(release), make_synthetic_inputs(release)
     assert first is not None and again is not None
     assert {name: (one.dtype.name, one.shape) for name, one in first.items()} == {
         "x": ("float16", (2, 3)), "i": ("int64", (4,)), "s": ("float32", ()),
@@ -37,16 +37,16 @@ def test_inputs_have_the_releases_shapes_and_are_the_same_each_time() -> None:
 @pytest.mark.parametrize("spec", [TensorSpec("frame", "UINT8", (-1,)), TensorSpec("text", "BYTES", (1,))])
 def test_pictures_and_text_are_not_made_up(spec: TensorSpec) -> None:
     """Random bytes are neither."""
-    assert made_up_inputs(of(spec)) is None
+    assert make_synthetic_inputs(of(spec)) is None
 
 
 def test_a_setup_that_answers_otherwise_is_noticed() -> None:
     """The same, nearly the same, and not the same."""
     add = {"is": np.float32(1)}
     release = active(LOCAL, steps={"a": Step("x", "h", lambda x: x + add["is"]), "b": Step("h", "y", lambda h: 2 * h)})
-    inputs = made_up_inputs(release)
+    inputs = make_synthetic_inputs(release)
     assert inputs is not None
-    check = like_now(release, inputs)
+    check = unchanged_answers_check(release, inputs)
     check()
     add["is"] = np.float32(1 + 1e-5)
     check()
@@ -58,4 +58,4 @@ def test_a_setup_that_answers_otherwise_is_noticed() -> None:
 def test_a_device_that_cannot_answer_alone_compares_nothing() -> None:
     """There is no whole answer of its own."""
     release = active(REMOTE)
-    like_now(release, made_up_inputs(release) or {})()
+    unchanged_answers_check(release, make_synthetic_inputs(release) or {})()

@@ -20,7 +20,7 @@ from edgesplit_partitioner.profiling.layers import (
     measure_layers,
     measure_samples,
     run_child,
-    stand_in_frame,
+    synthetic_frame,
 )
 from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
 
@@ -88,7 +88,7 @@ def test_a_model_that_cannot_run_is_refused(raw: bytes, said: str) -> None:
 
 def test_a_model_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is still at it after the limit is killed, and the model refused."""
-    monkeypatch.setattr(measure, "LIMIT_S", 0.01)
+    monkeypatch.setattr(measure, "TIMEOUT_S", 0.01)
 
     with pytest.raises(ModelRefused, match=r"kills the runtime \(signal 9\)"):
         measure_layers(model(), graph(), runs=1)
@@ -133,7 +133,7 @@ def test_half_of_a_relus_values_are_gone() -> None:
 
 def test_a_frame_weighs_what_travels() -> None:
     """Given frames, the frame's tensor is its JPEG bytes, which do not compress, and the first tensor is decoded."""
-    frames = [stand_in_frame(SPEC, seed) for seed in range(3)]
+    frames = [synthetic_frame(SPEC, seed) for seed in range(3)]
     samples = measure_samples(model(), graph(frames=True), spec=SPEC, samples=frames)
 
     assert set(samples.tensors) == {"frame", "x", "positive", "y"}
@@ -167,8 +167,8 @@ def test_the_stand_in_frame_is_a_picture_of_the_spec(colour: Any) -> None:
     spec = InputSpec(width=64, height=48, colour=colour, tensor="x", tensor_width=64, tensor_height=48)
     finer = InputSpec(width=64, height=48, colour=colour, quality=98)
 
-    assert prepare(spec, stand_in_frame(spec)).shape == spec.shape
-    assert len(stand_in_frame(spec)) < len(stand_in_frame(finer))
+    assert prepare(spec, synthetic_frame(spec)).shape == spec.shape
+    assert len(synthetic_frame(spec)) < len(synthetic_frame(finer))
     assert measure_input(spec, runs=2).median_s > 0
 
 
@@ -223,8 +223,8 @@ def test_warm_up_runs_do_not_count() -> None:
 
 def test_percentiles_are_those_of_the_measurements() -> None:
     """The 95th percentile of 100 measurements is the 95th; of one, itself."""
-    assert LayerTime.of([float(value) for value in range(1, 101)]) == LayerTime(50.5, 95.0)
-    assert LayerTime.of([3.0]) == LayerTime(3.0, 3.0)
+    assert LayerTime.from_seconds([float(value) for value in range(1, 101)]) == LayerTime(50.5, 95.0)
+    assert LayerTime.from_seconds([3.0]) == LayerTime(3.0, 3.0)
 
 
 def test_a_models_if_is_measured_as_one_layer() -> None:

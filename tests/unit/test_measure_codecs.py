@@ -14,8 +14,8 @@ from edgesplit.errors import UsageError
 from edgesplit.release import boundary_codecs
 from edgesplit_partitioner.costs.model import TensorCost
 from edgesplit_partitioner.onnx_format.model import prepare_model
-from edgesplit_partitioner.profiling.codec_loss import compared, halves
-from edgesplit_partitioner.profiling.codecs import CodecMeasures, measure_codecs, with_codecs
+from edgesplit_partitioner.profiling.codec_loss import sample_loss, split_halves
+from edgesplit_partitioner.profiling.codecs import CodecMeasurements, measure_codecs, with_codecs
 
 RNG = np.random.default_rng(11)
 
@@ -62,10 +62,10 @@ def test_losses_are_those_of_the_model_run_from_the_decoded_tensor() -> None:
     for codec, one in measured.tensors["x"].items():
         errors = []
         for sample in given:
-            back = boundary_codecs.decoded("x", boundary_codecs.encode("x", sample["x"], codec), sample["x"])
+            back = boundary_codecs.decode_like("x", boundary_codecs.encode("x", sample["x"], codec), sample["x"])
             wanted, got = ({"y": session.run(None, {"x": x})[0]} for x in (sample["x"], back))
-            errors.append(compared(got, wanted).error)
-        for half, figures in zip(halves(5), (one.chosen, one.confirmed), strict=True):
+            errors.append(sample_loss(got, wanted).error)
+        for half, figures in zip(split_halves(5), (one.chosen, one.confirmed), strict=True):
             assert figures.error == pytest.approx(np.mean([errors[n] for n in half]), rel=0.05, abs=1e-6)
         assert one.cost.loss == one.chosen.loss and one.cost.confirmed_loss == one.confirmed.loss
 
@@ -107,8 +107,8 @@ def test_labels_say_how_accurate_each_half_stays() -> None:
 def test_one_sample_confirms_nothing() -> None:
     """So no lossy codec is offered; nor without any, nor under a name that is taken."""
     model = prepare_model(diamond())
-    assert measure_codecs(model, model.graph, samples=samples(1)) == CodecMeasures()
-    assert measure_codecs(model, model.graph) == CodecMeasures()
+    assert measure_codecs(model, model.graph, samples=samples(1)) == CodecMeasurements()
+    assert measure_codecs(model, model.graph) == CodecMeasurements()
     taken = prepare_model(diamond(ends="t:scale"))
     assert "t" not in measure_codecs(taken, taken.graph, samples=samples(2)).tensors
 

@@ -8,7 +8,7 @@ from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release.manifest import Slice
 from edgesplit_partitioner.costs.model import Costs, LayerCost, TensorCost
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
-from edgesplit_partitioner.profiling.slices import corrected, measure_slices, whole_factor
+from edgesplit_partitioner.profiling.slices import measure_slices, whole_factor, with_tier_factor
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 from unit import onnx_models as tiny
 
@@ -79,7 +79,7 @@ def test_correcting_changes_one_tier_and_says_so() -> None:
     costs = Costs(
         model="m", tiers=("device", "cloud"), inputs={"frame": TensorCost(bytes=9)}, outputs=("y",), layers=layers
     )
-    made = corrected(costs, "cloud", 0.8)
+    made = with_tier_factor(costs, "cloud", 0.8)
 
     assert [layer.seconds for layer in made.layers] == [{"device": 1.0, "cloud": 0.5}, {"device": 1.0, "cloud": 0.4}]
     assert "times 0.800" in made.basis["cloud"]

@@ -9,7 +9,7 @@ import pytest
 from edgesplit.errors import LinkError
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Fetched
-from edgesplit_agent.control.fetch_window import WATCH_S
+from edgesplit_agent.control.fetch_window import SLOW_RETRIEVAL_S
 from edgesplit_agent.control.fetcher import MetadataFetcher
 
 PATH = "metadata/timestamp.json"
@@ -27,7 +27,7 @@ class Answering:
     def publish(self, topic: str, payload: bytes, *, correlation: bytes | None = None, **options: object) -> None:
         self.asked += 1
         for piece in self._answer():
-            self.fetcher.received(messages.encode(piece), correlation)
+            self.fetcher.on_message(messages.encode(piece), correlation)
             held = sum(map(len, self.fetcher._pieces.values()))
             self.most_held = max(self.most_held, held, len(self.fetcher._pieces))
 
@@ -56,7 +56,7 @@ def test_metadata_that_drips_is_given_up() -> None:
     now = [0.0]
 
     def slow_clock() -> float:
-        now[0] += WATCH_S / 4
+        now[0] += SLOW_RETRIEVAL_S / 4
         return now[0]
 
     def drip() -> Iterator[Fetched]:

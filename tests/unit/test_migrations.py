@@ -11,9 +11,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database, Device, Model, TelemetryRow
-from edgesplit_controller.storage.schema import bring_up_to_date, known_tables
+from edgesplit_controller.storage.schema import known_tables, migrate
 
 
 def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:
@@ -46,7 +46,7 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
 def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(database_url: str) -> None:
     """An installation from before there were days: its year is not empty, and nothing is counted twice afterwards."""
     engine = create_engine(database_url)
-    bring_up_to_date(engine, until="0004")
+    migrate(engine, until="0004")
     day = 1_800_000_000 // 86_400 * 86_400.0
     content = {"requests": 2, "latency_p95_worst_s": 0.1, "celsius_max": None, "cuts": {"local": 2}, "joules_sum": 0.5}
     hotter = {**content, "latency_p95_worst_s": 0.4, "celsius_max": 70.0, "cuts": {"remote": 2}}
@@ -61,15 +61,15 @@ def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(databa
             connection.execute(text(AN_HOUR), row)
     engine.dispose()
     database = Database(database_url)
-    rolling = Rolling(database, now=lambda: day)
-    first, second = rolling.history("cam-1", "day", day, day + 2 * 86_400)["m"]
+    rolling = RollUp(database, now=lambda: day)
+    first, second = rolling.device_history("cam-1", "day", day, day + 2 * 86_400)["m"]
     assert (first["requests"], first["latency_p95_worst_s"], first["celsius_max"]) == (4, 0.4, 70.0)
     assert first["cuts"] == {"local": 2, "remote": 2} and second["requests"] == 2
-    (month,) = rolling.history("cam-1", "month", day, day + 2 * 86_400)["m"]
+    (month,) = rolling.device_history("cam-1", "month", day, day + 2 * 86_400)["m"]
     assert month["requests"] == 6
-    assert [one["requests"] for one in rolling.of_model("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
-    assert [one["requests"] for one in rolling.of_model("m", "day", day, day + 2 * 86_400)] == [6, 2]
-    assert rolling.of_model("", "day", day, day + 86_400) == []
+    assert [one["requests"] for one in rolling.model_history("m", "hour", day, day + 7_200, ["doors"])] == [4, 2]
+    assert [one["requests"] for one in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
+    assert rolling.model_history("", "day", day, day + 86_400) == []
     database.close()
 
 
@@ -137,7 +137,7 @@ VALUES ('digits', 1, 'a', 'b', 20000000000, '', '{}', '{}', 1.5)
 def an_old_one(url: str, *statements: str) -> Engine:
     """A database as it was before there were migrations, after these statements."""
     engine = create_engine(url)
-    bring_up_to_date(engine, until="0001")
+    migrate(engine, until="0001")
     with engine.begin() as connection:
         for statement in (*statements, "DROP TABLE alembic_version"):
             connection.execute(text(statement))

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from edgesplit.observability import log_format
-from edgesplit.observability.trace_context import TRACEPARENT, current
-from edgesplit_controller.api.request_logging import NamedRequests
+from edgesplit.observability.trace_context import TRACEPARENT, current_request
+from edgesplit_controller.api.request_logging import RequestLoggingMiddleware
 from edgesplit_controller.api.security_headers import REQUEST_ID
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -25,7 +25,7 @@ def lines() -> Any:
     """What is logged, as a log store reads it."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    log_format.equip(handler, "json")
+    log_format.install_format(handler, "json")
     root = logging.getLogger("edgesplit_controller")
     before = root.level
     root.addHandler(handler)
@@ -40,12 +40,12 @@ def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") 
     log = logging.getLogger("edgesplit_controller.test")
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        log_format.note(operator="anna")
+        log_format.add_to_log_context(operator="anna")
         context = copy_context()
         worker = threading.Thread(target=lambda: context.run(log.info, "heavy work"))
         worker.start()
         worker.join()
-        assert current().request_id == "abc"
+        assert current_request().request_id == "abc"
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -54,7 +54,7 @@ def asked(method: str = "POST", path: str = "/v1/deployments", trace: str = "") 
 
     headers = [(TRACEPARENT.encode(), trace.encode())] if trace else []
     scope = {"type": "http", "method": method, "path": path, "headers": headers, REQUEST_ID: "abc"}
-    anyio.run(NamedRequests(application), scope, None, send)
+    anyio.run(RequestLoggingMiddleware(application), scope, None, send)
 
 
 def test_every_line_of_a_request_is_about_it(lines: Any) -> None:
@@ -76,9 +76,9 @@ def test_what_only_reads_is_logged_quietly_and_no_path_writes_lines_of_its_own(l
 def test_subjects_are_those_of_the_innermost_about(lines: Any) -> None:
     """They end with it; `extra` of a single line goes before; outside nothing is noted."""
     log = logging.getLogger("edgesplit_controller.test")
-    log_format.note(operator="nobody hears this")
-    with log_format.about(rollout="7"):
-        with log_format.about(device="cam-1"):
+    log_format.add_to_log_context(operator="nobody hears this")
+    with log_format.log_context(rollout="7"):
+        with log_format.log_context(device="cam-1"):
             log.info("in")
             log.info("other", extra={"device": "cam-2"})
         log.info("out")
@@ -91,20 +91,20 @@ def test_people_read_the_same_in_brackets() -> None:
     """And no name writes brackets of its own."""
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.operator, record.device = "an]na", "cam-1"
-    assert log_format.TextLines().format(record).endswith("hello [operator=an?na device=cam-1]")
+    assert log_format.TextFormatter().format(record).endswith("hello [operator=an?na device=cam-1]")
 
 
 def test_an_agents_lines_are_about_its_device(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every thread; a line that is about another one says so."""
-    monkeypatch.setattr(log_format, "_always", {})
-    log_format.always(device="cam-1")
+    monkeypatch.setattr(log_format, "_process_subjects", {})
+    log_format.set_process_subjects(device="cam-1")
     log = logging.getLogger("edgesplit_controller.test")
     worker = threading.Thread(target=lambda: log.info("from a thread"))
     worker.start()
     worker.join()
-    with log_format.about(device="cam-2"):
+    with log_format.log_context(device="cam-2"):
         log.info("about another")
     assert [line["device"] for line in lines()] == ["cam-1", "cam-2"]
     record = logging.LogRecord("edgesplit", logging.INFO, "", 0, "hello", (), None)
     record.device = "cam-1"
-    assert log_format.TextLines().format(record).endswith("edgesplit: hello")
+    assert log_format.TextFormatter().format(record).endswith("edgesplit: hello")

@@ -8,67 +8,82 @@ import random
 import pytest
 
 from edgesplit.plan import Link
-from edgesplit_agent.policy.completion_time import Odds
-from edgesplit_agent.policy.hedge_timing import NO_WORSE, haste_s
-from edgesplit_agent.policy.link_estimator import WIDEST, LinkMeter
+from edgesplit_agent.policy.completion_time import CompletionTime
+from edgesplit_agent.policy.hedge_timing import MAX_SLOWDOWN_VS_LOCAL, early_hedge_s
+from edgesplit_agent.policy.link_estimator import MAX_SPREAD, LinkEstimate
 
 LTE = Link(up_bytes_per_s=731_250, down_bytes_per_s=1_720_000, rtt_s=0.06)
 
 
-@pytest.mark.parametrize("odds", [Odds(0.05, 0.04, 0.3, 0.0), Odds(0.02, 0.2, 0.8, 0.1), Odds(0.0, 0.1, 1.5, 0.3)])
+@pytest.mark.parametrize(
+    "odds",
+    [CompletionTime(0.05, 0.04, 0.3, 0.0), CompletionTime(0.02, 0.2, 0.8, 0.1), CompletionTime(0.0, 0.1, 1.5, 0.3)],
+)
 @pytest.mark.parametrize("local_s", [0.06, 0.15, 0.6])
-def test_chance_and_saving_are_those_of_many_draws(odds: Odds, local_s: float) -> None:
+def test_chance_and_saving_are_those_of_many_draws(odds: CompletionTime, local_s: float) -> None:
     """The closed forms against 40,000 answers drawn from the same distribution."""
     rng = random.Random(1)
     answers = [
         math.inf
-        if rng.random() < odds.fades
-        else odds.fixed_s + odds.moving_s * math.exp(odds.spread * rng.gauss(0, 1))
+        if rng.random() < odds.fade_probability
+        else odds.fixed_s + odds.transfer_s * math.exp(odds.spread * rng.gauss(0, 1))
         for _ in range(40_000)
     ]
-    assert odds.within(local_s) == pytest.approx(sum(one <= local_s for one in answers) / len(answers), abs=0.01)
+    assert odds.probability_by(local_s) == pytest.approx(
+        sum(one <= local_s for one in answers) / len(answers), abs=0.01
+    )
     saved_s = sum(max(0.0, local_s - one) for one in answers) / len(answers)
-    assert odds.saves_s(local_s) == pytest.approx(saved_s, abs=0.01 * local_s)
+    assert odds.expected_saving_s(local_s) == pytest.approx(saved_s, abs=0.01 * local_s)
 
 
 def test_what_cannot_be_saves_nothing() -> None:
     """A round trip longer than the device takes; a link that is known to be gone; nothing to send."""
-    assert Odds(0.2, 0.1, 0.3, 0.0).saves_s(0.1) == 0.0 == Odds(0.2, 0.1, 0.3, 0.0).within(0.1)
-    assert Odds(0.0, 0.1, 0.3, 1.0).saves_s(0.5) == 0.0
-    assert Odds(0.1, 0.0, 0.3, 0.0).saves_s(0.5) == pytest.approx(0.4)
+    assert (
+        CompletionTime(0.2, 0.1, 0.3, 0.0).expected_saving_s(0.1)
+        == 0.0
+        == CompletionTime(0.2, 0.1, 0.3, 0.0).probability_by(0.1)
+    )
+    assert CompletionTime(0.0, 0.1, 0.3, 1.0).expected_saving_s(0.5) == 0.0
+    assert CompletionTime(0.1, 0.0, 0.3, 0.0).expected_saving_s(0.5) == pytest.approx(0.4)
 
 
 def test_a_steady_link_is_waited_for_and_a_wild_one_is_not() -> None:
     """Haste is for clouds that do not promise to be in time."""
-    assert haste_s(Odds(0.05, 0.04, 0.1, 0.0), local_s=0.3, sent_s=0.0, tail_s=0.3) is None
-    assert haste_s(Odds(0.05, 0.04, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3) == 0.0
-    quick = haste_s(Odds(0.001, 0.002, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3)
-    assert quick == pytest.approx((NO_WORSE - 1) * 0.3)  # an answer is likely before: the tail may wait for it
+    assert early_hedge_s(CompletionTime(0.05, 0.04, 0.1, 0.0), local_s=0.3, sent_s=0.0, tail_s=0.3) is None
+    assert early_hedge_s(CompletionTime(0.05, 0.04, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3) == 0.0
+    quick = early_hedge_s(CompletionTime(0.001, 0.002, 0.1, 0.1), local_s=0.3, sent_s=0.0, tail_s=0.3)
+    assert quick == pytest.approx(
+        (MAX_SLOWDOWN_VS_LOCAL - 1) * 0.3
+    )  # an answer is likely before: the tail may wait for it
 
 
 def test_surprises_widen_the_belief_and_fades_are_remembered() -> None:
     """A link that is as expected becomes sure; one that goes now and then does not become so for a long time."""
-    steady = wild = LinkMeter.of(LTE)
+    steady = wild = LinkEstimate.from_link(LTE)
     for place in range(60):
-        steady = steady.transferred(40_000, 200, 0.06 + 40_000 / LTE.up_bytes_per_s, place)
+        steady = steady.after_transfer(40_000, 200, 0.06 + 40_000 / LTE.up_bytes_per_s, place)
         slow = 10 if place % 10 == 0 else 1
-        wild = wild.transferred(40_000, 200, 0.06 + slow * 40_000 / LTE.up_bytes_per_s, place)
+        wild = wild.after_transfer(40_000, 200, 0.06 + slow * 40_000 / LTE.up_bytes_per_s, place)
     assert steady.spread < 0.05 and steady.fades == 0.0
     assert wild.spread > 4 * steady.spread and 0.03 < wild.fades < 0.3
-    assert steady.odds(40_000, 0.06, 60.0).within(0.3) > 0.99 > wild.odds(40_000, 0.06, 60.0).within(0.3)
+    assert (
+        steady.completion_time(40_000, 0.06, 60.0).probability_by(0.3)
+        > 0.99
+        > wild.completion_time(40_000, 0.06, 60.0).probability_by(0.3)
+    )
 
 
 def test_silence_widens_the_belief() -> None:
     """A link not heard of for a while may be better than it was: worth a try."""
-    meter = LinkMeter.of(LTE).transferred(40_000, 200, 1.5, 100.0)
-    fresh, old = meter.odds(40_000, 0.06, 100.0), meter.odds(40_000, 0.06, 110.0)
-    assert old.spread > fresh.spread and old.saves_s(0.15) > fresh.saves_s(0.15)
-    assert meter.odds(40_000, 0.06, 1e9).spread <= WIDEST
+    meter = LinkEstimate.from_link(LTE).after_transfer(40_000, 200, 1.5, 100.0)
+    fresh, old = meter.completion_time(40_000, 0.06, 100.0), meter.completion_time(40_000, 0.06, 110.0)
+    assert old.spread > fresh.spread and old.expected_saving_s(0.15) > fresh.expected_saving_s(0.15)
+    assert meter.completion_time(40_000, 0.06, 1e9).spread <= MAX_SPREAD
 
 
 def test_small_transfers_neither_reassure_nor_alarm() -> None:
     """A hundred bytes tell nothing of the rate, whatever they took."""
-    meter = LinkMeter.of(LTE)
+    meter = LinkEstimate.from_link(LTE)
     for _ in range(20):
-        meter = meter.transferred(100, 100, 0.065, 5.0)
+        meter = meter.after_transfer(100, 100, 0.065, 5.0)
     assert meter.fades == pytest.approx(0.0, abs=0.01) and meter.heard_at == -math.inf

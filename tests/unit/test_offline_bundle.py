@@ -15,18 +15,18 @@ import pytest
 
 from bundle_world import BundleWorld
 from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError, UsageError
-from edgesplit.release.bundle_format import INDEX, decode_index, statement_path
+from edgesplit.release.bundle_format import INDEX_FILE, decode_index, statement_path
 from edgesplit.release.manifest import Statement
 from edgesplit.release_store import open_release, stored_releases
 from edgesplit_agent.releases.disk_quota import NoRoom
-from edgesplit_agent.updates.actions import Work
+from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.bundle import request
-from edgesplit_agent.updates.bundle.command import lines, take_here, verified
-from edgesplit_agent.updates.bundle.fetcher import Carrier
-from edgesplit_agent.updates.bundle.reader import FolderSource, open_bundle
-from edgesplit_agent.updates.reconciler import Taking
-from edgesplit_provisioning.bundle.build import Wish, check_target, make_bundle
-from edgesplit_provisioning.bundle.writer import sink
+from edgesplit_agent.updates.bundle.command import apply_without_agent, lines, verify_for_device
+from edgesplit_agent.updates.bundle.fetcher import BundleFetcher
+from edgesplit_agent.updates.bundle.reader import FolderReader, open_bundle
+from edgesplit_agent.updates.reconciler import BundleStatus
+from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
+from edgesplit_provisioning.bundle.writer import open_sink
 from trust_world import DAY
 from version_world import AgentRelease
 
@@ -36,8 +36,8 @@ def fleet(tmp_path: Path) -> BundleWorld:
     return BundleWorld(tmp_path)
 
 
-def take(work: Work, bundle: Path) -> str:
-    return work.take_bundle(str(bundle), lambda statement: None, lambda: False)
+def take(work: DeviceUpdateActions, bundle: Path) -> str:
+    return work.apply_bundle_at(str(bundle), lambda statement: None, lambda: False)
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
@@ -50,14 +50,14 @@ def test_a_device_without_a_network_has_its_release_from_a_bundle(
     folder, identity = fleet.device_folder()
 
     said: list[Statement] = []
-    assert fleet.work(folder, identity).take_bundle(str(bundle), said.append, lambda: False) == ""
+    assert fleet.work(folder, identity).apply_bundle_at(str(bundle), said.append, lambda: False) == ""
 
     opened = open_release(folder.releases, release, identity.tuf_root.encode())
     assert opened.has_slices(["head", "tail"])
     assert [one.counter for one in said] == [101]
     again = fleet.work(folder, identity)
     assert again._stored_statement() == said[0]
-    assert again.look(release).staged
+    assert again.progress(release).staged
 
 
 def test_taking_it_again_copies_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_taking_it_again_copies_nothing(fleet: BundleWorld, tmp_path: Path) -> N
     folder, identity = fleet.device_folder()
     copied: list[int] = []
     work = fleet.work(folder, identity)
-    work.told_of_bundle = lambda done, of: copied.append(of)
+    work.on_bundle_progress = lambda done, of: copied.append(of)
     take(work, fleet.bundle(tmp_path / "stick"))
     take(work, tmp_path / "stick")
     assert max(copied) > 1_500
@@ -94,7 +94,7 @@ def test_an_older_bundle_takes_no_device_back(fleet: BundleWorld, tmp_path: Path
     shutil.copy(old / statement_path("cam-1"), mixed / statement_path("cam-1"))
     with pytest.raises(TrustError, match="older than"):
         take(fleet.work(folder, identity), mixed)
-    assert fleet.work(folder, identity).look(newer).staged
+    assert fleet.work(folder, identity).progress(newer).staged
 
 
 def test_an_expired_bundle_installs_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_expired_bundle_installs_nothing(fleet: BundleWorld, tmp_path: Path) 
     fleet.deploy(1, lasts_s=30 * DAY)
     bundle = fleet.bundle(tmp_path / "stick")
     folder, identity = fleet.device_folder()
-    fleet.world.now = decode_index((bundle / INDEX).read_bytes()).valid_until + 1
+    fleet.world.now = decode_index((bundle / INDEX_FILE).read_bytes()).valid_until + 1
     with pytest.raises(Expired):
         take(fleet.work(folder, identity), bundle)
     assert stored_releases(folder.releases) == []
@@ -157,7 +157,7 @@ def _pipe(bundle: Path) -> None:
 
 
 def _no_index(bundle: Path) -> None:
-    (bundle / INDEX).unlink()
+    (bundle / INDEX_FILE).unlink()
 
 
 def _forged(bundle: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_spoilt_or_hostile_bundle_installs_nothing(
 def test_no_name_leads_out_of_a_bundle(fleet: BundleWorld, tmp_path: Path, path: str) -> None:
     """Whoever asks for it."""
     fleet.deploy(1)
-    source = FolderSource(fleet.bundle(tmp_path / "stick"))
+    source = FolderReader(fleet.bundle(tmp_path / "stick"))
     with pytest.raises(TrustError):
         source.read(path, 100)
     source.close()
@@ -247,9 +247,9 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     folder, identity = fleet.device_folder()
-    read, chunks = FolderSource.read, [0]
+    read, chunks = FolderReader.read, [0]
 
-    def pulled(source: FolderSource, path: str, most: int) -> bytes:
+    def pulled(source: FolderReader, path: str, most: int) -> bytes:
         if path.startswith("chunks/"):
             chunks[0] += 1
             if chunks[0] == 3:
@@ -257,7 +257,7 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
                 shutil.rmtree(tmp_path / "pulled")
         return read(source, path, most)
 
-    monkeypatch.setattr(FolderSource, "read", pulled)
+    monkeypatch.setattr(FolderReader, "read", pulled)
     with pytest.raises(LinkError, match="gone"):
         take(fleet.work(folder, identity), bundle)
     monkeypatch.undo()
@@ -267,8 +267,8 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
     fleet.bundle(bundle)
     copied: list[int] = []
     work = fleet.work(folder, identity)
-    work.told_of_bundle = lambda done, of: copied.append(of)
-    assert take(work, bundle) == "" and work.look(release).staged
+    work.on_bundle_progress = lambda done, of: copied.append(of)
+    assert take(work, bundle) == "" and work.progress(release).staged
     assert max(copied) < sum(map(len, fleet.chunks.values()))
 
 
@@ -343,7 +343,7 @@ def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleWorld, tmp_
     folder, identity = fleet.device_folder()
     work = fleet.work(folder, identity)
     said = take(work, fleet.bundle(tmp_path / "stick"))
-    assert fleet.agent[:12] in said and model[:12] not in said and work.look(model).staged
+    assert fleet.agent[:12] in said and model[:12] not in said and work.progress(model).staged
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
@@ -354,8 +354,10 @@ def test_the_kit_goes_beside_the_releases(fleet: BundleWorld, tmp_path: Path, na
     for one, path in files.items():
         path.write_text(one)
     to = tmp_path / name
-    asked = Wish(devices=("cam-1",), kit=SimpleNamespace(files=files, bytes=20), kit_for="Python 3.11 on aarch64")
-    with sink(to) as opened:
+    asked = BundleRequest(
+        devices=("cam-1",), kit=SimpleNamespace(files=files, bytes=20), kit_for="Python 3.11 on aarch64"
+    )
+    with open_sink(to) as opened:
         index = make_bundle(fleet, asked, opened, lambda done, of: None)
     source = open_bundle(to)
     assert source.read("edgesplit/install.sh", 99) == b"install.sh" and index.kit == "Python 3.11 on aarch64"
@@ -402,8 +404,8 @@ def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleWorl
     for path in ("../x", "metadata/../../x", "bundle.json", "chunks/aa/x", "/etc/x", "metadata/.x", "metadata//x"):
         honest = BundleWorld.post(fleet, "")
         fleet.post = lambda *_, honest=honest, path=path, **__: {**honest, "files": {path: ""}}  # type: ignore
-        with sink(tmp_path / "stick") as opened, pytest.raises(LinkError):
-            make_bundle(fleet, Wish(devices=("cam-1",)), opened, lambda done, of: None)
+        with open_sink(tmp_path / "stick") as opened, pytest.raises(LinkError):
+            make_bundle(fleet, BundleRequest(devices=("cam-1",)), opened, lambda done, of: None)
 
 
 def test_a_target_that_is_something_else_is_not_overwritten(tmp_path: Path) -> None:
@@ -422,14 +424,14 @@ def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleWorld, tmp_
     bundle = fleet.bundle(tmp_path / "stick")
     folder, _ = fleet.device_folder()
     before = sorted(str(path) for path in folder.path.rglob("*"))
-    carrier = Carrier(open_bundle(bundle))
-    device, said = verified(carrier, folder, fleet.world.clock)
+    carrier = BundleFetcher(open_bundle(bundle))
+    device, said = verify_for_device(carrier, folder, fleet.world.clock)
     assert (device, said) == ("cam-1", "good; statement 101, 1 models")
     fleet.world.now += 30 * DAY
-    assert verified(carrier, folder, fleet.world.clock)[1].startswith("not to be taken: metadata has expired")
+    assert verify_for_device(carrier, folder, fleet.world.clock)[1].startswith("not to be taken: metadata has expired")
     assert sorted(str(path) for path in folder.path.rglob("*")) == before
     carrier.close()
-    told = json.loads((bundle / INDEX).read_text())
+    told = json.loads((bundle / INDEX_FILE).read_text())
     told["releases"][0]["model"] = "\x1b[2Jx"
     shown = lines({**told, "device": device, "verified": said})
     assert not any("\x1b" in line for line in shown) and any("?[2Jx" in line for line in shown)
@@ -439,52 +441,52 @@ def test_an_agent_at_rest_is_left_to_start_as_it_would(
     fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No start is counted, and what ran before is not forgotten, also where current.json is lost."""
-    monkeypatch.setattr("edgesplit_agent.updates.bundle.command.at_rest", fleet.work)
+    monkeypatch.setattr("edgesplit_agent.updates.bundle.command.offline_actions", fleet.work)
     first = fleet.deploy(1)
     folder, identity = fleet.device_folder()
-    take_here(folder, identity, fleet.bundle(tmp_path / "stick"))
-    current = folder.current()
+    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    current = folder.read_current()
     assert current is not None and current.starts == 0
     (folder.path / "current.json").unlink()
     fleet.world.now += 10
     fleet.deploy(2)
-    take_here(folder, identity, fleet.bundle(tmp_path / "stick"))
-    found = folder.current()
+    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    found = folder.read_current()
     assert found is not None and found.models["tiny"].trial == first
 
 
-class FakeUpdater:
+class FakeReconciler:
     """What the watch tells it."""
 
     def __init__(self) -> None:
-        self.taking = Taking()
+        self.bundle_status = BundleStatus()
         self.asked: list[tuple[str, str]] = []
 
-    def take_bundle(self, number: str, path: str) -> None:
+    def on_bundle(self, number: str, path: str) -> None:
         self.asked.append((number, path))
-        self.taking = Taking(number, "taking")
+        self.bundle_status = BundleStatus(number, "taking")
 
 
 def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path) -> None:
     """Once for each wish; the file stays until it came true or never will, so that a restart goes on."""
-    file, updater = tmp_path / "bundle.json", FakeUpdater()
+    file, updater = tmp_path / "bundle.json", FakeReconciler()
     watch = request.BundleWatch(file, updater)
-    watch.look()
-    asked = request.ask(file, tmp_path / "stick")
-    watch.look()
-    watch.look()
+    watch.poll()
+    asked = request.submit(file, tmp_path / "stick")
+    watch.poll()
+    watch.poll()
     assert updater.asked == [(asked.number, str(tmp_path / "stick"))] and file.exists()
 
-    restarted = FakeUpdater()
-    request.BundleWatch(file, restarted).look()
+    restarted = FakeReconciler()
+    request.BundleWatch(file, restarted).poll()
     assert restarted.asked == updater.asked
 
-    updater.taking = Taking(asked.number, "refused", "expired")
-    newer = request.ask(file, tmp_path / "other")
-    watch.look()
+    updater.bundle_status = BundleStatus(asked.number, "refused", "expired")
+    newer = request.submit(file, tmp_path / "other")
+    watch.poll()
     assert updater.asked[-1][0] == newer.number and file.exists()
-    updater.taking = Taking(newer.number, "taken")
-    watch.look()
+    updater.bundle_status = BundleStatus(newer.number, "taken")
+    watch.poll()
     assert not file.exists() and watch.status()["state"] == "taken"
 
 

@@ -15,10 +15,16 @@ from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Runtime, Tensor, Tensors
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_offload.models import batch_benefit
-from edgesplit_offload.models.batch_benefit import chosen, keeps_apart, measured, noise, stackable
-from edgesplit_offload.models.batch_graph import of_many, source_of_many
-from edgesplit_offload.models.remote_half import FarHalf
-from edgesplit_offload.models.slice_cache import Memory
+from edgesplit_offload.models.batch_benefit import (
+    choose_batches,
+    is_batchable,
+    is_stackable,
+    measure_benefit,
+    random_inputs,
+)
+from edgesplit_offload.models.batch_graph import batched_model, batched_source
+from edgesplit_offload.models.remote_half import RemoteHalf
+from edgesplit_offload.models.slice_cache import SliceCache
 
 RNG = np.random.default_rng(3)
 X = TensorSpec("x", "FP32", (1, 8))
@@ -55,14 +61,14 @@ def dense() -> onnx.ModelProto:
 def run(model: bytes, inputs: np.ndarray) -> np.ndarray:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(model, OnnxRuntime().options(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, OnnxRuntime().session_options(), providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["y"], {"x": inputs})[0])
 
 
 def test_a_graph_cut_for_one_takes_stacks_and_gives_the_same_bits() -> None:
     """Shapes and reshape targets are changed; one alone, and each of a stack, come out as they did."""
     model = dense().SerializeToString()
-    many = of_many(model)
+    many = batched_model(model)
     assert many is not None
     inputs = RNG.standard_normal((7, 8)).astype(np.float32)
     alone = np.concatenate([run(model, inputs[place : place + 1]) for place in range(7)])
@@ -98,13 +104,13 @@ OUT_OF_QUESTION: dict[str, onnx.ModelProto] = {
 @pytest.mark.parametrize("name", OUT_OF_QUESTION)
 def test_what_does_not_treat_all_data_alike_is_out_of_question(name: str) -> None:
     """It is not even tried."""
-    assert of_many(OUT_OF_QUESTION[name].SerializeToString()) is None
+    assert batched_model(OUT_OF_QUESTION[name].SerializeToString()) is None
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"\xff" * 9, b"nonsense", dense().SerializeToString()[:-3]])
 def test_bytes_that_are_no_model_are_out_of_question(spoilt: bytes) -> None:
     """They were signed, and still raise nothing."""
-    assert of_many(spoilt) is None
+    assert batched_model(spoilt) is None
 
 
 def release(folder: Path, model: onnx.ModelProto, takes: TensorSpec = X, gives: TensorSpec = Y) -> FakeRelease:
@@ -139,9 +145,9 @@ class FakeRelease:
         return self._folder / name
 
 
-def half(of: FakeRelease, memory: Memory | None = None, wide: Runtime | None = None) -> FarHalf:
+def half(of: FakeRelease, memory: SliceCache | None = None, wide: Runtime | None = None) -> RemoteHalf:
     ends = (of.manifest.inputs, of.manifest.outputs)
-    return FarHalf(of, ("s01",), ends, OnnxRuntime(), memory or Memory(), wide)
+    return RemoteHalf(of, ("s01",), ends, OnnxRuntime(), memory or SliceCache(), wide)
 
 
 class Clock:
@@ -157,7 +163,8 @@ class Clock:
 def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight together take as long as one: nothing here depends on what this machine would measure."""
     monkeypatch.setattr(
-        "edgesplit_offload.models.remote_half.measured", lambda *_, **__: chosen({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+        "edgesplit_offload.models.remote_half.measure_benefit",
+        lambda *_, **__: choose_batches({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}),
     )
 
 
@@ -166,12 +173,12 @@ def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
 ) -> None:
     """Weights lie in their file, as in a real slice; what ran one by one is let go."""
     made_to_gain(monkeypatch)
-    memory, of = Memory(), release(tmp_path, dense())
+    memory, of = SliceCache(), release(tmp_path, dense())
     shared = half(of, memory)
     inputs = [{"x": RNG.standard_normal((1, 8)).astype(np.float32)} for _ in range(5)]
     before = shared.run(inputs)
     shared.measure(lambda: 0.0)
-    assert shared.pace.most == 8
+    assert shared.run_times.max_batch == 8
     after = shared.run(inputs)
     assert [one["y"].tobytes() for one in after] == [one["y"].tobytes() for one in before]
     assert shared.run(inputs[:1])[0]["y"].tobytes() == before[0]["y"].tobytes()
@@ -204,7 +211,7 @@ def test_stacks_run_by_several_threads_only_where_that_gives_the_same_bits(
 ) -> None:
     """Else one thread goes on running them; what is not used is let go."""
     made_to_gain(monkeypatch)
-    memory, of, wide = Memory(), release(tmp_path, dense()), Wide(spoil)
+    memory, of, wide = SliceCache(), release(tmp_path, dense()), Wide(spoil)
     shared = half(of, memory, wide)
     inputs = [{"x": RNG.standard_normal((1, 8)).astype(np.float32)} for _ in range(5)]
     before = shared.run(inputs)
@@ -213,7 +220,7 @@ def test_stacks_run_by_several_threads_only_where_that_gives_the_same_bits(
     tried = wide.runs
     after = shared.run(inputs)
     assert [one["y"].tobytes() for one in after] == [one["y"].tobytes() for one in before]
-    assert (shared.pace.most, memory.bytes, tried > 0) == (8, one, True)
+    assert (shared.run_times.max_batch, memory.bytes, tried > 0) == (8, one, True)
     assert (wide.runs > tried) == (spoil == 0.0)
 
 
@@ -233,7 +240,7 @@ def test_what_mixes_a_stack_is_found_out(
     made_to_gain(monkeypatch)
     shared = half(release(tmp_path, graph(nodes, [], X, Y8), X, Y8))
     shared.measure(lambda: 0.0)
-    assert shared.pace.most == (8 if nodes[0].op_type == "Transpose" else 1)
+    assert shared.run_times.max_batch == (8 if nodes[0].op_type == "Transpose" else 1)
 
 
 def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) 
     sealed = SliceInMemory("s01")
     for name in ("graph.onnx", "weights.bin"):
         sealed.add(name, [(tmp_path / "s01" / name).read_bytes()])
-    many = source_of_many(sealed)
+    many = batched_source(sealed)
     sealed.close()
     assert many is not None
     inputs = {"x": RNG.standard_normal((3, 8)).astype(np.float32)}
@@ -253,10 +260,10 @@ def test_an_encrypted_slice_takes_stacks_without_leaving_memory(tmp_path: Path) 
 
 def test_only_tensors_of_a_batch_of_one_are_stacked() -> None:
     """Lengths that depend on the data, text and other batches are not."""
-    assert stackable([X, Y, TensorSpec("i", "INT64", (1, 3, 3))])
+    assert is_stackable([X, Y, TensorSpec("i", "INT64", (1, 3, 3))])
     for other in ((8,), (2, 8), (1, -1), ()):
-        assert not stackable([TensorSpec("t", "FP32", other)])
-    assert not stackable([TensorSpec("t", "BYTES", (1, 2))])
+        assert not is_stackable([TensorSpec("t", "FP32", other)])
+    assert not is_stackable([TensorSpec("t", "BYTES", (1, 2))])
 
 
 def test_noise_is_new_each_time_and_of_its_type() -> None:
@@ -264,16 +271,16 @@ def test_noise_is_new_each_time_and_of_its_type() -> None:
     rng = np.random.default_rng(0)
     for datatype, dtype in (("FP16", "f2"), ("UINT8", "u1"), ("INT64", "i8"), ("BOOL", "?")):
         spec = [TensorSpec("t", datatype, (1, 64))]
-        one, other = (noise(spec, rng)["t"] for _ in range(2))
+        one, other = (random_inputs(spec, rng)["t"] for _ in range(2))
         assert (one.dtype, one.shape) == (np.dtype(dtype), (1, 64))
         assert one.tobytes() != other.tobytes()
 
 
 def test_another_number_of_answers_than_inputs_is_found_out() -> None:
     """A stack that gives one answer for all, or answers with other bits."""
-    assert keeps_apart([X], lambda given: given, lambda given: given)
-    assert not keeps_apart([X], lambda given: given, lambda given: {"x": given["x"][:1]})
-    assert not keeps_apart([X], lambda given: given, lambda given: {"x": np.nextafter(given["x"], np.float32(9))})
+    assert is_batchable([X], lambda given: given, lambda given: given)
+    assert not is_batchable([X], lambda given: given, lambda given: {"x": given["x"][:1]})
+    assert not is_batchable([X], lambda given: given, lambda given: {"x": np.nextafter(given["x"], np.float32(9))})
 
 
 @pytest.mark.parametrize(
@@ -290,8 +297,8 @@ def test_another_number_of_answers_than_inputs_is_found_out() -> None:
 )
 def test_what_is_measured_decides(seconds: dict[int, float], most: int, enough: int) -> None:
     """Four tenths more must be answered; the largest stack that is best is used; two thirds of its gain are enough."""
-    found = chosen(seconds)
-    assert (found.most, found.enough) == (most, enough)
+    found = choose_batches(seconds)
+    assert (found.max_batch, found.sufficient_batch) == (most, enough)
 
 
 @pytest.mark.parametrize(("per_request", "sizes"), [(0.0, 5), (0.01, 2)])
@@ -303,7 +310,7 @@ def test_measuring_stops_where_a_larger_stack_gains_nothing(per_request: float, 
         clock.now += 0.001 + per_request * len(given["x"])
         return given
 
-    found = measured([X], runs, runs, clock, budget_s=600.0)  # type: ignore[arg-type]
+    found = measure_benefit([X], runs, runs, clock, budget_s=600.0)  # type: ignore[arg-type]
     assert len(found.seconds) - 1 == sizes
-    assert found.most == (32 if sizes == 5 else 1)
+    assert found.max_batch == (32 if sizes == 5 else 1)
     assert batch_benefit.SIZES[-1] == 32

@@ -18,16 +18,16 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload.batching import ipc
-from edgesplit_offload.batching.ipc import Described, Failed, Leave, Link, Message, Ran, Run
-from edgesplit_offload.batching.remote_batcher import Elsewhere
-from edgesplit_offload.models.remote_half import FarHalf
+from edgesplit_offload.batching.ipc import Failed, Leave, Link, Message, Ran, Run, TensorHeader
+from edgesplit_offload.batching.remote_batcher import RemoteBatcher
+from edgesplit_offload.models.remote_half import RemoteHalf
 from edgesplit_offload.scheduling import arrivals
-from edgesplit_offload.scheduling.run_times import Gain
+from edgesplit_offload.scheduling.run_times import BatchBenefit
 from edgesplit_offload.server import OffloadServer
 from handmade_release import CUT, MID, HandmadeRelease
 
 PATIENCE_S = 20.0
-GAINS = Gain({1: 1.0, 8: 1.0}, 8, 8)
+GAINS = BatchBenefit({1: 1.0, 8: 1.0}, 8, 8)
 
 
 class Gate:
@@ -59,26 +59,26 @@ class Pair:
     def __init__(self, release: HandmadeRelease) -> None:
         self.gates = Gate(), Gate()
         self.sought: list[str] = []
-        self.elsewhere = Elsewhere(self.sought.append)
+        self.elsewhere = RemoteBatcher(self.sought.append)
         self.first = OffloadServer(
             Path("unused"), b"", open_release=release.open, runtime=self.gates[0], elsewhere=self.elsewhere
         )
         self.other = OffloadServer(
             Path("unused"), b"", open_release=release.open, runtime=self.gates[1], at_once=1, waiting=1,
-            elsewhere=Elsewhere(lambda kind: None),
+            elsewhere=RemoteBatcher(lambda kind: None),
         )  # fmt: skip
         for server in (self.first, self.other):
             server.start()
-            self.half(server).pace.allow(GAINS)
+            self.half(server).run_times.enable_batching(GAINS)
 
-    def half(self, server: OffloadServer) -> FarHalf:
-        return server._shelf.model(CUT).half
+    def half(self, server: OffloadServer) -> RemoteHalf:
+        return server._models.model(CUT).half
 
     def link(self) -> None:
         """As the supervisor does it."""
         self.ours, theirs = socket.socketpair()
-        self.other.gather(theirs)
-        self.elsewhere.there(self.half(self.first).kind, self.ours)
+        self.other.serve_peer(theirs)
+        self.elsewhere.set_remote(self.half(self.first).kind, self.ours)
 
     def sever(self) -> None:
         self.ours.shutdown(socket.SHUT_RDWR)
@@ -141,7 +141,7 @@ def test_until_it_is_known_who_gathers_a_kind_its_requests_run_where_they_are_re
     assert answered(ask(pair.first)) and answered(ask(pair.first))
     assert pair.sought == [pair.half(pair.first).kind]
     begins(pair.gates[0])
-    pair.elsewhere.here(pair.sought[0])
+    pair.elsewhere.set_local(pair.sought[0])
     assert answered(ask(pair.first))
     assert not pair.gates[1].begun.acquire(blocking=False)
 
@@ -155,7 +155,7 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     beside, second = asking(pair.first, 1)  # as many as run: it begins beside
     begins(pair.gates[1])
     others = [asking(server, 2) for server in (pair.first, pair.other)]
-    until(lambda: pair.other._turns.waiting == 4)
+    until(lambda: pair.other._scheduler.waiting == 4)
     pair.gates[1].may_run.set()
     for threads in (blocking, beside, others[0][0], others[1][0]):
         for one in threads:
@@ -163,9 +163,9 @@ def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair
     replies = [*first, *second, *others[0][1], *others[1][1]]
     assert len(replies) == 6 and all(map(answered, replies))
     assert not pair.gates[0].begun.acquire(blocking=False)
-    (told,) = pair.first._counts.told()
+    (told,) = pair.first._statistics.snapshot()
     assert told["inference_count"] == 3
-    executions = [server._counts.told()[0]["execution_count"] for server in (pair.first, pair.other)]
+    executions = [server._statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
     assert sum(executions) == 3
 
 
@@ -179,7 +179,7 @@ def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
     with closing(Connection("127.0.0.1", getattr(pair, reader).port)) as connection:
         for _ in range(2):
             assert answered(ask_by(connection))
-        assert pair.half(pair.other).pace.returning.expected(0.0).clients == 1
+        assert pair.half(pair.other).run_times.returns.forecast(0.0).clients == 1
 
 
 def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None:
@@ -202,7 +202,7 @@ def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: 
     monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_RUNS", 0.0)
     ours, theirs = socket.socketpair()
     with theirs:  # whom nobody reads from
-        pair.elsewhere.there(pair.half(pair.first).kind, ours)
+        pair.elsewhere.set_remote(pair.half(pair.first).kind, ours)
         assert answered(ask(pair.first)) and answered(ask(pair.first))
         assert not pair.sought
 
@@ -215,12 +215,12 @@ def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -
     assert (failed.status, b"no such thing" in bytes(failed.body)) == (500, True)
     pair.gates[1].fail = None
     pair.gates[1].may_run.clear()
-    pair.half(pair.other).pace.forbid()
+    pair.half(pair.other).run_times.disable_batching()
     running = asking(pair.first, 1)[0]
-    while not pair.other._turns.running:
+    while not pair.other._scheduler.running:
         threading.Event().wait(0.002)
     running += asking(pair.first, 1)[0]
-    until(lambda: pair.other._turns.waiting == 1)
+    until(lambda: pair.other._scheduler.waiting == 1)
     refused = ask(pair.first)
     assert (refused.status, "retry-after" in refused.headers) == (503, True)
     pair.gates[1].may_run.set()
@@ -232,7 +232,7 @@ def test_a_kind_that_gains_nothing_there_runs_here_from_then_on(pair: Pair) -> N
     """Two processes may measure differently; one that gathers against its own measurement would only cost."""
     pair.link()
     there = pair.half(pair.other)
-    there.pace.forbid()
+    there.run_times.disable_batching()
     there.is_measured = True
     assert answered(ask(pair.first)) and answered(ask(pair.first))
     assert not pair.gates[1].begun.acquire(blocking=False)
@@ -251,22 +251,22 @@ def test_who_leaves_is_not_run_for(pair: Pair) -> None:
     head = f"POST /v2/models/{CUT}/infer HTTP/1.1\r\nhost: x\r\n{oip.HEADER_LENGTH}: {length}\r\n"
     with socket.create_connection(("127.0.0.1", pair.first.port)) as leaving:
         leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: pair.other._turns.waiting == 1)
-    (left,) = pair.other._turns._waiting.queue
-    until(lambda: left.is_gone())
+        until(lambda: pair.other._scheduler.waiting == 1)
+    (left,) = pair.other._scheduler._queue.queue
+    until(lambda: left.is_client_gone())
     pair.gates[1].may_run.set()
     for one in threads:
         one.join(PATIENCE_S)
-    until(lambda: not pair.other._turns.waiting)
+    until(lambda: not pair.other._scheduler.waiting)
     assert not pair.gates[1].begun.acquire(blocking=False)
 
 
 def test_handing_over_must_be_worth_it(pair: Pair) -> None:
     """A run that saves less than messages and copies cost stays where it was read."""
     half = pair.half(pair.first)
-    assert half.travels
-    half.pace.allow(Gain({1: 2e-4, 8: 8e-4}, 8, 8))
-    assert not half.travels
+    assert half.worth_forwarding
+    half.run_times.enable_batching(BatchBenefit({1: 2e-4, 8: 8e-4}, 8, 8))
+    assert not half.worth_forwarding
 
 
 # On the wire
@@ -275,8 +275,8 @@ def test_handing_over_must_be_worth_it(pair: Pair) -> None:
 def test_tensors_travel_as_they_are() -> None:
     """Types, shapes and bits; views of one body at the other end."""
     tensors = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.float32([[1.5]]), "c": np.zeros((0, 4), bool)}
-    told, buffers = ipc.described(tensors)
-    found = ipc.tensors_of(told, memoryview(b"".join(buffers)))
+    told, buffers = ipc.encode_tensors(tensors)
+    found = ipc.decode_tensors(told, memoryview(b"".join(buffers)))
     assert {name: (one.dtype, one.shape, one.tobytes()) for name, one in found.items()} == {
         name: (one.dtype, one.shape, one.tobytes()) for name, one in tensors.items()
     }
@@ -285,24 +285,24 @@ def test_tensors_travel_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("told", "body"),
     [
-        (Described("a", "FP32", (2,)), bytes(7)),
-        (Described("a", "FP32", (2,)), bytes(9)),
-        (Described("a", "FP33", (2,)), bytes(8)),
-        (Described("a", "BYTES", (2,)), bytes(8)),
-        (Described("a", "FP32", (-2,)), bytes(8)),
+        (TensorHeader("a", "FP32", (2,)), bytes(7)),
+        (TensorHeader("a", "FP32", (2,)), bytes(9)),
+        (TensorHeader("a", "FP33", (2,)), bytes(8)),
+        (TensorHeader("a", "BYTES", (2,)), bytes(8)),
+        (TensorHeader("a", "FP32", (-2,)), bytes(8)),
     ],
 )
-def test_tensors_that_do_not_fill_their_shape_are_refused(told: Described, body: bytes) -> None:
+def test_tensors_that_do_not_fill_their_shape_are_refused(told: TensorHeader, body: bytes) -> None:
     """Whatever is said of them."""
     with pytest.raises(MalformedMessage):
-        ipc.tensors_of([told], memoryview(body))
+        ipc.decode_tensors([told], memoryview(body))
 
 
 def test_messages_arrive_in_order_whatever_their_size() -> None:
     """Small ones many at a time, large bodies in one piece; the end of the other end is the end."""
     ours, theirs = (Link(one) for one in socket.socketpair())
     said = [
-        (Run(1, "m", 0.5, "camera-1", 7, (Described("a", "UINT8", (3,)),)), [memoryview(b"abc")]),
+        (Run(1, "m", 0.5, "camera-1", 7, (TensorHeader("a", "UINT8", (3,)),)), [memoryview(b"abc")]),
         (Leave(1), []),
         (Ran(2, 0.1, 3, True, 1.5, ()), [memoryview(bytes(300_000))]),
         *((Failed(number, "Busy", "full", 1.0), [memoryview(b"x" * number)]) for number in range(500)),
@@ -316,7 +316,7 @@ def test_messages_arrive_in_order_whatever_their_size() -> None:
     ours.release()
     heard += [(message, bytes(body)) for message, body in theirs.received()]
     assert heard == [(message, b"".join(buffers)) for message, buffers in said]
-    assert theirs.is_over
+    assert theirs.is_closed
     theirs.release()
 
 
@@ -325,11 +325,11 @@ def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
     ours, theirs = (Link(one) for one in socket.socketpair())
     ours.send(Leave(1), [memoryview(bytes(10_000_000))])
     ours.flush()
-    ours.look(monotonic() + ipc.TAKEN_WITHIN_S / 2)
-    assert ours.is_stuck and not ours.is_over
-    ours.look(monotonic() + 2 * ipc.TAKEN_WITHIN_S)
-    assert ours.is_over and not ours.is_stuck
-    assert list(theirs.received()) == [] and theirs.is_over
+    ours.check_progress(monotonic() + ipc.STUCK_AFTER_S / 2)
+    assert ours.is_stuck and not ours.is_closed
+    ours.check_progress(monotonic() + 2 * ipc.STUCK_AFTER_S)
+    assert ours.is_closed and not ours.is_stuck
+    assert list(theirs.received()) == [] and theirs.is_closed
     for one in (ours, theirs):
         one.release()
 
@@ -341,7 +341,7 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
     ours.sendall(spoilt)
     ours.close()
     link = Link(theirs)
-    assert list(link.received()) == [] and link.is_over
+    assert list(link.received()) == [] and link.is_closed
     link.release()
 
 
@@ -349,7 +349,7 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
 def test_errors_arrive_as_what_they_are(error: Exception) -> None:
     """With the time to come back; what is no error of ours is told by its kind alone."""
     error.retry_after_s = 3.0  # type: ignore[attr-defined]
-    found = ipc.error_of(ipc.failed(1, error))
+    found = ipc.decode_error(ipc.encode_error(1, error))
     expected = type(error) if isinstance(error, EdgeError) else InferenceFailed
     assert type(found) is expected
     assert ("secret" in str(found)) is False

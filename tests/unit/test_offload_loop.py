@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 
-from edgesplit_offload.frontend.event_loop import Loop
+from edgesplit_offload.frontend.event_loop import EventLoop
 
 PATIENCE_S = 20.0
-Start = Callable[..., Loop]
+Start = Callable[..., EventLoop]
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def starting() -> Iterator[Start]:
     """Starts loops, and stops them."""
     with ExitStack() as stack:
 
-        def start(**options: object) -> Loop:
-            how = {"at_end_of_turn": lambda: None, "look": lambda now: math.inf, **options}
-            loop = Loop(**how)  # type: ignore[arg-type]
+        def start(**options: object) -> EventLoop:
+            how = {"on_turn_end": lambda: None, "on_timer": lambda now: math.inf, **options}
+            loop = EventLoop(**how)  # type: ignore[arg-type]
             loop.start()
             stack.callback(loop.stop, PATIENCE_S)
             return loop
@@ -33,16 +33,16 @@ def starting() -> Iterator[Start]:
         yield start
 
 
-def called(loop: Loop) -> int:
+def called(loop: EventLoop) -> int:
     """The thread that leads, found out by having it do something."""
     done, by = threading.Event(), list[int]()
 
     def note() -> None:
         by.append(threading.get_ident())
-        assert loop.is_mine
+        assert loop.is_leader
         done.set()
 
-    loop.post(note)
+    loop.call_soon(note)
     assert done.wait(PATIENCE_S)
     return by[0]
 
@@ -52,10 +52,10 @@ def test_what_is_posted_is_called_by_the_thread_that_leads(starting: Start) -> N
     loop = starting()
     seen: list[int] = []
     for number in range(100):
-        loop.post(lambda number=number: seen.append(number))  # type: ignore[misc]
+        loop.call_soon(lambda number=number: seen.append(number))  # type: ignore[misc]
     assert called(loop) == called(loop)
     assert seen == list(range(100))
-    assert not loop.is_mine
+    assert not loop.is_leader
 
 
 def test_a_leader_that_stays_away_is_replaced_while_it_is_away(starting: Start) -> None:
@@ -68,12 +68,12 @@ def test_a_leader_that_stays_away_is_replaced_while_it_is_away(starting: Start) 
         assert leave.wait(PATIENCE_S)
 
     def go() -> None:
-        loop.away(hang, None)
-        still.append(loop.is_mine)
+        loop.run_watched(hang, None)
+        still.append(loop.is_leader)
         after.set()
 
     first = called(loop)
-    loop.post(go)
+    loop.call_soon(go)
     assert begun.wait(PATIENCE_S)
     second = called(loop)
     assert second != first
@@ -88,10 +88,10 @@ def test_a_leader_that_comes_back_soon_keeps_the_lead(starting: Start) -> None:
     loop, done, got = starting(), threading.Event(), list[object]()
 
     def go() -> None:
-        got.append(loop.away(lambda given: 2 * given, 21))
+        got.append(loop.run_watched(lambda given: 2 * given, 21))
         done.set()
 
-    loop.post(go)
+    loop.call_soon(go)
     assert done.wait(PATIENCE_S)
     assert got == [42]
 
@@ -101,13 +101,13 @@ def test_the_lead_is_handed_over_before_what_takes_long(starting: Start) -> None
     loop, begun, leave = starting(), threading.Event(), threading.Event()
 
     def go() -> None:
-        assert loop.hand_over()
-        assert not loop.is_mine
+        assert loop.transfer_leadership()
+        assert not loop.is_leader
         begun.set()
         assert leave.wait(PATIENCE_S)
 
     first = called(loop)
-    loop.post(go)
+    loop.call_soon(go)
     assert begun.wait(PATIENCE_S)
     assert called(loop) != first
     leave.set()
@@ -117,7 +117,7 @@ def test_many_that_take_long_are_done_side_by_side(starting: Start) -> None:
     """As many threads as there is work, and the loop goes on meanwhile."""
     loop, together = starting(), threading.Barrier(21)
     for _ in range(20):
-        loop.lend(lambda: together.wait(PATIENCE_S))
+        loop.run_in_thread(lambda: together.wait(PATIENCE_S))
     called(loop)
     together.wait(PATIENCE_S)
 
@@ -131,14 +131,14 @@ def test_what_raises_ends_nothing(starting: Start, caplog: pytest.LogCaptureFixt
         raise ZeroDivisionError
 
     with ours, theirs, caplog.at_level(logging.ERROR):
-        loop.post(lambda: loop.watch(ours.fileno(), fail))
-        loop.post(fail)
-        loop.lend(fail)
+        loop.call_soon(lambda: loop.watch(ours.fileno(), fail))
+        loop.call_soon(fail)
+        loop.run_in_thread(fail)
         theirs.send(b"x")
         called(loop)
         called(loop)
         done = threading.Event()
-        loop.post(lambda: (loop.forget(ours.fileno()), done.set()))
+        loop.call_soon(lambda: (loop.unwatch(ours.fileno()), done.set()))
         assert done.wait(PATIENCE_S)
     assert caplog.text.count("ZeroDivisionError") >= 2
 
@@ -147,7 +147,7 @@ def test_what_was_told_of_a_socket_that_is_forgotten_is_told_to_nobody(starting:
     """Both are ready in one turn, the turn ends after one, and that one forgets both: their numbers may be others'
     now."""
     told: list[int] = []
-    loop = starting(is_enough=lambda left: True)
+    loop = starting(ends_turn=lambda left: True)
     pairs = [socket.socketpair() for _ in range(2)]
     for _, theirs in pairs:
         theirs.send(b"x")
@@ -155,13 +155,13 @@ def test_what_was_told_of_a_socket_that_is_forgotten_is_told_to_nobody(starting:
     def ready(descriptor: int, _: int) -> None:
         told.append(descriptor)
         for ours, _ in pairs:
-            loop.forget(ours.fileno())
+            loop.unwatch(ours.fileno())
 
     def watch() -> None:
         for ours, _ in pairs:
             loop.watch(ours.fileno(), partial(ready, ours.fileno()))
 
-    loop.post(watch)
+    loop.call_soon(watch)
     for _ in range(5):
         called(loop)
     assert len(told) == 1
@@ -178,7 +178,7 @@ def test_it_looks_when_it_was_told_to(starting: Start) -> None:
         looks.release()
         return now + 0.001
 
-    loop = starting(look=look)
-    loop.post(lambda: loop.look_by(0.0))
+    loop = starting(on_timer=look)
+    loop.call_soon(lambda: loop.wake_by(0.0))
     for _ in range(3):
         assert looks.acquire(timeout=PATIENCE_S)

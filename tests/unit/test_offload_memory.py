@@ -9,7 +9,7 @@ import pytest
 
 from edgesplit.errors import Busy, ModelRefused
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload.models.slice_cache import SESSION_BYTES, Key, Memory, Piece
+from edgesplit_offload.models.slice_cache import SESSION_BYTES, LoadableSlice, SliceCache, SliceKey
 
 MB = 10**6
 
@@ -28,14 +28,14 @@ class Loads:
         self.of: Counter[str] = Counter()
         self.fail: str = ""
 
-    def piece(self, name: str, megabytes: int = 10) -> Piece:
+    def piece(self, name: str, megabytes: int = 10) -> LoadableSlice:
         def load() -> Fake:
             self.of[name] += 1
             if name == self.fail:
                 raise ModelRefused(f"{name} cannot be loaded")
             return Fake()
 
-        return Piece(Key("release", name), megabytes * MB, load)
+        return LoadableSlice(SliceKey("release", name), megabytes * MB, load)
 
 
 def room_for(pieces: int) -> int:
@@ -43,14 +43,14 @@ def room_for(pieces: int) -> int:
     return pieces * Loads().piece("one").bytes + MB
 
 
-def use(memory: Memory, *pieces: Piece) -> None:
-    with memory.lent(pieces) as programs:
+def use(memory: SliceCache, *pieces: LoadableSlice) -> None:
+    with memory.borrow(pieces) as programs:
         assert len(programs) == len(pieces)
 
 
 def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
     """Room for two: the third takes the place of the one that was not used for longest."""
-    loads, memory = Loads(), Memory(room_for(2))
+    loads, memory = Loads(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     for one in (a, b, a, c, a, b):
         use(memory, one)
@@ -60,30 +60,30 @@ def test_the_least_recently_used_goes_and_is_loaded_again_on_demand() -> None:
 
 def test_what_runs_is_never_let_go() -> None:
     """While two run there is no room for a third: it is told to come back; then there is."""
-    loads, memory = Loads(), Memory(room_for(2))
+    loads, memory = Loads(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
-    with memory.lent([a, b]):
-        with pytest.raises(Busy), memory.lent([c]):
+    with memory.borrow([a, b]):
+        with pytest.raises(Busy), memory.borrow([c]):
             pass
-        assert memory.has([a, b])
+        assert memory.has_loaded([a, b])
         use(memory, a)
     use(memory, c)
-    assert memory.has([a, c])
+    assert memory.has_loaded([a, c])
 
 
 def test_a_model_larger_than_the_budget_is_refused_with_what_to_do() -> None:
     """However little of it is loaded already; and nothing is loaded or let go for it."""
-    loads, memory = Loads(), Memory(room_for(2))
+    loads, memory = Loads(), SliceCache(room_for(2))
     a, b, c = (loads.piece(name) for name in "abc")
     use(memory, a)
-    with pytest.raises(ModelRefused, match="--memory"), memory.lent([a, b, c]):
+    with pytest.raises(ModelRefused, match="--memory"), memory.borrow([a, b, c]):
         pass
-    assert (memory.has([a]), loads.of) == (True, {"a": 1})
+    assert (memory.has_loaded([a]), loads.of) == (True, {"a": 1})
 
 
 def test_one_that_cannot_be_loaded_takes_no_room() -> None:
     """It is tried anew the next time."""
-    loads, memory = Loads(), Memory(room_for(1))
+    loads, memory = Loads(), SliceCache(room_for(1))
     loads.fail = "a"
     for _ in range(2):
         with pytest.raises(ModelRefused, match="cannot be loaded"):
@@ -96,22 +96,22 @@ def test_one_that_cannot_be_loaded_takes_no_room() -> None:
 
 def test_what_is_let_go_by_name_is_only_of_that_release_and_idle() -> None:
     """By release, or by single slices of it."""
-    loads, memory = Loads(), Memory()
+    loads, memory = Loads(), SliceCache()
     a, b = loads.piece("a"), loads.piece("b")
     use(memory, a, b)
-    memory.let_go("another")
-    memory.let_go("release", {a.key})
-    assert (memory.has([a]), memory.has([b])) == (False, True)
-    with memory.lent([b]):
-        memory.let_go("release")
-        assert memory.has([b])
-    memory.let_go("release")
+    memory.evict("another")
+    memory.evict("release", {a.key})
+    assert (memory.has_loaded([a]), memory.has_loaded([b])) == (False, True)
+    with memory.borrow([b]):
+        memory.evict("release")
+        assert memory.has_loaded([b])
+    memory.evict("release")
     assert memory.bytes == 0
 
 
 def test_many_that_want_one_slice_load_it_once() -> None:
     """While one thread loads it the others wait."""
-    loads, memory = Loads(), Memory(room_for(1))
+    loads, memory = Loads(), SliceCache(room_for(1))
     threads = [threading.Thread(target=use, args=(memory, loads.piece("a"))) for _ in range(16)]
     for thread in threads:
         thread.start()
@@ -123,7 +123,7 @@ def test_many_that_want_one_slice_load_it_once() -> None:
 
 def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
     """Threads that use random pieces of six where two have room: served or told to come back, nothing else."""
-    loads, memory = Loads(), Memory(room_for(2))
+    loads, memory = Loads(), SliceCache(room_for(2))
     pieces = [loads.piece(name) for name in "abcdef"]
     outcomes: Counter[str] = Counter()
     most = [0]
@@ -131,7 +131,7 @@ def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
     def work(seed: int) -> None:
         for step in range(60):
             try:
-                with memory.lent([pieces[(seed * 7 + step * 5) % 6]]):
+                with memory.borrow([pieces[(seed * 7 + step * 5) % 6]]):
                     most[0] = max(most[0], memory.bytes)
                     outcomes["served"] += 1
             except Busy:
@@ -145,5 +145,5 @@ def test_a_crowd_over_a_tight_budget_never_exceeds_it() -> None:
     assert most[0] <= room_for(2)
     assert outcomes["served"] > 0
     assert sum(outcomes.values()) == 240
-    memory.let_go("release")
+    memory.evict("release")
     assert memory.bytes == 0

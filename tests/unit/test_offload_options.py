@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.runtime.options import Setup
+from edgesplit.runtime.options import EngineOptions
 from edgesplit_controller.app.offload_process import offload_command
 from edgesplit_controller.settings import Settings
 from edgesplit_offload import options as given
@@ -17,7 +17,7 @@ ALWAYS = ["--releases", "r", "--root", "root.json"]
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    return given.checked(given.parser().parse_args([*ALWAYS, *words]))
+    return given.validate(given.parser().parse_args([*ALWAYS, *words]))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_numbers_that_make_no_sense_are_refused(words: tuple[str, str]) -> None:
 
 def test_bits_are_kept_unless_speed_is_asked_for() -> None:
     """`--mode fast` has to be said; threads go with either."""
-    assert given.engine(parsed()).setup == Setup()
-    assert given.engine(parsed("--mode", "fast", "--threads", "2")).setup == Setup(threads=2, optimise="fast")
+    assert given.engine(parsed()).setup == EngineOptions()
+    assert given.engine(parsed("--mode", "fast", "--threads", "2")).setup == EngineOptions(threads=2, optimise="fast")
 
 
 def test_a_controller_hands_its_offload_server_the_mode_it_was_told(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_a_controller_hands_its_offload_server_the_mode_it_was_told(tmp_path: Pa
     for settings, mode in ((Settings(tmp_path), "exact"), (Settings(tmp_path, offload_mode="fast"), "fast")):
         command = offload_command(settings)
         assert command[command.index("--mode") + 1] == mode
-        assert given.checked(given.parser().parse_args(command[3:])).mode == mode
+        assert given.validate(given.parser().parse_args(command[3:])).mode == mode

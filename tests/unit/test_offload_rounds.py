@@ -11,22 +11,22 @@ import msgspec
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit_offload.processes.fan_out import ROUND_S, Rounds
+from edgesplit_offload.processes.fan_out import TIMEOUT_S, FanOut
 from edgesplit_offload.processes.ipc import (
-    GATHER,
-    LINK,
+    BATCHER_LINK,
+    PEER_LINK,
     Alive,
     Answers,
     Ask,
+    BatcherSocket,
+    IpcConnection,
     Message,
     Question,
     Ready,
-    Seek,
-    Talk,
-    Told,
-    Yours,
+    Reply,
+    WantBatcher,
 )
-from edgesplit_offload.processes.supervisor import Serving, Supervisor
+from edgesplit_offload.processes.supervisor import ChildProcess, Supervisor
 
 
 class Peer:
@@ -36,14 +36,14 @@ class Peer:
         self.heard: list[Message] = []
         self._reachable = reachable
 
-    def say(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         self.heard.append(message)
         return self._reachable
 
 
-def asked(*peers: Peer) -> tuple[Rounds, list[list[Any]], int]:
+def asked(*peers: Peer) -> tuple[FanOut, list[list[Any]], int]:
     """A round among these, what it ended with, and its number."""
-    rounds, ended = Rounds(), list[list[Any]]()
+    rounds, ended = FanOut(), list[list[Any]]()
     rounds.begin("how many", None, peers, ended.append)
     number = next((one.number for peer in peers for one in peer.heard if isinstance(one, Question)), 0)
     return rounds, ended, number
@@ -53,10 +53,10 @@ def test_a_round_ends_with_everybodys_answers() -> None:
     """Once, when the last has told; what comes after that changes nothing."""
     a, b = Peer(), Peer()
     rounds, ended, number = asked(a, b)
-    rounds.told(a, Told(number, True, 1))
+    rounds.on_answer(a, Reply(number, True, 1))
     assert ended == []
-    rounds.told(b, Told(number, True, 2))
-    rounds.told(b, Told(number, True, 3))
+    rounds.on_answer(b, Reply(number, True, 2))
+    rounds.on_answer(b, Reply(number, True, 3))
     assert ended == [[1, 2]]
 
 
@@ -64,17 +64,17 @@ def test_a_round_goes_on_without_those_that_cannot_answer() -> None:
     """One that does not know, one that has gone, one that cannot be reached, one that is late."""
     a, b, c, far = Peer(), Peer(), Peer(), Peer(reachable=False)
     rounds, ended, number = asked(a, b, c, far)
-    rounds.told(a, Told(number, False))
-    rounds.gone(b)
+    rounds.on_answer(a, Reply(number, False))
+    rounds.remove(b)
     rounds.expire(0.0)
     assert ended == []
-    rounds.told(c, Told(number, True, 3))
+    rounds.on_answer(c, Reply(number, True, 3))
     assert ended == [[3]]
     late, ended, number = asked(Peer(), a)
-    late.told(a, Told(max(number, 1), True, 1))
+    late.on_answer(a, Reply(max(number, 1), True, 1))
     late.expire(float("inf"))
     assert ended == [[1]]
-    assert ROUND_S > 0
+    assert TIMEOUT_S > 0
 
 
 def test_a_round_among_nobody_ends_at_once() -> None:
@@ -83,17 +83,17 @@ def test_a_round_among_nobody_ends_at_once() -> None:
     assert ended == [[]]
 
 
-def both_ends() -> tuple[Talk, socket.socket]:
+def both_ends() -> tuple[IpcConnection, socket.socket]:
     ours, theirs = socket.socketpair()
-    return Talk(ours), theirs
+    return IpcConnection(ours), theirs
 
 
 def test_words_arrive_as_they_were_said() -> None:
     """Of every kind, in their order, whatever they carry; until the other end closes."""
     one, raw = both_ends()
-    other = Talk(raw)
+    other = IpcConnection(raw)
     said: list[Message] = [
-        Ready(), Alive(), Ask(1, "series"), Question(2, "load", "model"), Told(3, True, {"a": [1, 2.5, None]}),
+        Ready(), Alive(), Ask(1, "series"), Question(2, "load", "model"), Reply(3, True, {"a": [1, 2.5, None]}),
         Answers(4, ["x" * 100_000]),
     ]  # fmt: skip
     heard = other.messages()
@@ -130,7 +130,7 @@ class Child:
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         talk, self._other = socket.socketpair()
-        self.serving = Serving(None, Talk(talk), ours)  # type: ignore[arg-type]
+        self.serving = ChildProcess(None, IpcConnection(talk), ours)  # type: ignore[arg-type]
 
     def handed(self) -> bytes:
         """With which mark a socket came."""
@@ -142,7 +142,7 @@ class Child:
 
     def heard(self) -> Message:
         """What it was told."""
-        return next(Talk(self._other).messages())
+        return next(IpcConnection(self._other).messages())
 
 
 def test_requests_of_one_kind_are_gathered_by_the_first_process_that_seeks() -> None:
@@ -151,15 +151,15 @@ def test_requests_of_one_kind_are_gathered_by_the_first_process_that_seeks() -> 
         supervisor = Supervisor(listener, [], 0, stuck_after_s=60.0)
         a, b = Child(), Child()
         supervisor._serving = [a.serving, b.serving]
-        supervisor._heard(a.serving, Seek("kind"))
-        assert a.heard() == Yours("kind")
-        supervisor._heard(b.serving, Seek("kind"))
-        assert (a.handed(), b.handed()) == (GATHER, LINK + b"kind")
-        supervisor._heard(b.serving, Seek("other"))
-        assert b.heard() == Yours("other")
+        supervisor._on_message(a.serving, WantBatcher("kind"))
+        assert a.heard() == BatcherSocket("kind")
+        supervisor._on_message(b.serving, WantBatcher("kind"))
+        assert (a.handed(), b.handed()) == (PEER_LINK, BATCHER_LINK + b"kind")
+        supervisor._on_message(b.serving, WantBatcher("other"))
+        assert b.heard() == BatcherSocket("other")
         supervisor._serving = [b.serving]
-        supervisor._heard(b.serving, Seek("kind"))
-        assert b.heard() == Yours("kind")
+        supervisor._on_message(b.serving, WantBatcher("kind"))
+        assert b.heard() == BatcherSocket("kind")
 
 
 def test_processes_that_do_not_live_are_said_at_the_start() -> None:

@@ -25,12 +25,12 @@ from agent_world import eventually
 from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import InferenceFailed, LinkError, MalformedMessage, TrustError
 from edgesplit.http1 import content_coding
-from edgesplit.http1.content_coding import UnknownCoding, decoded
+from edgesplit.http1.content_coding import UnknownCoding, decode_body
 from edgesplit.limits import LIMITS
 from edgesplit.oip import protocol as oip
 from edgesplit.release import boundary_codecs
 from edgesplit_offload.models import repository
-from edgesplit_offload.models.slice_cache import Memory
+from edgesplit_offload.models.slice_cache import SliceCache
 from edgesplit_offload.server import OffloadServer
 from gated_offload import Gate, ask, error, outputs, post, soon
 from handmade_release import CODEC, CUT, DIGEST, LATER, LOCAL, MID, REMOTE, HandmadeRelease
@@ -113,7 +113,7 @@ def test_seconds_and_load_are_told(serving: Callable[..., OffloadServer]) -> Non
 def test_bodies_may_be_compressed(serving: Callable[..., OffloadServer], coding: str) -> None:
     """The header length is that of the JSON before compression."""
     assert outputs(ask(serving(), coding=coding.lower()))["out"] == [2, 4, 6, 8]
-    assert decoded(zstandard.ZstdCompressor().compress(b"x"), "ZSTD") == b"x"
+    assert decode_body(zstandard.ZstdCompressor().compress(b"x"), "ZSTD") == b"x"
 
 
 def test_an_unknown_coding_is_415(serving: Callable[..., OffloadServer]) -> None:
@@ -138,10 +138,10 @@ def bombs() -> dict[str, tuple[str, bytes]]:
 def test_decompression_bombs_are_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A body may grow to what an uncompressed one may have, and no further."""
     coding, body = bombs()[name]
-    assert len(decoded(body, coding)) == 3_000_000
+    assert len(decode_body(body, coding)) == 3_000_000
     monkeypatch.setattr(content_coding, "LIMITS", replace(LIMITS, http_body_bytes=2_999_999))
     with pytest.raises(MalformedMessage, match="more than 2999999"):
-        decoded(body, coding)
+        decode_body(body, coding)
 
 
 @pytest.mark.parametrize("name", bombs())
@@ -150,9 +150,9 @@ def test_compressed_bodies_cut_short_or_damaged_are_refused(name: str) -> None:
     coding, body = bombs()[name]
     for damaged in (b"", body[:3], body[: len(body) // 2], body[:-1], b"\xff" + body, b"nonsense" * 10):
         with suppress(MalformedMessage):
-            assert len(decoded(damaged, coding)) < 3_000_000 or "unknown" in name
+            assert len(decode_body(damaged, coding)) < 3_000_000 or "unknown" in name
     with pytest.raises(UnknownCoding):
-        decoded(body, "br")
+        decode_body(body, "br")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_full_queue_is_503_with_retry_after(serving: Callable[..., OffloadServer
     threads[0].start()
     assert gate.begun.acquire(timeout=PATIENCE_S)
     threads[1].start()
-    while not server._turns.waiting:
+    while not server._scheduler.waiting:
         threading.Event().wait(0.002)
     refused = ask(server)
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -239,9 +239,9 @@ def test_one_whose_client_has_gone_is_not_run(serving: Callable[..., OffloadServ
         lengths = [f"content-length: {len(body)}", f"{oip.HEADER_LENGTH}: {length}"]
         head = "\r\n".join([f"POST /v2/models/{CUT}/infer HTTP/1.1", *lengths, "", ""])
         leaving.sendall(head.encode() + body)
-        while not server._turns.waiting:
+        while not server._scheduler.waiting:
             threading.Event().wait(0.002)
-    while server._turns.waiting:
+    while server._scheduler.waiting:
         threading.Event().wait(0.002)
     gate.leave.set()
     first.join(PATIENCE_S)
@@ -293,7 +293,9 @@ def test_many_at_once_load_each_slice_once(serving: Callable[..., OffloadServer]
 def test_releases_are_let_go_when_there_are_too_many(release: HandmadeRelease, gate: Gate) -> None:
     """The one that was not used for longest goes; it is opened again when it is asked for."""
     opened: list[str] = []
-    own = repository.Shelf(lambda digest: (opened.append(digest[:2]), release)[1], gate, Memory(), most_releases=2)
+    own = repository.ModelRepository(
+        lambda digest: (opened.append(digest[:2]), release)[1], gate, SliceCache(), most_releases=2
+    )
     for pair in ("aa", "bb", "aa", "cc", "aa", "bb"):
         own.model(oip.remote_name(pair * 32, "raspberrypi3b+", "cut-1"))
     assert opened == ["aa", "bb", "cc", "bb"]
@@ -376,7 +378,7 @@ def test_a_client_that_crowds_others_out_hears_429(
     for place, name in enumerate(("greedy", "greedy", "modest")):
         threads.append(threading.Thread(target=asked, args=(name,)))
         threads[-1].start()
-        while (server._turns.running, server._turns.waiting) != (1, place):
+        while (server._scheduler.running, server._scheduler.waiting) != (1, place):
             threading.Event().wait(0.002)
     refused = asked("greedy")
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")

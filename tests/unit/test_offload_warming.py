@@ -9,9 +9,9 @@ import pytest
 from edgesplit.errors import InferenceFailed, TrustError
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit_offload.models.repository import Shelf
-from edgesplit_offload.models.slice_cache import Memory
-from edgesplit_offload.models.warm_up import TRIES, Warming
+from edgesplit_offload.models.repository import ModelRepository
+from edgesplit_offload.models.slice_cache import SliceCache
+from edgesplit_offload.models.warm_up import TRIES, WarmUp
 from handmade_release import CUT, DIGEST, HandmadeRelease
 
 OLD = "a" * 64
@@ -42,15 +42,15 @@ class Engine:
 class World:
     """A folder of releases, and a shelf that opens the handmade one."""
 
-    def __init__(self, folder: Path, memory: Memory | None = None) -> None:
+    def __init__(self, folder: Path, memory: SliceCache | None = None) -> None:
         self.folder = folder / "releases"
         self.folder.mkdir()
         (self.folder / OLD).mkdir()
         self.engine = Engine()
         self.release = HandmadeRelease(folder)
         self.refusals = 0
-        self.shelf = Shelf(self.open, self.engine, memory)
-        self.warming = Warming(self.folder, self.shelf)
+        self.shelf = ModelRepository(self.open, self.engine, memory)
+        self.warming = WarmUp(self.folder, self.shelf)
 
     def open(self, digest: str) -> HandmadeRelease:
         if self.refusals:
@@ -65,15 +65,15 @@ class World:
 def test_a_release_that_comes_is_loaded_and_run_once(tmp_path: Path) -> None:
     """Each slice once, however many rows share it; what was there before is loaded when somebody asks."""
     world = World(tmp_path)
-    world.warming.look()
+    world.warming.check()
     assert world.engine.loaded == []
     world.publish()
-    world.warming.look()
+    world.warming.check()
     assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
     assert world.shelf.model(CUT).half.is_loaded
     runs = world.engine.runs
     assert runs
-    world.warming.look()
+    world.warming.check()
     assert world.engine.runs == runs
 
 
@@ -84,21 +84,21 @@ def test_one_that_is_still_being_written_is_looked_at_again(tmp_path: Path) -> N
     world.refusals = 2
     for _ in range(3):
         assert world.engine.loaded == []
-        world.warming.look()
+        world.warming.check()
     assert world.engine.loaded
     other = World(tmp_path / "other") if (tmp_path / "other").mkdir() is None else world
     other.publish()
     other.refusals = TRIES
     for _ in range(TRIES + 3):
-        other.warming.look()
+        other.warming.check()
     assert other.engine.loaded == []
 
 
 def test_nothing_is_let_go_for_what_nobody_asked_for(tmp_path: Path) -> None:
     """Where the memory for models is too small, it stays for those that are asked."""
-    world = World(tmp_path, Memory(1))
+    world = World(tmp_path, SliceCache(1))
     world.publish()
-    world.warming.look()
+    world.warming.check()
     assert world.engine.loaded == []
 
 
@@ -107,7 +107,7 @@ def test_a_model_that_takes_no_noise_is_loaded_all_the_same(tmp_path: Path) -> N
     world = World(tmp_path)
     world.engine.breaks = True
     world.publish()
-    world.warming.look()
+    world.warming.check()
     assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
 
 
@@ -115,6 +115,6 @@ def test_a_model_that_takes_no_noise_is_loaded_all_the_same(tmp_path: Path) -> N
 def test_a_server_without_a_folder_warms_nothing(tmp_path: Path, there: bool) -> None:
     """And ends at once."""
     folder = tmp_path if there else tmp_path / "nowhere"
-    warming = Warming(folder, World(tmp_path).shelf, look_s=60.0)
+    warming = WarmUp(folder, World(tmp_path).shelf, interval_s=60.0)
     warming.start()
     warming.stop()

@@ -254,7 +254,7 @@ def test_weights_inside_a_function_cannot_name_other_files() -> None:
     leak = helper.make_node("Constant", [], ["k"])
     place = leak.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
     place.t.CopyFrom(onnx.TensorProto(data_type=TensorProto.UINT8, dims=[8]))
-    bundle.point_to(place.t, "/etc/hostname", 0, 8)
+    bundle.set_external_location(place.t, "/etc/hostname", 0, 8)
     sets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     nodes = [leak, helper.make_node("Cast", ["k"], ["f"], to=1), helper.make_node("Add", ["a", "f"], ["c"])]
     function = helper.make_function("own", "Leak", ["a"], ["c"], nodes, sets[:1])

@@ -122,7 +122,7 @@ def test_rescaled_picture_is_still_raw() -> None:
         [tiny.value("y", None)],
         [tiny.weight("mean", 3, 1, 1), tiny.weight("std", 3, 1, 1), tiny.weight("w", 2, 3, 1, 1)],
     )
-    assert prepare_model(raw).graph.raw == {"x", "t", "s", "scaled"}
+    assert prepare_model(raw).graph.raw_tensors == {"x", "t", "s", "scaled"}
 
 
 def picture_graph(spec: str) -> LayerGraph:
@@ -138,7 +138,7 @@ def test_input_layer_begins_at_the_frame() -> None:
     assert graph.layers[0].reads == (FRAME,)
     assert graph.layers[0].writes == ("image",)
     assert graph.inputs == (FRAME,)
-    assert {FRAME, "image"} <= graph.raw
+    assert {FRAME, "image"} <= graph.raw_tensors
     assert graph.tensors[FRAME].bytes == jpeg_bytes(spec)
 
 

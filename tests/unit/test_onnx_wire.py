@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.release.onnx_graph import SliceGraph, read_graph, read_pointer
+from edgesplit.release.onnx_graph import SliceGraph, read_external_weight, read_graph
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models as tiny
 
@@ -53,7 +53,7 @@ def test_a_pointer_is_read_as_onnx_reads_it() -> None:
     ):
         if not theirs.external_data:
             continue
-        read = read_pointer(ours)
+        read = read_external_weight(ours)
         said = {one.key: one.value for one in theirs.external_data}
         assert (read.name, read.data_type, read.dims) == (theirs.name, theirs.data_type, tuple(theirs.dims))
         assert (read.location, str(read.offset), str(read.length)) == (said["location"], said["offset"], said["length"])
@@ -74,7 +74,7 @@ def test_every_prefix_of_a_graph_is_refused() -> None:
 @SETTINGS
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     """No other error, no endless work."""
-    for read in (read_graph, lambda one: read_pointer(memoryview(one))):
+    for read in (read_graph, lambda one: read_external_weight(memoryview(one))):
         try:
             read(raw)
         except TrustError:
@@ -179,10 +179,10 @@ def test_a_pointer_is_nothing_but_a_pointer(what: str) -> None:
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "3072")):
         tensor.external_data.add(key=key, value=value)
-    assert read_pointer(memoryview(tensor.SerializeToString())).length == 3072
+    assert read_external_weight(memoryview(tensor.SerializeToString())).length == 3072
     POINTERS[what](tensor)
     with pytest.raises(TrustError):
-        read_pointer(memoryview(tensor.SerializeToString()))
+        read_external_weight(memoryview(tensor.SerializeToString()))
 
 
 def test_a_scalar_weight_has_no_dimensions() -> None:
@@ -192,4 +192,4 @@ def test_a_scalar_weight_has_no_dimensions() -> None:
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", "weights.bin"), ("offset", "64"), ("length", "4")):
         tensor.external_data.add(key=key, value=value)
-    assert read_pointer(memoryview(tensor.SerializeToString())).dims == ()
+    assert read_external_weight(memoryview(tensor.SerializeToString())).dims == ()

@@ -18,13 +18,13 @@ from edgesplit.offload_client.pool import HOP_CAUSE_HEADER, HOP_HEADER, HOP_SERV
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import TensorSpec
 from edgesplit_offload.inference.gateway_relay import (
-    ALONE_FACTOR,
-    LEAST_S,
+    FALLBACK_FACTOR,
     MARGIN_S,
+    MIN_TIMEOUT_S,
     SMOOTHING,
     USUAL_FACTOR,
-    Known,
-    patience_s,
+    Durations,
+    timeout_s,
 )
 from gateway_world import (
     HEAD,
@@ -101,7 +101,7 @@ def test_a_cloud_that_is_late_leaves_time_to_finish_here(world: World) -> None:
     world.wire.script = world.wire.hold
     reply = world.ask("split", timeout_s=6.0)
     assert outputs(reply)["out"] == OUT and reply.headers[HOP_CAUSE_HEADER] == "timeout"
-    eventually("the cloud's side sees that nobody waits", world.wire.asked[0].closed)
+    eventually("the cloud's side sees that nobody waits", world.wire.asked[0].is_closed)
 
 
 def test_a_device_that_has_gone_ends_what_was_asked_for_it(world: World) -> None:
@@ -113,7 +113,7 @@ def test_a_device_that_has_gone_ends_what_was_asked_for_it(world: World) -> None
     with socket.create_connection(("127.0.0.1", world.gateway.port)) as device:
         device.sendall(head.encode() + body)
         assert world.wire.held.wait(PATIENCE_S)
-    eventually("the cloud's side sees that nobody waits", world.wire.asked[0].closed)
+    eventually("the cloud's side sees that nobody waits", world.wire.asked[0].is_closed)
 
 
 def test_what_is_not_here_is_relayed_as_it_came(world: World) -> None:
@@ -166,21 +166,21 @@ def test_with_neither_the_cloud_nor_the_slices_the_error_says_both(world: World)
 @pytest.mark.parametrize(
     ("left_s", "known", "expected"),
     [
-        (2.0, Known(), 1.0),
-        (2.0, Known(alone_s=0.5), 2.0 - 0.5 * ALONE_FACTOR - MARGIN_S),
-        (0.1, Known(alone_s=0.5), 0.0),
-        (-1.0, Known(alone_s=0.1), 0.0),
-        (20.0, Known(there_s=0.01), LEAST_S),
-        (20.0, Known(there_s=1.0), USUAL_FACTOR),
-        (2.0, Known(alone_s=0.5, there_s=1.0), 2.0 - 0.5 * ALONE_FACTOR - MARGIN_S),
-        (20.0, Known().after(there_s=1.0).after(there_s=2.0), USUAL_FACTOR * (1.0 + SMOOTHING)),
-        (20.0, Known().after(there_s=1.0).after(alone_s=9.0), USUAL_FACTOR),
+        (2.0, Durations(), 1.0),
+        (2.0, Durations(fallback_s=0.5), 2.0 - 0.5 * FALLBACK_FACTOR - MARGIN_S),
+        (0.1, Durations(fallback_s=0.5), 0.0),
+        (-1.0, Durations(fallback_s=0.1), 0.0),
+        (20.0, Durations(remote_s=0.01), MIN_TIMEOUT_S),
+        (20.0, Durations(remote_s=1.0), USUAL_FACTOR),
+        (2.0, Durations(fallback_s=0.5, remote_s=1.0), 2.0 - 0.5 * FALLBACK_FACTOR - MARGIN_S),
+        (20.0, Durations().updated(there_s=1.0).updated(there_s=2.0), USUAL_FACTOR * (1.0 + SMOOTHING)),
+        (20.0, Durations().updated(there_s=1.0).updated(alone_s=9.0), USUAL_FACTOR),
     ],
 )
-def test_the_cloud_gets_what_finishing_here_leaves(left_s: float, known: Known, expected: float) -> None:
+def test_the_cloud_gets_what_finishing_here_leaves(left_s: float, known: Durations, expected: float) -> None:
     """By what the far half took here lately, half of it while that is not known; and no more than some times what the
     cloud usually takes."""
-    assert patience_s(left_s, known) == pytest.approx(expected)
+    assert timeout_s(left_s, known) == pytest.approx(expected)
 
 
 def test_specs_of_halves_are_the_manifests(world: World) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.access import bearer_token
-from edgesplit_controller.access.operators import Operators, OperatorWish, caller_of
+from edgesplit_controller.access.operators import NewOperator, Operators, to_caller
 from edgesplit_controller.access.sessions import Sessions
 from edgesplit_controller.caller import OWNER, Caller, Role
-from edgesplit_controller.errors import Conflict, Forbidden, NotAllowed
+from edgesplit_controller.errors import Conflict, PermissionDenied, Unauthenticated
 from edgesplit_controller.storage.database import Database
 
 ALL = Caller(OWNER, Role.ADMIN)
@@ -36,11 +36,11 @@ def operators(database: Database) -> Operators:
 
 def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(operators: Operators) -> None:
     """With role, groups and end; what was revoked stays void when they come back."""
-    wish = OperatorWish("alice", Role.OPERATOR, ("doors", "doors", "attic"), 100)
+    wish = NewOperator("alice", Role.OPERATOR, ("doors", "doors", "attic"), 100)
     first = operators.add(wish, "", ALL)
     row = operators.by_token(first.token)
     assert row is not None and first.expires == NOW + 100
-    caller = caller_of(row, serial="", address="")
+    caller = to_caller(row, serial="", address="")
     assert (caller.operator, caller.role, caller.groups) == ("alice", Role.OPERATOR, frozenset({"doors", "attic"}))
     with pytest.raises(Conflict, match="already"):
         operators.add(wish, "", ALL)
@@ -48,7 +48,7 @@ def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(opera
     assert operators.by_token(first.token) is None
     with pytest.raises(Conflict, match="revoked"):
         operators.rotate("alice", "", ALL)
-    second = operators.add(OperatorWish("alice", Role.VIEWER), "", ALL)
+    second = operators.add(NewOperator("alice", Role.VIEWER), "", ALL)
     assert operators.by_token(first.token) is None and operators.by_token(second.token) is not None
     assert [one["name"] for one in operators.all(ALL)] == ["alice", OWNER]
 
@@ -57,7 +57,7 @@ def test_who_has_expired_is_let_in_again_for_a_stated_time(operators: Operators)
     """A new token alone would open nothing."""
     clock = [NOW]
     operators._now = lambda: clock[0]
-    operators.add(OperatorWish("alice", Role.VIEWER, (), 100), "", ALL)
+    operators.add(NewOperator("alice", Role.VIEWER, (), 100), "", ALL)
     clock[0] += 101
     with pytest.raises(Conflict, match="--expires"):
         operators.rotate("alice", "", ALL)
@@ -70,10 +70,10 @@ def test_the_owners_token_is_what_lies_in_the_data_folder(operators: Operators, 
     same file again ends nothing."""
     sessions = Sessions(database, operators, now=lambda: NOW)
     row = operators.by_token("the owner's")
-    assert row is not None and row.role == "admin" and row.expires is None and operators.certified(OWNER, 1)
+    assert row is not None and row.role == "admin" and row.expires is None and operators.has_certificate(OWNER, 1)
     opened = sessions.open(row, "")
     operators.adopt_owner("the owner's", 2)
-    assert operators.certified(OWNER, 2) and not operators.certified(OWNER, 1)
+    assert operators.has_certificate(OWNER, 2) and not operators.has_certificate(OWNER, 1)
     assert sessions.operator_of(opened.secret) is not None
     operators.adopt_owner("a new one", 2)
     assert operators.by_token("the owner's") is None and operators.by_token("a new one") is not None
@@ -84,34 +84,34 @@ def test_the_owners_token_is_what_lies_in_the_data_folder(operators: Operators, 
 
 def test_nobody_makes_or_changes_who_may_more_than_they_may(operators: Operators) -> None:
     """By role and by groups; the owner is changed by nobody."""
-    admin = caller_of_wish(operators, OperatorWish("adm", Role.ADMIN, ("doors",)))
+    admin = caller_of_wish(operators, NewOperator("adm", Role.ADMIN, ("doors",)))
     lesser = Caller("op", Role.OPERATOR)
     for by, wish in (
-        (admin, OperatorWish("x", Role.VIEWER)),
-        (admin, OperatorWish("x", Role.VIEWER, ("lab",))),
-        (lesser, OperatorWish("x", Role.ADMIN)),
+        (admin, NewOperator("x", Role.VIEWER)),
+        (admin, NewOperator("x", Role.VIEWER, ("lab",))),
+        (lesser, NewOperator("x", Role.ADMIN)),
     ):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(PermissionDenied):
             operators.add(wish, "", by)
-    operators.add(OperatorWish("boss", Role.ADMIN), "", ALL)
-    with pytest.raises(NotAllowed):
+    operators.add(NewOperator("boss", Role.ADMIN), "", ALL)
+    with pytest.raises(PermissionDenied):
         operators.revoke("boss", lesser)
     with pytest.raises(Conflict, match=r"operator\.token"):
         operators.revoke(OWNER, ALL)
 
 
-def caller_of_wish(operators: Operators, wish: OperatorWish) -> Caller:
+def caller_of_wish(operators: Operators, wish: NewOperator) -> Caller:
     row = operators.by_token(operators.add(wish, "", ALL).token)
     assert row is not None
-    return caller_of(row, serial="1", address="")
+    return to_caller(row, serial="1", address="")
 
 
 def test_a_wish_that_cannot_be_is_refused_in_words(operators: Operators) -> None:
     """Names, groups and lengths of time out of bounds; roles that there are not."""
-    names = [OperatorWish(name, Role.VIEWER) for name in ("", OWNER, "Alice", "a" * 64, "alice\n", "-a", "a b", "é")]
+    names = [NewOperator(name, Role.VIEWER) for name in ("", OWNER, "Alice", "a" * 64, "alice\n", "-a", "a b", "é")]
     groups = [("",), ("x" * 64,), tuple(map(str, range(65)))]
-    lives = [OperatorWish("alice", Role.VIEWER, (), expires_s) for expires_s in (0, -1, 10**12)]
-    for wish in (*names, *(OperatorWish("alice", Role.VIEWER, some) for some in groups), *lives):
+    lives = [NewOperator("alice", Role.VIEWER, (), expires_s) for expires_s in (0, -1, 10**12)]
+    for wish in (*names, *(NewOperator("alice", Role.VIEWER, some) for some in groups), *lives):
         with pytest.raises(UsageError):
             operators.add(wish, "", ALL)
     for word in ("", "Admin", "root", "VIEWER"):
@@ -129,7 +129,7 @@ def test_of_many_who_use_one_login_code_at_once_one_gets_in(operators: Operators
     def use() -> None:
         try:
             let_in.append(sessions.open_by_code(code, "").secret)
-        except Forbidden as error:
+        except Unauthenticated as error:
             refused.append(error)
 
     threads = [threading.Thread(target=use) for _ in range(8)]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import TrustError
-from edgesplit.release.agent_release import AGENT
-from edgesplit.release.manifest import Statement, Wanted, decode_manifest
+from edgesplit.release.agent_release import AGENT_MODEL
+from edgesplit.release.manifest import DesiredRelease, Statement, decode_manifest
 from edgesplit.release.recut import check_recut
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.updates.reconciler import Activate, Commit, RollBack, Stage, Verify
 from power_world import HEALTH_S, Machine
 from version_world import AgentRelease, World, told
@@ -48,7 +48,7 @@ def test_a_version_is_installed_tried_and_committed(world: World) -> None:
     assert told(trial)[:2] == (B.digest, "trial") and trial.running == world.model.digest
     trial.settle()
     assert told(trial)[:2] == (B.digest, "running")
-    assert Shelf(world.data).read().committed == B.digest
+    assert VersionStore(world.data).read().committed == B.digest
     assert len(machine.sent) == 1, "the wheel that stays was sent again"
     assert not trial.strangers()
 
@@ -102,14 +102,14 @@ def test_wheels_that_were_not_signed_are_never_installed(world: World) -> None:
     wheel = next(iter(B.chunks))
     world.source.chunks[wheel] = b"x" * len(B.chunks[wheel])
     machine = world.settle(machine.offer(world.say(B)))
-    assert told(machine)[1] == "failed" and not Shelf(world.data).home(B.digest).exists()
+    assert told(machine)[1] == "failed" and not VersionStore(world.data).version_folder(B.digest).exists()
 
     world.source.chunks[wheel] = B.chunks[wheel]
     machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Stage))
     (file,) = (world.data / "releases" / B.digest / "slices").glob("*/wheels.tar")
     file.write_bytes(b"x" * file.stat().st_size)
     machine = world.settle(machine)
-    assert world.runs(machine) == A.digest and not Shelf(world.data).home(B.digest).exists()
+    assert world.runs(machine) == A.digest and not VersionStore(world.data).version_folder(B.digest).exists()
 
 
 def test_a_newer_statement_tries_it_again(world: World) -> None:
@@ -133,7 +133,7 @@ def test_a_version_that_says_no_is_never_started(world: World) -> None:
     machine = world.settle(machine.offer(world.say(unfit)))
 
     assert told(machine) == (A.digest, "failed", "agent 0.5.0 cannot run here: it needs a newer launcher")
-    assert world.runs(machine) == A.digest and not Shelf(world.data).home(unfit.digest).exists()
+    assert world.runs(machine) == A.digest and not VersionStore(world.data).version_folder(unfit.digest).exists()
     machine.stop()
     again = world.settle(world.start())
     assert told(again)[1] == "failed" and not any(isinstance(step, Verify) for step in again.steps)
@@ -152,7 +152,7 @@ def test_nothing_else_is_changed_on_trial(world: World) -> None:
 
     trial.settle(lambda now: any(isinstance(step, Commit) for step in now.steps))
 
-    assert {type(step).__name__ for step in trial.steps} <= {"Consider", "Report", "Commit"}
+    assert {type(step).__name__ for step in trial.steps} <= {"AcceptStatement", "Report", "Commit"}
     assert trial.running == world.model.digest
     trial.settle()
     assert trial.running == "", "the model is retired now"
@@ -169,7 +169,7 @@ def test_a_version_that_a_bundle_brought_needs_no_broker(world: World) -> None:
 
     trial = world.start(online=False).settle()
 
-    assert world.runs(trial) == B.digest and Shelf(world.data).read().committed == B.digest
+    assert world.runs(trial) == B.digest and VersionStore(world.data).read().committed == B.digest
 
 
 def test_an_interrupted_trial_is_still_one(world: World) -> None:
@@ -190,22 +190,22 @@ def test_a_link_that_comes_and_goes_proves_nothing_yet(world: World) -> None:
     trial = world.start()
     trial.settle(lambda now: now.step() is None)
     trial.time += HEALTH_S - 1
-    trial.updater.online(False)
-    trial.updater.online(True)
+    trial.updater.on_connection(False)
+    trial.updater.on_connection(True)
     trial.time += HEALTH_S - 1
 
     assert not any(isinstance(trial.step(), (Commit, RollBack)) for _ in range(3))
     trial.time += 1
     trial.settle()
-    assert Shelf(world.data).read().committed == B.digest
+    assert VersionStore(world.data).read().committed == B.digest
 
 
 def test_a_version_that_nobody_wants_any_more_stays(world: World) -> None:
     """A statement without an agent is no word against the one that runs: some version must run."""
     machine = on(world, A)
     machine = world.settle(machine.offer(world.say(None)))
-    assert world.runs(machine) == A.digest and all(one.model != AGENT for one in machine.reports[-1][1])
-    assert Shelf(world.data).damage(A.digest) == ""
+    assert world.runs(machine) == A.digest and all(one.model != AGENT_MODEL for one in machine.reports[-1][1])
+    assert VersionStore(world.data).damage(A.digest) == ""
 
 
 def test_without_a_launcher_a_version_is_refused_in_words(world: World) -> None:
@@ -222,7 +222,7 @@ def test_a_model_is_no_agent_and_an_agent_no_model(world: World) -> None:
     """A statement that mixes them up starts nothing: each is what its own manifest says."""
     machine = on(world, A)
     world.source.counter += 1
-    mixed = (Wanted(AGENT, world.model.digest), Wanted("tiny", B.digest))
+    mixed = (DesiredRelease(AGENT_MODEL, world.model.digest), DesiredRelease("tiny", B.digest))
     raw = world.source.repository.sign_statement(
         Statement(device="cam-1", releases=mixed, counter=world.source.counter, expires=int(world.source.now + 9_999))
     )
@@ -246,7 +246,7 @@ def test_the_planner_cannot_sign_an_agent(world: World) -> None:
 def test_a_lost_version_is_installed_again_from_what_is_here(world: World) -> None:
     """Files that rot on the card: the installed version starts, and puts the other together from the signed wheels."""
     on(world, A).off()
-    (Shelf(world.data).home(A.digest) / "bin" / "python").write_bytes(b"rot")
+    (VersionStore(world.data).version_folder(A.digest) / "bin" / "python").write_bytes(b"rot")
 
     first = world.start(online=False)
     assert world.runs(first) == "" and first.running == world.model.digest
@@ -254,7 +254,7 @@ def test_a_lost_version_is_installed_again_from_what_is_here(world: World) -> No
     first.stop()
     healed = world.settle(world.start())
 
-    assert world.runs(healed) == A.digest and Shelf(world.data).damage(A.digest) == ""
+    assert world.runs(healed) == A.digest and VersionStore(world.data).damage(A.digest) == ""
     assert not first.sent and not healed.sent
 
 
@@ -262,5 +262,5 @@ def test_old_versions_are_dropped(world: World) -> None:
     """Room is for what may have to start again: the one before goes once the next is committed."""
     machine = on(world, A)
     world.settle(machine.offer(world.say(B)))
-    shelf = Shelf(world.data)
+    shelf = VersionStore(world.data)
     assert [one.name for one in shelf.folder.iterdir()] == [B.digest]

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgesplit.device_profile import SHIPPED, load_profile
+from edgesplit.device_profile import PROFILE_PACKAGE, load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.plan import Row
-from edgesplit_cli.commands.infer import array_in
-from edgesplit_cli.commands.options.plan_limits import as_typed
-from edgesplit_cli.commands.plan import links_between
-from edgesplit_cli.demo.run import alone_on
-from edgesplit_cli.local.model import arrays_in
+from edgesplit_cli.commands.infer import read_npy
+from edgesplit_cli.commands.options.plan_limits import typed_value
+from edgesplit_cli.commands.plan import plan_links
+from edgesplit_cli.demo.run import locked
+from edgesplit_cli.local.model import read_npz
 from edgesplit_cli.main import main
-from edgesplit_cli.output import can_write
+from edgesplit_cli.output import check_writable
 from edgesplit_controller.model_registry.registry import load_model
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.presentation.picture import label, labels, line_colours, shortened
@@ -205,10 +205,10 @@ def test_labels_and_colours_tell_cuts_apart() -> None:
 def test_links_join_neighbours_and_the_first_has_the_radio() -> None:
     """--link reaches the cloud, each tier's own link reaches the tier; the radio is that of the link's name."""
     wifi, lte = parse_link("wifi"), parse_link("lte/2")
-    found = links_between(("device", "edge", "cloud"), wifi, [("edge", "", lte)])
+    found = plan_links(("device", "edge", "cloud"), wifi, [("edge", "", lte)])
     assert list(found) == ["device-edge", "edge-cloud"]
     assert found["device-edge"].radio == "lte" and found["edge-cloud"] == wifi
-    assert links_between(("device", "cloud"), parse_link("8mbit/40ms"))["device-cloud"].name == "8mbit/40ms"
+    assert plan_links(("device", "cloud"), parse_link("8mbit/40ms"))["device-cloud"].name == "8mbit/40ms"
 
 
 def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_a_profile_of_ones_own_was_unknown_to_the_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that the controller does not have: its measurements, our predictions."""
-    text = resources.files(SHIPPED).joinpath("jetson-nano.yaml").read_text("utf-8")
+    text = resources.files(PROFILE_PACKAGE).joinpath("jetson-nano.yaml").read_text("utf-8")
     (tmp_path / "mine.yaml").write_text(text.replace("name: jetson-nano", "name: mine"))
 
     class WithCosts(Registered):
@@ -392,8 +392,8 @@ def test_limits_that_conflict_are_named_by_their_options(
 @pytest.mark.parametrize("typed", [["--deadline", "0.1s"], ["--deadline=0.1s"], ["--deadline", "100000us"]])
 def test_a_limit_is_told_as_it_was_typed(typed: list[str]) -> None:
     """What else would do is told in a unit that fits it; another figure is nobody's spelling."""
-    assert as_typed("--deadline", 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
-    assert as_typed("--deadline", 0.2, ["plan", *typed]) == as_typed("--memory", 0.1, ["plan", *typed]) == ""
+    assert typed_value("--deadline", 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
+    assert typed_value("--deadline", 0.2, ["plan", *typed]) == typed_value("--memory", 0.1, ["plan", *typed]) == ""
 
 
 def test_a_missing_comma_is_found_by_its_line(
@@ -466,14 +466,14 @@ def test_arrays_that_are_none_do_not_end_in_a_traceback(name: str, content: byte
     else:
         np.save(file, np.array([{1: 2}], dtype=object))
     with pytest.raises(UsageError, match=name):
-        dict(arrays_in(file)) if name.endswith("npz") else array_in(file)
+        dict(read_npz(file)) if name.endswith("npz") else read_npy(file)
 
 
 def test_a_second_demo_on_one_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would start its agents on those of the first."""
-    with alone_on(tmp_path):
+    with locked(tmp_path):
         assert edgectl(monkeypatch, "demo", "--folder", tmp_path) == 2
     assert f"another demo runs on {tmp_path}" in capsys.readouterr().err
 
@@ -561,10 +561,10 @@ def test_loss_is_not_silently_left_out_where_nothing_measures_it(
 
 def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
     """A new file is not made, an old one not changed."""
-    can_write(tmp_path / "new.svg")
+    check_writable(tmp_path / "new.svg")
     assert not (tmp_path / "new.svg").exists()
     (tmp_path / "old.svg").write_text("old")
-    can_write(tmp_path / "old.svg")
+    check_writable(tmp_path / "old.svg")
     assert (tmp_path / "old.svg").read_text() == "old"
 
 

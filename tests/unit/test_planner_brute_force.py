@@ -16,7 +16,7 @@ import pytest
 from brute_force import Tried, allowed_by_tiers, every_cut, fastest, random_costs
 from edgesplit.errors import InfeasibleLimits
 from edgesplit.plan import Conditions, Link, latency_s
-from edgesplit_partitioner import Costs, Plan, plan
+from edgesplit_partitioner import Costs, PlanResult, plan
 
 BATCHES = 12
 PER_BATCH = max(50, int(os.environ.get("EDGESPLIT_INSTANCES", "500")) // BATCHES)
@@ -41,7 +41,7 @@ def some_link(rng: random.Random) -> Link:
     return Link(up_bytes_per_s=rng.choice(rate), down_bytes_per_s=rng.choice(rate), rtt_s=rng.choice([0.0, 0.01, 0.05]))
 
 
-def check_optimum(label: str, costs: Costs, link: Link, found: Plan, cuts: list[Tried]) -> None:
+def check_optimum(label: str, costs: Costs, link: Link, found: PlanResult, cuts: list[Tried]) -> None:
     """Best value, honest bound, and the right one among equals."""
     at = (link.up_bytes_per_s, link.down_bytes_per_s, link.rtt_s)
     best = fastest(cuts, *at)

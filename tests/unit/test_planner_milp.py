@@ -13,7 +13,7 @@ import pytest
 
 from brute_force_limits import Trial, every_trial, keeps, random_instance
 from edgesplit.errors import InfeasibleLimits, UsageError
-from edgesplit.plan import Conditions, Link, latency_s, slowest_s
+from edgesplit.plan import Conditions, Link, latency_s, slowest_stage_s
 from edgesplit_partitioner import Costs, load_costs, plan
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.milp.conflict import LimitsInConflict
@@ -143,7 +143,7 @@ def test_a_stream_takes_the_cut_of_the_shortest_slowest_stage() -> None:
     """0.5 s on the device with head remote, if its features took less than that on the link; here they take 0.9 s."""
     found = plan(camera(), LINKS, objective="throughput")
     assert found.cut["device"] == ("conv",)
-    assert found.value == pytest.approx(0.9) == slowest_s(found.row, Conditions(link=LINK))
+    assert found.value == pytest.approx(0.9) == slowest_stage_s(found.row, Conditions(link=LINK))
     assert found.certificate.gap == 0.0
 
 

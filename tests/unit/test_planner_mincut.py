@@ -10,15 +10,15 @@ import pytest
 from edgesplit.limits import LIMITS
 from edgesplit_partitioner import load_costs, plan
 from edgesplit_partitioner.algorithms.lower_envelope import Line, explore, lower_envelope, thinned
-from edgesplit_partitioner.algorithms.mincut import Charges, Network
+from edgesplit_partitioner.algorithms.mincut import Capacities, FlowNetwork
 
 
-def two_nodes() -> Network:
-    return Network(2, np.array([0, 1]), np.array([1, 0]))
+def two_nodes() -> FlowNetwork:
+    return FlowNetwork(2, np.array([0, 1]), np.array([1, 0]))
 
 
-def charges(source: list[float], sink: list[float], arcs: list[float]) -> Charges:
-    return Charges(np.array(source), np.array(sink), np.array(arcs))
+def charges(source: list[float], sink: list[float], arcs: list[float]) -> Capacities:
+    return Capacities(np.array(source), np.array(sink), np.array(arcs))
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9, 1e15])
@@ -120,7 +120,7 @@ def test_the_envelope_is_the_lowest_line_everywhere() -> None:
 
 def test_of_equal_lines_the_first_counts() -> None:
     """So a plan's own row stays in its table."""
-    assert [one.line.what for one in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
+    assert [one.line.item for one in lower_envelope(lines((1, 2), (1, 2), (9, 0)))] == [0, 2]
 
 
 def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
@@ -132,7 +132,7 @@ def test_exploring_finds_every_line_by_asking_2k_minus_1_times() -> None:
         asked.append(x)
         return min(some, key=lambda line: (line.at(x), line.b))
 
-    assert [line.what for line in explore(lowest, some[0], some[4])] == [0, 1, 2, 3, 4]
+    assert [line.item for line in explore(lowest, some[0], some[4])] == [0, 1, 2, 3, 4]
     assert len(asked) == 7
 
 
@@ -149,8 +149,8 @@ def test_a_line_as_steep_as_one_found_inexactly_replaces_it() -> None:
 def test_thinning_takes_what_is_missed_least() -> None:
     """The line that dips a little goes before the one that dips much; the ends stay."""
     some = lines((0, 16), (7.9, 7.9), (2, 2), (3, 0))
-    assert [line.what for line in thinned(some, 3)] == [0, 2, 3]
-    assert [line.what for line in thinned(some, 1)] == [0, 3]
+    assert [line.item for line in thinned(some, 3)] == [0, 2, 3]
+    assert [line.item for line in thinned(some, 1)] == [0, 3]
 
 
 def test_a_table_never_outgrows_a_release() -> None:

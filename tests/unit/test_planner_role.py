@@ -19,17 +19,17 @@ from onnx import TensorProto, helper, numpy_helper
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, Targets
 
-from edgesplit.crypto.slice_encryption import seal_slice
+from edgesplit.crypto.slice_encryption import encrypt_slice
 from edgesplit.errors import LinkError, MalformedMessage, TrustError
 from edgesplit.input_spec import parse_input_spec
 from edgesplit.mqtt.messages import decode, encode
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
 from edgesplit.release.manifest import (
-    AnatomyFile,
     Chunk,
-    Compiled,
-    Golden,
+    CompiledSlice,
+    FingerprintFile,
+    GoldenExample,
     Signature,
     Signed,
     TensorSpec,
@@ -41,8 +41,8 @@ from edgesplit.trust.identity import load_or_make_key
 from edgesplit.trust.store import TrustStore, recut_path, verify_release
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.rotation import Rotation
-from edgesplit_offload.models.repository import Shelf
-from edgesplit_offload.server import releases_in
+from edgesplit_offload.models.repository import ModelRepository
+from edgesplit_offload.server import release_opener
 from edgesplit_partitioner.slicing import CutSlice
 from recut_world import CLASS, Made, RecutWorld, made, plant
 from trust_world import DAY, DEVICE
@@ -72,7 +72,7 @@ def write(world: RecutWorld, folder: Path, one: Made, proof: dict[str, bytes]) -
 
 def load_remotely(world: RecutWorld, folder: Path, one: Made) -> None:
     """As an offload server loads the far half of the first row."""
-    shelf = Shelf(releases_in(folder, world.bootstrap), OnnxRuntime())
+    shelf = ModelRepository(release_opener(folder, world.bootstrap), OnnxRuntime())
     shelf.model(oip.remote_name(one.digest, CLASS, one.manifest.plans[CLASS].rows[0].name)).half.load()
 
 
@@ -87,7 +87,7 @@ def test_another_cut_is_believed_fetched_opened_and_loaded(
     and the answer is the whole model's, bit for bit."""
     one = signed.recut(*after)
     assert signed.repository.add_recut(one.raw) == one.digest
-    raw, proof = refreshed(signed, f"cam-{after}").proven(one.digest, signed.fetch)
+    raw, proof = refreshed(signed, f"cam-{after}").manifest_with_proof(one.digest, signed.fetch)
     assert raw == one.raw and verify_release(raw, proof, signed.bootstrap).base == signed.base.manifest
 
     write(signed, tmp_path, one, proof)
@@ -128,7 +128,7 @@ def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> No
     plan = base.manifest.plans[CLASS]
     fewer = base.with_(recut_of=base.digest, plans={CLASS: msgspec.structs.replace(plan, rows=plan.rows[1:])})
     world.repository.add_recut(fewer.raw)
-    write(world, tmp_path / "device", fewer, refreshed(world).proven(fewer.digest, world.fetch)[1])
+    write(world, tmp_path / "device", fewer, refreshed(world).manifest_with_proof(fewer.digest, world.fetch)[1])
     load_remotely(world, tmp_path / "device", fewer)
 
     cut_anew = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
@@ -160,7 +160,7 @@ def test_a_recut_runs_on_after_its_base_has_gone(world: RecutWorld, tmp_path: Pa
     one = world.recut()
     world.repository.add_recut(one.raw)
     store = refreshed(world)
-    write(world, tmp_path / "device", one, store.proven(one.digest, world.fetch)[1])
+    write(world, tmp_path / "device", one, store.manifest_with_proof(one.digest, world.fetch)[1])
     with world.repository._exclusive():
         targets = world.repository._current_targets()
         targets.targets.clear()
@@ -204,7 +204,7 @@ def earlier(*layers: str) -> Twist:
 
 
 def compiled(one: Made) -> Made:
-    forged = Compiled(msgspec.structs.replace(one.cut[0].slice, name="tpu"), CLASS, (one.cut[0].slice.name,))
+    forged = CompiledSlice(msgspec.structs.replace(one.cut[0].slice, name="tpu"), CLASS, (one.cut[0].slice.name,))
     return one.with_(compiled=(forged,))
 
 
@@ -212,7 +212,10 @@ OTHER = TensorSpec("image", "FP32", (1, 3, 8, 8))
 FORGED: dict[str, tuple[Twist, str]] = {
     "a: another model": (lambda one: one.with_(model="other@1"), "change the release's model"),
     "a: another file": (lambda one: one.with_(model_sha256="1" * 64), "model_sha256"),
-    "e: other answers": (lambda one: one.with_(golden=(Golden(Chunk("1" * 64, 9), Chunk("2" * 64, 9)),)), "golden"),
+    "e: other answers": (
+        lambda one: one.with_(golden=(GoldenExample(Chunk("1" * 64, 9), Chunk("2" * 64, 9)),)),
+        "golden",
+    ),
     "e: no answers": (lambda one: one.with_(golden=()), "golden"),
     "e: an input spec": (lambda one: one.with_(input_spec=parse_input_spec("image/jpeg 16x16 q85 rgb")), "input_spec"),
     "e: other inputs": (lambda one: one.with_(inputs=(OTHER,)), "inputs"),
@@ -257,7 +260,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
         lambda one: one.with_(recut_of="1" * 64),
         "not one that the release key signed|no recut of a release",
     ),
-    "an anatomy of its own": (lambda one: one.with_(anatomy=AnatomyFile("1" * 64, 5)), "anatomy of its own"),
+    "an anatomy of its own": (lambda one: one.with_(anatomy=FingerprintFile("1" * 64, 5)), "anatomy of its own"),
     "c: a layer twice": (lambda one: one.with_slice(0, layers=(*one.cut[0].slice.layers, "wide")), "exactly once"),
     "c: a layer left out": (lambda one: one.with_slice(1, layers=one.cut[1].slice.layers[1:]), "exactly once"),
     "c: a slice left out": (
@@ -308,7 +311,7 @@ def test_a_thief_of_the_planners_key_cannot_say_more_than_a_recut(
     with pytest.raises(TrustError):
         open_release(tmp_path / "cloud", one.digest, signed.bootstrap)
     with pytest.raises(TrustError):
-        Shelf(releases_in(tmp_path / "cloud", signed.bootstrap), OnnxRuntime()).model(
+        ModelRepository(release_opener(tmp_path / "cloud", signed.bootstrap), OnnxRuntime()).model(
             oip.remote_name(one.digest, CLASS, "cut-1")
         )
 
@@ -494,7 +497,7 @@ def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutWorld, tmp_
 
 def sealed(one: Made) -> Made:
     """The same with every slice encrypted."""
-    closed = [seal_slice(cut.slice, cut.runs, b"s" * 32) for cut in one.cut]
+    closed = [encrypt_slice(cut.slice, cut.runs, b"s" * 32) for cut in one.cut]
     cut = tuple(CutSlice(*sealed) for sealed in closed)
     return replace(one, cut=cut).with_(slices=tuple(slice_ for slice_, _ in closed))
 
@@ -594,7 +597,9 @@ def test_the_planner_does_not_speak_for_the_director(world: RecutWorld) -> None:
     payload = decode(world.state(counter=5), Signed).payload
     made_ = signer(world, "planner").sign(payload)
     with pytest.raises(TrustError, match="not the director's"):
-        store.statement(encode(Signed(payload, (Signature(made_.keyid, made_.signature),))), DEVICE, install=True)
+        store.verify_statement(
+            encode(Signed(payload, (Signature(made_.keyid, made_.signature),))), DEVICE, for_install=True
+        )
 
 
 @pytest.mark.parametrize("role", ["director", "snapshot", "timestamp", "root"])
@@ -648,7 +653,7 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorl
     one = world.recut()
     world.repository.add_recut(one.raw)
     store = refreshed(world)
-    raw, proof = store.proven(one.digest, world.fetch)
+    raw, proof = store.manifest_with_proof(one.digest, world.fetch)
     world.now += 91 * DAY
     with world.repository._exclusive():
         world.repository._publish(world.repository._current_targets())
@@ -678,7 +683,7 @@ def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
 
     store.refresh(world.fetch)
     assert store.manifest(one.digest, world.fetch) == one.raw
-    proof = store.proven(one.digest, world.fetch)[1]
+    proof = store.manifest_with_proof(one.digest, world.fetch)[1]
     forged = Metadata[Targets].from_bytes(proof["planner.json"])
     forged.sign(stolen)
     with pytest.raises(TrustError, match="planner"):

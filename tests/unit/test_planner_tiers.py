@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from edgesplit.errors import InfeasibleLimits
-from edgesplit.plan import Conditions, Link, choose, cost, latency_s
-from edgesplit_partitioner import Costs, Plan, load_costs, plan
+from edgesplit.plan import Conditions, Link, choose_row, cost, latency_s
+from edgesplit_partitioner import Costs, PlanResult, load_costs, plan
 from tier_force import TIERS, Radio, Tried, busy_watts, every_assignment, random_tier_costs
 
 EXACT = 1e-9
@@ -45,7 +45,7 @@ def named(links: list[Any]) -> dict[str, Any]:
     return {f"{low}-{high}": link for (low, high), link in zip(itertools.pairwise(TIERS), links, strict=False)}
 
 
-def check(label: str, found: Plan, tried: list[Tried], value: Value) -> None:
+def check(label: str, found: PlanResult, tried: list[Tried], value: Value) -> None:
     """Best value, honest bound, and the right one among equals."""
     best = min(map(value, tried))
     assert found.value == pytest.approx(best, rel=EXACT, abs=1e-15), label
@@ -193,7 +193,7 @@ def test_the_table_of_three_tiers_is_best_at_every_first_bandwidth() -> None:
         assert len({row.name for row in found.table.rows}) == len(found.table.rows), label
         for up, rtt_s in itertools.product((1e2, 1e3, 1e4, 1e5, 1e6, 1e8), (0.0, 0.02, 0.3)):
             now = Link(up_bytes_per_s=up, down_bytes_per_s=links[0].down_bytes_per_s, rtt_s=rtt_s)
-            chosen = choose(found.table, Conditions(link=now))
+            chosen = choose_row(found.table, Conditions(link=now))
             assert chosen is not None
             best = min(one.latency_s([now, links[1]]) for one in tried)
             assert latency_s(chosen, Conditions(link=now)) == pytest.approx(best, rel=1e-7, abs=1e-15), (label, now)
@@ -223,7 +223,7 @@ def test_an_energy_table_is_chosen_from_by_joules() -> None:
         idle, busy, tried = costs.idle_watts["device"], busy_watts(costs), list(every_assignment(costs))
         for up in (1e3, 1e4, 1e5, 1e6, 1e8):
             now = Link(up_bytes_per_s=up, down_bytes_per_s=link.down_bytes_per_s, rtt_s=link.rtt_s)
-            chosen = choose(found.table, Conditions(link=now))
+            chosen = choose_row(found.table, Conditions(link=now))
             assert chosen is not None
             spent = cost(chosen, Conditions(link=now), found.table.weights, found.table.power)
             best = min(one.latency_s([now]) + 0.3 * one.energy_j([now], idle, busy, LTE) for one in tried)
@@ -261,7 +261,7 @@ def test_of_cuts_equal_at_every_bandwidth_a_slow_device_still_gets_its_own() -> 
     link = Link(up_bytes_per_s=100.0, down_bytes_per_s=100.0, rtt_s=0.0)
     found = plan(costs, {"device-cloud": link})
     assert found.cut["device"] == ("a",)
-    slow = choose(found.table, Conditions(link=link, device_slowdown=4.0))
+    slow = choose_row(found.table, Conditions(link=link, device_slowdown=4.0))
     assert slow is not None and slow.name == "remote"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgesplit.atomic_files import make_folders, sweep_parts, write_durably
+from edgesplit.atomic_files import make_folders, remove_partial_files, write_durably
 from power_cut import Disk, How, Recorder, Told, after_cut, read_tree
 
 
@@ -123,5 +123,5 @@ def test_half_written_files_do_not_pile_up(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f".current.json.{number}.part").write_bytes(b"half")
     (tmp_path / "current.json").write_bytes(b"whole")
-    sweep_parts(tmp_path)
+    remove_partial_files(tmp_path)
     assert read_tree(tmp_path) == {"current.json": b"whole"}

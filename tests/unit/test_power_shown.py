@@ -9,20 +9,20 @@ import pytest
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import PowerSeen, Telemetry, Window
+from edgesplit.mqtt.messages import PowerState, Telemetry, TelemetryWindow
 from edgesplit_agent.main import main
-from edgesplit_agent.power.mode import Wishes
-from edgesplit_agent.power.monitor import PowerWatch
+from edgesplit_agent.power.mode import PowerSettings
+from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import Readings
-from edgesplit_cli.commands.device import joules, power_line
+from edgesplit_cli.commands.device import joules_text, power_line
 
 
 def test_a_battery_and_a_budget_on_one_line() -> None:
     """What is known, and nothing else."""
-    watch = PowerWatch(Wishes("auto", 4.0))
-    told = msgspec.to_builtins(watch.seen())
+    watch = PowerMonitor(PowerSettings("auto", 4.0))
+    told = msgspec.to_builtins(watch.to_telemetry())
     assert power_line(told) == "power: performance, budget 4 W, by the plan's figures"
-    seen = PowerSeen(
+    seen = PowerState(
         mode="saver", why="battery at 10 %", budget_watts=4.0, updates_wait="the battery is at 10 %", watts=3.217,
         watts_from="battery", battery_percent=10.0, discharging=True, celsius=71.2, speed=0.6, under_voltage=True,
     )  # fmt: skip
@@ -34,13 +34,13 @@ def test_a_battery_and_a_budget_on_one_line() -> None:
 
 def test_joules_that_no_rail_measured_say_so() -> None:
     """Predicted is not measured, and unknown is neither."""
-    assert joules({"joules": 0.7123, "joules_basis": "predicted"}) == "0.712 (predicted)"
-    assert joules({"joules": 0.7123, "joules_basis": "measured"}) == "0.712"
-    assert joules({}) == joules({"joules": 0.0, "joules_basis": ""}) == "-"
+    assert joules_text({"joules": 0.7123, "joules_basis": "predicted"}) == "0.712 (predicted)"
+    assert joules_text({"joules": 0.7123, "joules_basis": "measured"}) == "0.712"
+    assert joules_text({}) == joules_text({"joules": 0.0, "joules_basis": ""}) == "-"
 
 
-def telemetry(power: PowerSeen | None) -> Telemetry:
-    window = Window(model="m", release="r", row="local")
+def telemetry(power: PowerState | None) -> Telemetry:
+    window = TelemetryWindow(model="m", release="r", row="local")
     return Telemetry(
         session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(window,),
         power=power,
@@ -49,9 +49,11 @@ def telemetry(power: PowerSeen | None) -> Telemetry:
 
 def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> None:
     """At their extremes; a device without power in its telemetry (an older agent) too."""
-    watch = PowerWatch(Wishes("auto", 0.001))
-    watch.saw(Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, speed=1e-9), 1.0)
-    for power in (None, watch.seen()):
+    watch = PowerMonitor(PowerSettings("auto", 0.001))
+    watch.on_readings(
+        Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, speed=1e-9), 1.0
+    )
+    for power in (None, watch.to_telemetry()):
         message = telemetry(power)
         assert messages.decode(messages.encode(message), Telemetry) == message
 
@@ -59,7 +61,7 @@ def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> N
 @pytest.mark.parametrize("change", [{"speed": 2.0}, {"battery_percent": 101.0}, {"watts": -1.0}, {"why": "x" * 200}])
 def test_a_device_cannot_tell_what_cannot_be(change: dict[str, object]) -> None:
     """Bounds are the decoder's."""
-    spoiled = msgspec.to_builtins(telemetry(PowerSeen()))
+    spoiled = msgspec.to_builtins(telemetry(PowerState()))
     spoiled["power"] = {"mode": "saver", **change}
     with pytest.raises(MalformedMessage):
         messages.decode(msgspec.msgpack.encode(spoiled), Telemetry)

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
-from edgesplit_partitioner.costs.predict import layer_s, operator_s, predict_joules, predict_layers
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, Tensor, Work
+from edgesplit_partitioner.costs.predict import predict_joules, predict_layer_s, predict_layers, roofline_s
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork, Tensor
 
 PI = load_profile("raspberrypi4")
 
 
-def layer(*works: Work, name: str = "layer") -> Layer:
+def layer(*works: OperatorWork, name: str = "layer") -> Layer:
     """A layer of these operators that reads x and writes y."""
     return Layer(name, tuple(range(len(works))), ("x",), ("y",), (), 0, works)
 
@@ -33,14 +33,14 @@ def test_a_convolution_is_bound_by_its_arithmetic() -> None:
     """A dense convolution takes its operations by the dense rate, slowed by the runtime's factor."""
     expected = 1e9 * PI.runtime_factor.value / PI.rates.dense_conv_flops_per_s.value
 
-    assert operator_s(Work("conv", 1e9, 1e6), PI) == pytest.approx(expected + PI.operator_overhead_s.value)
+    assert roofline_s(OperatorWork("conv", 1e9, 1e6), PI) == pytest.approx(expected + PI.operator_overhead_s.value)
 
 
 def test_a_product_of_one_row_is_bound_by_its_weights() -> None:
     """AlexNet's fc6 takes as long as its 151 MB take to be read."""
-    fc6 = Work("gemm", 2 * 9216 * 4096, 4.0 * 9216 * 4096)
+    fc6 = OperatorWork("gemm", 2 * 9216 * 4096, 4.0 * 9216 * 4096)
 
-    assert operator_s(fc6, without_overhead(PI)) == pytest.approx(fc6.bytes_moved / PI.rates.memory_bytes_per_s.value)
+    assert roofline_s(fc6, without_overhead(PI)) == pytest.approx(fc6.bytes_moved / PI.rates.memory_bytes_per_s.value)
 
 
 @pytest.mark.parametrize("name", list_profiles())
@@ -48,52 +48,54 @@ def test_depthwise_takes_longer_than_dense_for_the_same_operations(name: str) ->
     """The same number of operations costs several times more in a depthwise convolution."""
     profile = load_profile(name)
 
-    assert operator_s(Work("depthwise", 1e9, 0), profile) > 4 * operator_s(Work("conv", 1e9, 0), profile)
+    assert roofline_s(OperatorWork("depthwise", 1e9, 0), profile) > 4 * roofline_s(
+        OperatorWork("conv", 1e9, 0), profile
+    )
 
 
 def test_a_fused_activation_costs_neither_overhead_nor_memory() -> None:
     """An activation behind a convolution is cheaper inside its layer than in one of its own."""
-    conv, relu = Work("conv", 1e7, 1e6), Work("elementwise", 1e6, 8e6)
-    apart_s = layer_s(layer(conv), PI) + layer_s(layer(relu), PI)
-    together_s = layer_s(layer(conv, relu), PI)
+    conv, relu = OperatorWork("conv", 1e7, 1e6), OperatorWork("elementwise", 1e6, 8e6)
+    apart_s = predict_layer_s(layer(conv), PI) + predict_layer_s(layer(relu), PI)
+    together_s = predict_layer_s(layer(conv, relu), PI)
 
-    assert layer_s(layer(conv), PI) < together_s < apart_s - PI.operator_overhead_s.value
+    assert predict_layer_s(layer(conv), PI) < together_s < apart_s - PI.operator_overhead_s.value
 
 
 def test_an_addition_before_the_convolution_is_not_fused() -> None:
     """Only what follows the main operator works in the cache."""
-    add, conv = Work("elementwise", 1e6, 8e6), Work("conv", 1e7, 1e6)
+    add, conv = OperatorWork("elementwise", 1e6, 8e6), OperatorWork("conv", 1e7, 1e6)
 
-    assert layer_s(layer(add, conv), PI) == pytest.approx(operator_s(add, PI) + operator_s(conv, PI))
+    assert predict_layer_s(layer(add, conv), PI) == pytest.approx(roofline_s(add, PI) + roofline_s(conv, PI))
 
 
 def test_the_input_layer_decodes_and_then_scales() -> None:
     """Decoding goes by pixels and resizing by bytes, one after the other."""
     expected = 307_200 / PI.rates.jpeg_pixels_per_s.value + 1e6 / PI.rates.memory_bytes_per_s.value
 
-    assert operator_s(Work("input", 307_200, 1e6), without_overhead(PI)) == pytest.approx(expected)
+    assert roofline_s(OperatorWork("input", 307_200, 1e6), without_overhead(PI)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("operator", ["conv", "depthwise", "gemm", "elementwise", "memory", "input"])
 def test_more_work_never_takes_less_time(operator: OperatorClass) -> None:
     """Seconds grow with operations and with bytes, in every class and on every device."""
     for profile in map(load_profile, list_profiles()):
-        times = [operator_s(Work(operator, 1e6 * step, 1e6 * step), profile) for step in range(5)]
+        times = [roofline_s(OperatorWork(operator, 1e6 * step, 1e6 * step), profile) for step in range(5)]
         assert times == sorted(times) and times[0] == pytest.approx(profile.operator_overhead_s.value)
 
 
 def test_every_layer_is_predicted_and_costs_energy() -> None:
     """Each layer has seconds, and joules are the board's active watts for as long."""
-    seconds = predict_layers(graph(layer(Work("conv", 1e9, 1e6), name="a"), layer(name="b")), PI)
+    seconds = predict_layers(graph(layer(OperatorWork("conv", 1e9, 1e6), name="a"), layer(name="b")), PI)
     joules = predict_joules(seconds, PI)
 
     assert list(seconds) == ["a", "b"] and seconds["b"] == 0.0
     assert joules["a"] == pytest.approx(seconds["a"] * PI.active_watts.value)
 
 
-RESNET50 = (Work("conv", 8.18e9, 0.0),)
-MOBILENET_V1 = (Work("conv", 1.103e9, 0.0), Work("depthwise", 0.0348e9, 0.0))
-MOBILENET_V2 = (Work("conv", 0.560e9, 0.0), Work("depthwise", 0.0414e9, 0.0))
+RESNET50 = (OperatorWork("conv", 8.18e9, 0.0),)
+MOBILENET_V1 = (OperatorWork("conv", 1.103e9, 0.0), OperatorWork("depthwise", 0.0348e9, 0.0))
+MOBILENET_V2 = (OperatorWork("conv", 0.560e9, 0.0), OperatorWork("depthwise", 0.0414e9, 0.0))
 NCNN_MS = {
     "raspberrypi3b+": ((RESNET50, 587), (MOBILENET_V1, 108.7), (MOBILENET_V2, 111.7)),
     "raspberrypi4": ((RESNET50, 263), (MOBILENET_V1, 61.2), (MOBILENET_V2, 61.9)),
@@ -110,4 +112,4 @@ def test_profiles_give_back_the_published_times_that_made_them(name: str) -> Non
         profile, runtime_factor=msgspec.structs.replace(profile.runtime_factor, value=1.0)
     )
     for works, published_ms in NCNN_MS[name]:
-        assert layer_s(layer(*works), as_published) * 1e3 == pytest.approx(published_ms, rel=0.35)
+        assert predict_layer_s(layer(*works), as_published) * 1e3 == pytest.approx(published_ms, rel=0.35)

@@ -9,26 +9,26 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import device_name
-from edgesplit_controller.app.processes import decode_settings, encode_settings, take_place
+from edgesplit_controller.app.processes import acquire_slot, decode_settings, encode_settings
 from edgesplit_controller.messaging.broker import CONTROLLERS
-from edgesplit_controller.settings import PROCESSES, Settings
+from edgesplit_controller.settings import MAX_PROCESSES, Settings
 from edgesplit_controller.storage.database import Database
 
 
 def test_each_process_takes_the_lowest_number_that_is_free(database_url: str) -> None:
     """Sixteen, and no more; one that ends gives its number back. No device can have their names."""
     database = Database(database_url)
-    places = [take_place(database) for _ in range(PROCESSES)]
-    assert [place.number for place in places] == list(range(1, PROCESSES + 1))
+    places = [acquire_slot(database) for _ in range(MAX_PROCESSES)]
+    assert [place.number for place in places] == list(range(1, MAX_PROCESSES + 1))
     assert [place.broker_name for place in places] == list(CONTROLLERS)
     assert places[0].file_name("api") == "api" and places[4].file_name("api") == "api.5"
     for place in places:
         with pytest.raises(UsageError):
             device_name(place.broker_name)
     with pytest.raises(UsageError, match="16 processes of this controller run already"):
-        take_place(database)
+        acquire_slot(database)
     places[3].lease.release()
-    again = take_place(database)
+    again = acquire_slot(database)
     assert again.number == 4
     for place in (*places, again):
         place.lease.release()

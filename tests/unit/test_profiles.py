@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from edgesplit.device_profile import NAME, SHIPPED, list_profiles, load_profile, parse_profile
+from edgesplit.device_profile import NAME, PROFILE_PACKAGE, list_profiles, load_profile, parse_profile
 from edgesplit.errors import UsageError
 
 PROMISED = ["generic-x86", "jetson-nano", "raspberrypi3b+", "raspberrypi4"]
@@ -17,7 +17,7 @@ PROMISED += ["raspberrypi5", "jetson-orin-nano", "coral-usb-rpi4"]
 
 def text_with(**changes: object) -> str:
     """The profile of a Raspberry Pi 4 with some fields changed, as YAML."""
-    fields = yaml.safe_load(resources.files(SHIPPED).joinpath("raspberrypi4.yaml").read_text("utf-8"))
+    fields = yaml.safe_load(resources.files(PROFILE_PACKAGE).joinpath("raspberrypi4.yaml").read_text("utf-8"))
     fields.update(changes)
     return yaml.safe_dump({name: value for name, value in fields.items() if value is not None})
 
@@ -34,7 +34,7 @@ def test_every_shipped_profile_is_whole(name: str) -> None:
 
     assert profile.name == name
     assert NAME.fullmatch(name) and "." not in name
-    assert len(profile.figures()) == 13 and all(all(row) for row in profile.figures())
+    assert len(profile.figure_rows()) == 13 and all(all(row) for row in profile.figure_rows())
     assert all(figure.value > 0 and len(figure.source) > 20 for figure in profile.named_figures().values())
 
 

@@ -16,9 +16,9 @@ import pytest
 from agent_world import eventually
 from edgesplit.errors import InferenceFailed, UsageError
 from edgesplit.release.manifest import Slice
-from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime, Twin
-from edgesplit.runtime.options import Setup
-from edgesplit.runtime.providers import CPU, PROVIDERS, check_names, sift
+from edgesplit.runtime.onnx import CpuFallback, OnnxProgram, OnnxRuntime
+from edgesplit.runtime.options import EngineOptions
+from edgesplit.runtime.providers import CPU, PROVIDERS, check_names, select_available
 from edgesplit_agent.worker import supervised_host as hosted_worker
 from worker_world import SMALL, Shelf, X, Y, double, hosted, run, signal_worker
 
@@ -37,7 +37,7 @@ ONE = Slice("s", "onnx", ("s",), (X,), (Y,))
 )
 def test_accelerators_are_tried_in_order_up_to_the_cpu(wanted: Any, there: list[str], use: Any, notes: int) -> None:
     """What is missing is said, unless a better one is there."""
-    found, said = sift(wanted, there)
+    found, said = select_available(wanted, there)
     assert found == use and len(said) == notes
 
 
@@ -50,7 +50,7 @@ def test_names_that_cannot_be_are_refused(names: tuple[str, ...]) -> None:
 
 def test_an_accelerator_that_is_not_built_in_leaves_the_work_to_the_cpu(tmp_path: Path) -> None:
     """In a worker, as the agent runs it; its status says so."""
-    with hosted(tmp_path, double(), setup=Setup(providers=("cuda", "cpu"))) as host:
+    with hosted(tmp_path, double(), setup=EngineOptions(providers=("cuda", "cpu"))) as host:
         assert np.array_equal(run(host, SMALL), SMALL * 2)
         assert any("cuda: not in this build" in note for note in host.status()["notes"])
 
@@ -84,7 +84,7 @@ def test_an_accelerator_that_vanishes_leaves_the_work_to_the_cpu(tmp_path: Path)
     cpu = OnnxRuntime()._open(ONE, tmp_path, ())
     said: list[Exception] = []
     gone = Vanished(cpu[0])
-    program = OnnxProgram(ONE, (gone, None), Twin(lambda: cpu, said.append))  # type: ignore[arg-type]
+    program = OnnxProgram(ONE, (gone, None), CpuFallback(lambda: cpu, said.append))  # type: ignore[arg-type]
     for _ in range(2):
         assert np.array_equal(program.run({"x": SMALL})["y"], SMALL * 2)
     assert gone.runs == 1 and "CUDA failure" in str(said[0])
@@ -96,7 +96,7 @@ def test_an_input_that_the_cpu_refuses_too_is_not_the_accelerator_s_fault(tmp_pa
     runtime = OnnxRuntime()
     opened = runtime._open(ONE, tmp_path, ())
     told: list[Exception] = []
-    program = OnnxProgram(ONE, opened, Twin(lambda: runtime._open(ONE, tmp_path, ()), told.append))
+    program = OnnxProgram(ONE, opened, CpuFallback(lambda: runtime._open(ONE, tmp_path, ()), told.append))
     with pytest.raises(InferenceFailed):
         program.run({"x": np.zeros((1, 4), np.int64)})
     assert program._opened is opened and not told
@@ -106,8 +106,8 @@ def test_workers_that_are_lost_with_an_accelerator_are_followed_by_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that takes the process down: the CPU answers, it is said, and after a while it is tried again."""
-    monkeypatch.setattr(hosted_worker, "LEFT_OUT", 1)
-    with hosted(tmp_path, double(), setup=Setup(providers=("cuda",))) as host:
+    monkeypatch.setattr(hosted_worker, "MAX_ACCELERATOR_LOSSES", 1)
+    with hosted(tmp_path, double(), setup=EngineOptions(providers=("cuda",))) as host:
         signal_worker(host, signal.SIGSEGV)
         eventually("it is left out", lambda: any("accelerator gone" in note for note in host.status()["notes"]))
         assert np.array_equal(run(host, SMALL), SMALL * 2)

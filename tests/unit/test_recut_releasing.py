@@ -10,9 +10,9 @@ import pytest
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.release.manifest import Manifest
-from edgesplit_controller.planning.planner_service import Planning, Wish
+from edgesplit_controller.planning.planner_service import PlanningService, PlanOptions
 from edgesplit_controller.releases import build as releasing_module
-from edgesplit_controller.releases.build import Releasing, fits, signature
+from edgesplit_controller.releases.build import ReleaseBuilder, is_union_of, signature_view
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.database import Model
 from edgesplit_controller.tuf.repository import Repository
@@ -32,11 +32,11 @@ class Maker:
         self.model: Model = bench.push(raw or a_model())
         self.now = 1_750_000_000.0
         self.repository = Repository(folder / "tuf", now=self.clock)
-        self.releasing = Releasing(
+        self.releasing = ReleaseBuilder(
             bench.database,
             bench.blobs,
             bench.registry,
-            Planning(bench.database, bench.registry, now=self.clock, measure=CountingMeasure()),
+            PlanningService(bench.database, bench.registry, now=self.clock, measure=CountingMeasure()),
             self.repository,
             offload_releases=folder / "offload",
             content_keys=ContentKeys(b"s" * 32),
@@ -49,7 +49,7 @@ class Maker:
 
     def release(self, partition: str, *, recut: bool = False, device: str = CLASS, **wish: object) -> Made:
         """As the controller deploys it."""
-        asked = msgspec.convert({"partition": partition, **wish}, Wish)
+        asked = msgspec.convert({"partition": partition, **wish}, PlanOptions)
         by_planner = recut or not self.repository.signs_releases
         digest, manifest = self.releasing.prepare(self.model, {device: parse_link("wifi")}, asked, recut=by_planner)
         self.releasing.publish(self.model, digest, asked)
@@ -74,7 +74,7 @@ def test_another_cut_is_a_recut_of_the_newest_release(maker: Maker) -> None:
 
     assert manifest.recut_of == first and manifest.anatomy is None
     assert maker.repository.recuts() == [digest] and maker.repository.releases() == [first]
-    assert signature(manifest) == {"signed_by": "planner", "recut_of": first}
+    assert signature_view(manifest) == {"signed_by": "planner", "recut_of": first}
     assert (maker.folder / "offload" / digest / "proof" / "base.json").is_file()
     assert maker.release("pool", recut=True)[0] == digest
     assert [one.options["signed_by"] for one in maker.releasing.all()] == ["targets", "planner"]
@@ -177,6 +177,6 @@ def test_fitting_is_a_question_of_whole_slices(maker: Maker) -> None:
     _, base = maker.release("conv")
     table = base.plans[CLASS]
     rows = [msgspec.structs.replace(row, layers=("conv",)) for row in table.rows]
-    assert fits(msgspec.structs.replace(table, rows=tuple(rows)), base.slices)
+    assert is_union_of(msgspec.structs.replace(table, rows=tuple(rows)), base.slices)
     rows = [msgspec.structs.replace(row, layers=("conv", "pool")) for row in table.rows]
-    assert not fits(msgspec.structs.replace(table, rows=tuple(rows)), base.slices)
+    assert not is_union_of(msgspec.structs.replace(table, rows=tuple(rows)), base.slices)

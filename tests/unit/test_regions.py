@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.http1.peer import Channel
+from edgesplit.http1.peer import Peer
 from edgesplit.limits import LIMITS
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.shared_memory import Place
+from edgesplit.oip.shared_memory import TensorRef
 from edgesplit.shared_memory.regions import SEGMENT, Regions
 from edgesplit.shared_memory.segment import Segment
 
@@ -24,11 +24,11 @@ CONTENT = bytes(range(100)) * 10
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
+def channel() -> Iterator[Peer]:
     """A connection over a Unix socket, from this user."""
     here, there = socket.socketpair()
     with here, there:
-        own = Channel(here)
+        own = Peer(here)
         yield own
         own.close()
 
@@ -51,29 +51,29 @@ def descriptors(of: Path | str) -> int:
     return count
 
 
-def test_a_region_is_read_and_written_in_its_bounds(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+def test_a_region_is_read_and_written_in_its_bounds(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """From its own offset on; status tells what was registered."""
     regions.register(channel, "r", "/key", 100, 800)
-    memory = regions.seen_by(channel)
-    assert bytes(memory.read(Place("r", 10, 5), settled=False)) == CONTENT[105:115]
-    memory.write(Place("r", 4, 796), [b"ab", memoryview(b"cd")])
+    memory = regions.view_for(channel)
+    assert bytes(memory.read(TensorRef("r", 10, 5), stable=False)) == CONTENT[105:115]
+    memory.write(TensorRef("r", 4, 796), [b"ab", memoryview(b"cd")])
     assert (tmp_path / "key").read_bytes()[896:900] == b"abcd"
     assert regions.status(channel, None) == [{"name": "r", "key": "/key", "offset": 100, "byte_size": 800}]
     assert regions.status(channel, "r") == regions.status(channel, None)
 
 
 @pytest.mark.parametrize(("size", "offset"), [(801, 0), (1, 800), (800, 1), (2**53, 0), (0, 2**53)])
-def test_nothing_beyond_a_region_can_be_named(regions: Regions, channel: Channel, size: int, offset: int) -> None:
+def test_nothing_beyond_a_region_can_be_named(regions: Regions, channel: Peer, size: int, offset: int) -> None:
     """Neither by size nor by offset."""
     regions.register(channel, "r", "key", 100, 800)
-    memory = regions.seen_by(channel)
-    for use in (lambda p: memory.read(p, settled=True), lambda p: memory.write(p, [b"x"]), memory.check):
+    memory = regions.view_for(channel)
+    for use in (lambda p: memory.read(p, stable=True), lambda p: memory.write(p, [b"x"]), memory.check):
         with pytest.raises(UsageError, match="Invalid offset"):
-            use(Place("r", size, offset))
+            use(TensorRef("r", size, offset))
 
 
 @pytest.mark.parametrize("key", ["", "/", "..", "/..", ".", "a/b", "../etc/passwd", "/etc/passwd", "x\0y", "k" * 300])
-def test_a_key_is_a_name_and_never_a_path(regions: Regions, channel: Channel, key: str) -> None:
+def test_a_key_is_a_name_and_never_a_path(regions: Regions, channel: Peer, key: str) -> None:
     """Whatever it is called: nothing outside the folder of shared memory is opened."""
     before = descriptors("/etc/passwd")
     with pytest.raises(UsageError):
@@ -81,7 +81,7 @@ def test_a_key_is_a_name_and_never_a_path(regions: Regions, channel: Channel, ke
     assert descriptors("/etc/passwd") == before
 
 
-def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """A link, a pipe that would block, a folder."""
     (tmp_path / "link").symlink_to(tmp_path / "key")
     os.mkfifo(tmp_path / "pipe")
@@ -91,24 +91,24 @@ def test_what_is_no_plain_file_is_not_opened(regions: Regions, channel: Channel,
             regions.register(channel, "r", key, 0, 1)
 
 
-def test_memory_of_another_user_is_not_opened(regions: Regions, channel: Channel) -> None:
+def test_memory_of_another_user_is_not_opened(regions: Regions, channel: Peer) -> None:
     """The agent may be allowed to open what the program that asks is not."""
     channel._user = os.getuid() + 1
     with pytest.raises(UsageError, match="not this program's user's"):
         regions.register(channel, "r", "key", 0, 1)
 
 
-def test_each_user_sees_his_own_regions(regions: Regions, channel: Channel) -> None:
+def test_each_user_sees_his_own_regions(regions: Regions, channel: Peer) -> None:
     """Another's are not listed, found, or forgotten by him."""
     regions.register(channel, "r", "key", 0, 10)
     here, there = socket.socketpair()
     with here, there:
-        other = Channel(here)
+        other = Peer(here)
         other._user = os.getuid() + 1
         assert regions.status(other, None) == []
         regions.unregister(other, None)
         with pytest.raises(UsageError, match="Unable to find"):
-            regions.seen_by(other).check(Place("r", 1))
+            regions.view_for(other).check(TensorRef("r", 1))
     assert len(regions.status(channel, None)) == 1
 
 
@@ -117,10 +117,10 @@ def test_nobody_known_has_no_shared_memory(regions: Regions) -> None:
     with pytest.raises(UsageError, match="on this machine"):
         regions.register(None, "r", "key", 0, 1)
     with pytest.raises(UsageError, match="on this machine"):
-        regions.seen_by(None).check(Place("r", 1))
+        regions.view_for(None).check(TensorRef("r", 1))
 
 
-def test_regions_are_bounded_and_end(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+def test_regions_are_bounded_and_end(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """In number for each user; a name serves once; unregistering closes, also what was never there."""
     for n in range(LIMITS.shared_regions):
         regions.register(channel, str(n), "key", 0, 1)
@@ -134,57 +134,59 @@ def test_regions_are_bounded_and_end(regions: Regions, channel: Channel, tmp_pat
     assert descriptors(tmp_path) == 0 and regions.status(channel, None) == []
 
 
-def test_a_region_that_was_shortened_is_an_error(regions: Regions, channel: Channel, tmp_path: Path) -> None:
+def test_a_region_that_was_shortened_is_an_error(regions: Regions, channel: Peer, tmp_path: Path) -> None:
     """Its owner truncates it after it was registered: no signal, no bytes of nowhere, and it is not made longer."""
     regions.register(channel, "r", "key", 0, 1000)
     os.truncate(tmp_path / "key", 10)
-    memory = regions.seen_by(channel)
+    memory = regions.view_for(channel)
     with pytest.raises(UsageError, match="10 bytes now"):
-        memory.read(Place("r", 1000), settled=False)
+        memory.read(TensorRef("r", 1000), stable=False)
     with pytest.raises(UsageError, match="10 bytes now"):
-        memory.write(Place("r", 1000), [b"x" * 1000])
+        memory.write(TensorRef("r", 1000), [b"x" * 1000])
     assert (tmp_path / "key").stat().st_size == 10
-    assert bytes(memory.read(Place("r", 10), settled=False)) == CONTENT[:10]
+    assert bytes(memory.read(TensorRef("r", 10), stable=False)) == CONTENT[:10]
 
 
 def test_a_region_whose_name_is_taken_away_or_given_anew_stays_what_it_was(
-    regions: Regions, channel: Channel, tmp_path: Path
+    regions: Regions, channel: Peer, tmp_path: Path
 ) -> None:
     """As in Triton: what was opened is what counts."""
     regions.register(channel, "r", "key", 0, 1000)
     (tmp_path / "key").unlink()
     (tmp_path / "key").write_bytes(b"another")
-    assert bytes(regions.seen_by(channel).read(Place("r", 1000), settled=False)) == CONTENT
+    assert bytes(regions.view_for(channel).read(TensorRef("r", 1000), stable=False)) == CONTENT
 
 
-def test_a_segment_is_read_in_place_and_floats_only(regions: Regions, channel: Channel) -> None:
+def test_a_segment_is_read_in_place_and_floats_only(regions: Regions, channel: Peer) -> None:
     """Floating-point tensors are views of it; indices are copied, so that nobody changes them after their check."""
-    segment = Segment.made(4096)
-    channel.keep(SEGMENT, Segment.received(os.dup(segment.descriptor)))
+    segment = Segment.create(4096)
+    channel.attach(SEGMENT, Segment.from_descriptor(os.dup(segment.descriptor)))
     segment.write(0, [np.arange(4, dtype=np.float32).tobytes(), np.arange(4, dtype=np.int32).tobytes()])
     tensors = {"x": np.zeros(4, np.float32), "i": np.zeros(4, np.int32)}
-    at = {"x": Place(SEGMENT, 16), "i": Place(SEGMENT, 16, 16)}
-    buffers, length = oip.encode_request(oip.InferRequest(tensors, inputs_at=at, answer_at=Place(SEGMENT, 4064, 32)))
+    at = {"x": TensorRef(SEGMENT, 16), "i": TensorRef(SEGMENT, 16, 16)}
+    buffers, length = oip.encode_request(
+        oip.InferRequest(tensors, inputs_at=at, answer_at=TensorRef(SEGMENT, 4064, 32))
+    )
     assert len(buffers[0]) == sum(map(len, buffers)), "no tensor travels in the body"
-    asked = oip.decode_request(b"".join(buffers), length, regions.seen_by(channel))
+    asked = oip.decode_request(b"".join(buffers), length, regions.view_for(channel))
     assert asked.inputs["x"].tolist() == asked.inputs["i"].tolist() == [0, 1, 2, 3]
-    assert asked.answer_at == Place(SEGMENT, 4064, 32)
+    assert asked.answer_at == TensorRef(SEGMENT, 4064, 32)
     segment.write(0, [b"\xff" * 32])
     assert np.isnan(asked.inputs["x"]).all() and asked.inputs["i"].tolist() == [0, 1, 2, 3]
-    assert Segment.of(asked.inputs["x"]) is not None and Segment.of(asked.inputs["i"]) is None
+    assert Segment.containing(asked.inputs["x"]) is not None and Segment.containing(asked.inputs["i"]) is None
     segment.close()
 
 
-def test_arrays_outlive_their_segment(channel: Channel) -> None:
+def test_arrays_outlive_their_segment(channel: Peer) -> None:
     """A worker may still read what a client that has gone had sent."""
-    segment = Segment.made(4096)
+    segment = Segment.create(4096)
     segment.write(0, [b"\x07" * 8])
     array = np.frombuffer(segment.memory, np.uint8, 8)
-    channel.keep(SEGMENT, segment)
+    channel.attach(SEGMENT, segment)
     channel.close()
     del segment
     assert array.tolist() == [7] * 8
-    assert Segment.of(array) is None
+    assert Segment.containing(array) is None
 
 
 @pytest.mark.parametrize("kind", ["unsealed", "read only", "empty", "file", "pipe"])
@@ -203,22 +205,22 @@ def test_only_memory_that_cannot_shrink_is_mapped(kind: str, tmp_path: Path) -> 
         seals = {"unsealed": 0, "read only": fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE, "empty": fcntl.F_SEAL_SHRINK}
         fcntl.fcntl(passed, fcntl.F_ADD_SEALS, seals[kind])
     with pytest.raises(UsageError):
-        Segment.received(passed)
+        Segment.from_descriptor(passed)
     assert descriptors(name) == 0
 
 
 def test_a_made_segment_cannot_be_shortened() -> None:
     """Not even by who made it."""
-    segment = Segment.made(8192)
+    segment = Segment.create(8192)
     with pytest.raises(OSError):
         os.ftruncate(segment.descriptor, 100)
     segment.close()
 
 
-def test_no_segment_was_passed(regions: Regions, channel: Channel) -> None:
+def test_no_segment_was_passed(regions: Regions, channel: Peer) -> None:
     """Naming it is an error, not a crash."""
     with pytest.raises(UsageError, match="no segment"):
-        regions.seen_by(channel).check(Place(SEGMENT, 1))
+        regions.view_for(channel).check(TensorRef(SEGMENT, 1))
 
 
 FP32: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [4]}
@@ -236,17 +238,17 @@ FP32: dict[str, object] = {"name": "x", "datatype": "FP32", "shape": [4]}
     {"shared_memory_region": "r", "shared_memory_byte_size": 12},
     {"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data_size": 16},
 ])  # fmt: skip
-def test_a_place_that_is_none_is_malformed(regions: Regions, channel: Channel, parameters: dict[str, object]) -> None:
+def test_a_place_that_is_none_is_malformed(regions: Regions, channel: Peer, parameters: dict[str, object]) -> None:
     """Not a name, not a size, not the shape's size, or given twice."""
     import json
 
     regions.register(channel, "r", "key", 0, 1000)
     body = json.dumps({"inputs": [{**FP32, "parameters": parameters}]}).encode()
     with pytest.raises(MalformedMessage):
-        oip.decode_request(body, None, regions.seen_by(channel))
+        oip.decode_request(body, None, regions.view_for(channel))
 
 
-def test_shared_memory_that_is_not_served_is_said(channel: Channel) -> None:
+def test_shared_memory_that_is_not_served_is_said(channel: Peer) -> None:
     """By a server that has none."""
     import json
 
@@ -257,7 +259,7 @@ def test_shared_memory_that_is_not_served_is_said(channel: Channel) -> None:
 
 
 def test_one_request_cannot_ask_for_more_memory_than_a_body_may_have(
-    regions: Regions, channel: Channel, tmp_path: Path
+    regions: Regions, channel: Peer, tmp_path: Path
 ) -> None:
     """A large region that is named by many inputs would be copied for each."""
     import json
@@ -269,18 +271,18 @@ def test_one_request_cannot_ask_for_more_memory_than_a_body_may_have(
     place = {"shared_memory_region": "r", "shared_memory_byte_size": size}
     entries = [{"name": n, "datatype": "INT8", "shape": [size], "parameters": place} for n in "ab"]
     with pytest.raises(MalformedMessage, match="more than"):
-        oip.decode_request(json.dumps({"inputs": entries}).encode(), None, regions.seen_by(channel))
+        oip.decode_request(json.dumps({"inputs": entries}).encode(), None, regions.view_for(channel))
 
 
-def test_outputs_go_to_their_place_or_say_that_it_is_too_small(regions: Regions, channel: Channel) -> None:
+def test_outputs_go_to_their_place_or_say_that_it_is_too_small(regions: Regions, channel: Peer) -> None:
     """The entry tells region, offset and the size that was used."""
     regions.register(channel, "r", "key", 0, 1000)
-    memory = regions.seen_by(channel)
+    memory = regions.view_for(channel)
     answer = oip.InferResponse("m", {"y": np.arange(4, dtype=np.float32)})
-    buffers, length = oip.encode_response(answer, at={"y": Place("r", 100, 8)}, memory=memory)
+    buffers, length = oip.encode_response(answer, at={"y": TensorRef("r", 100, 8)}, memory=memory)
     assert length is None
     said = oip.decode_response(b"".join(buffers), None, memory)
     assert said.outputs["y"].tolist() == [0, 1, 2, 3]
-    assert bytes(memory.read(Place("r", 16, 8), settled=True)) == answer.outputs["y"].tobytes()
+    assert bytes(memory.read(TensorRef("r", 16, 8), stable=True)) == answer.outputs["y"].tobytes()
     with pytest.raises(UsageError, match="takes 16 bytes of shared memory, and 15"):
-        oip.encode_response(answer, at={"y": Place("r", 15)}, memory=memory)
+        oip.encode_response(answer, at={"y": TensorRef("r", 15)}, memory=memory)

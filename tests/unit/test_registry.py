@@ -11,9 +11,9 @@ from edgesplit.errors import ModelRefused, NotFound, UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.model_registry.golden import golden_pairs
-from edgesplit_controller.model_registry.registry import SAMPLES
+from edgesplit_controller.model_registry.registry import MOST_SAMPLES
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
-from edgesplit_partitioner.profiling.layers import stand_in_frame
+from edgesplit_partitioner.profiling.layers import synthetic_frame
 from unit.registry_bench import Bench, a_model, npz
 
 SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
@@ -76,7 +76,7 @@ def test_samples_are_checked_and_bounded(bench: Bench) -> None:
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
     assert spec is not None
-    frames = [stand_in_frame(spec, seed) for seed in range(3)]
+    frames = [synthetic_frame(spec, seed) for seed in range(3)]
     assert bench.registry.add_samples(pictures, frames=[*frames, frames[0]]) == 3
     assert bench.registry.samples(pictures) == frames
     tensors = bench.push(a_model())
@@ -93,7 +93,9 @@ def test_samples_are_checked_and_bounded(bench: Bench) -> None:
         with pytest.raises(UsageError):
             bench.registry.add_samples(model, [frame] if frame else [], [archive] if archive else [])
     with pytest.raises(Conflict):
-        bench.registry.add_samples(pictures, frames=[stand_in_frame(spec, seed) for seed in range(10, 11 + SAMPLES)])
+        bench.registry.add_samples(
+            pictures, frames=[synthetic_frame(spec, seed) for seed in range(10, 11 + MOST_SAMPLES)]
+        )
 
 
 def test_labels_stay_with_their_samples(bench: Bench) -> None:
@@ -101,7 +103,7 @@ def test_labels_stay_with_their_samples(bench: Bench) -> None:
     pictures = bench.push(a_model(), input_text=SPEC)
     spec = bench.registry.load(pictures).spec
     assert spec is not None
-    one, other, third = (stand_in_frame(spec, seed) for seed in range(3))
+    one, other, third = (synthetic_frame(spec, seed) for seed in range(3))
     bench.registry.add_samples(pictures, frames=[one, other], labels={one: 7})
     assert bench.registry.labels(pictures) == [7, None]
     bench.registry.add_samples(pictures, frames=[other, third], labels={other: 3})

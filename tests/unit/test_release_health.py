@@ -15,11 +15,11 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Birth, ModelState, Reported, Telemetry
 from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.oip.report import Report
-from edgesplit_agent.releases.output_drift import MOST, Drift, drift_of, worst
-from edgesplit_agent.telemetry.release_health import HealthLedger
+from edgesplit_agent.releases.output_drift import MAX_DRIFT, Drift, drift_of, worst_drift
+from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.rollout.gates import Evidence
-from edgesplit_controller.rollout.release_health import evidence_of
+from edgesplit_controller.rollout.release_health import evidence_by_device
 from edgesplit_controller.storage.database import Database, Device
 from fleet_world import new_url
 from power_world import MODEL, Machine, Source, Tiny
@@ -38,8 +38,8 @@ def vector(*values: float) -> np.ndarray:
         ({"y": vector(1, 2, 4)}, {"y": vector(1, 2, 4)}, Drift(0.0, True)),
         ({"y": vector(1, 2, 4)}, {"y": vector(1, 2, 3)}, Drift(0.25, True)),
         ({"y": vector(1, 2, 4)}, {"y": vector(4, 2, 1)}, Drift(0.75, False)),
-        ({"y": vector(0, 0)}, {"y": vector(0, 1)}, Drift(MOST, False)),
-        ({"y": vector(1, 2)}, {"y": vector(float("nan"), 2)}, Drift(MOST, False)),
+        ({"y": vector(0, 0)}, {"y": vector(0, 1)}, Drift(MAX_DRIFT, False)),
+        ({"y": vector(1, 2)}, {"y": vector(float("nan"), 2)}, Drift(MAX_DRIFT, False)),
         ({"y": vector(1, float("nan"))}, {"y": vector(1, float("nan"))}, Drift(0.0, True)),
         ({"y": vector(4)}, {"y": vector(3)}, Drift(0.25, None)),
         ({"y": np.zeros((0, 3), np.float32)}, {"y": np.zeros((0, 3), np.float32)}, Drift(0.0, True)),
@@ -65,7 +65,7 @@ def test_how_far_answers_lie_apart(before: dict, after: dict, drift: Drift | Non
 def test_drift_is_a_number_that_a_message_can_carry(before: np.ndarray, after: np.ndarray) -> None:
     """Whatever a model gives: finite, not negative, and nothing only where nothing differs."""
     found = drift_of({"y": before}, {"y": after})
-    assert found is not None and 0.0 <= found.largest <= MOST
+    assert found is not None and 0.0 <= found.largest <= MAX_DRIFT
     assert (found.largest == 0.0) <= bool(np.allclose(before, after, rtol=1e-6, atol=1e-30, equal_nan=True))
     message = ReleaseHealth(model="m", release="r", drift=found.largest)
     assert messages.decode(messages.encode(message), ReleaseHealth) == message
@@ -73,9 +73,9 @@ def test_drift_is_a_number_that_a_message_can_carry(before: np.ndarray, after: n
 
 def test_the_worst_of_several_inputs_counts() -> None:
     """And one that disagrees about the first place spoils it for all."""
-    assert worst([]) is None
-    assert worst([Drift(0.1, True), Drift(0.3, None)]) == Drift(0.3, True)
-    assert worst([Drift(0.1, False), Drift(0.3, True)]) == Drift(0.3, False)
+    assert worst_drift([]) is None
+    assert worst_drift([Drift(0.1, True), Drift(0.3, None)]) == Drift(0.3, True)
+    assert worst_drift([Drift(0.1, False), Drift(0.3, True)]) == Drift(0.3, False)
 
 
 def report(release: str = NEW, **more: object) -> Report:
@@ -84,21 +84,21 @@ def report(release: str = NEW, **more: object) -> Report:
 
 def test_a_release_is_judged_by_its_own_requests() -> None:
     """Not by those that began with the one before it, nor by what applications did wrong."""
-    ledger = HealthLedger()
-    ledger.activated(MODEL, OLD, 0.0)
-    ledger.failed(MODEL, OLD, DeadlineExceeded("late"))
-    ledger.activated(MODEL, NEW, 10.0, Drift(0.02, True), golden_ok=True)
-    ledger.answered(MODEL, report(OLD))
-    ledger.failed(MODEL, OLD, DeadlineExceeded("late"))
+    ledger = ReleaseHealthTracker()
+    ledger.on_activated(MODEL, OLD, 0.0)
+    ledger.on_failure(MODEL, OLD, DeadlineExceeded("late"))
+    ledger.on_activated(MODEL, NEW, 10.0, Drift(0.02, True), golden_ok=True)
+    ledger.on_answer(MODEL, report(OLD))
+    ledger.on_failure(MODEL, OLD, DeadlineExceeded("late"))
     weighed = {"joules": 2.0, "joules_basis": "predicted"}
     for number in range(100):
-        ledger.answered(MODEL, report(latency_s=number / 1000, fallback=number < 3, **weighed))
+        ledger.on_answer(MODEL, report(latency_s=number / 1000, fallback=number < 3, **weighed))
     for error in (DeadlineExceeded("late"), Busy("full"), UsageError("typo"), Dropped("stale")):
-        ledger.failed(MODEL, NEW, error)
-    ledger.saw(MODEL, 5_000, 60.0)
-    ledger.saw(MODEL, 3_000, 71.5)
-    ledger.saw(MODEL, None, None)
-    (told,) = ledger.told(25.0)
+        ledger.on_failure(MODEL, NEW, error)
+    ledger.on_readings(MODEL, 5_000, 60.0)
+    ledger.on_readings(MODEL, 3_000, 71.5)
+    ledger.on_readings(MODEL, None, None)
+    (told,) = ledger.to_telemetry(25.0)
     assert told == ReleaseHealth(
         model=MODEL, release=NEW, since_s=15.0, requests=100, failed=2, fallbacks=3, latency_p95_s=0.095,
         memory_bytes=5_000, celsius=71.5, joules=2.0, joules_basis="predicted", drift=0.02, top_agrees=True,
@@ -108,14 +108,14 @@ def test_a_release_is_judged_by_its_own_requests() -> None:
 
 def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
     """After a restart of the agent nothing is known of a release but that it serves; what is retired is forgotten."""
-    ledger = HealthLedger()
-    ledger.serving({MODEL: OLD}, 5.0)
-    assert ledger.told(6.0) == (ReleaseHealth(model=MODEL, release=OLD, since_s=1.0),)
-    ledger.answered(MODEL, report(OLD))
-    ledger.serving({MODEL: OLD}, 7.0)
-    assert ledger.told(8.0)[0].requests == 1
-    ledger.serving({}, 9.0)
-    assert ledger.told(9.0) == ()
+    ledger = ReleaseHealthTracker()
+    ledger.reconcile({MODEL: OLD}, 5.0)
+    assert ledger.to_telemetry(6.0) == (ReleaseHealth(model=MODEL, release=OLD, since_s=1.0),)
+    ledger.on_answer(MODEL, report(OLD))
+    ledger.reconcile({MODEL: OLD}, 7.0)
+    assert ledger.to_telemetry(8.0)[0].requests == 1
+    ledger.reconcile({}, 9.0)
+    assert ledger.to_telemetry(9.0) == ()
 
 
 def test_a_new_release_is_compared_with_the_one_that_runs(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_new_release_is_compared_with_the_one_that_runs(tmp_path: Path) -> Non
     one, same, other = Tiny(1), Tiny(2), Tiny(3, factor=3.0)
     source.add(one, same, other)
     machine = Machine(tmp_path / "device", source).boot()
-    machine.work._activated = lambda model, release, drift, ok: told.append((release, drift, ok))
+    machine.work._on_activated = lambda model, release, drift, ok: told.append((release, drift, ok))
     for wanted in (one, same, other):
         machine.offer(source.say(wanted)).settle()
     machine.stop()
@@ -157,11 +157,11 @@ class Fleet:
             session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(),
             health=health,
         )  # fmt: skip
-        self.devices.hear([(name, birth), (name, runs), (name, told)])
+        self.devices.ingest([(name, birth), (name, runs), (name, told)])
 
     def evidence(self, *names: str, release: str = NEW) -> dict[str, Evidence]:
         with self.database.read() as session:
-            return evidence_of(session, names, MODEL, release)
+            return evidence_by_device(session, names, MODEL, release)
 
 
 def test_evidence_is_what_the_device_of_that_name_said(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from edgesplit import release_store
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.release.manifest import release_digest
-from edgesplit.release_store import Release, open_release, remove_release, stored_releases, write_release
+from edgesplit.release_store import StoredRelease, open_release, remove_release, stored_releases, write_release
 from trust_world import World, sample_release
 
 RAW, CHUNKS = sample_release()
@@ -28,10 +28,10 @@ class Shelf:
         self.proof = world.repository.proof(world.add())
         self.home = self.folder / DIGEST
 
-    def write(self, only: set[str] | None = None, chunk: Callable[[str], bytes] = CHUNKS.__getitem__) -> Release:
+    def write(self, only: set[str] | None = None, chunk: Callable[[str], bytes] = CHUNKS.__getitem__) -> StoredRelease:
         return write_release(self.folder, DIGEST, RAW, self.proof, chunk, only, bootstrap_root=self.root)
 
-    def open(self) -> Release:
+    def open(self) -> StoredRelease:
         return open_release(self.folder, DIGEST, self.root)
 
 

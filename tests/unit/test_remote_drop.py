@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from agent_world import eventually
-from edgesplit.offload_client.pool import Ask, Call, Outcome, Remote, RemoteFailure
+from edgesplit.offload_client.pool import CancellableCall, OffloadClient, OffloadFailure, OffloadRequest, OffloadResult
 
 BYTES = 64 << 20
 """More than the kernel takes on its way."""
@@ -24,18 +24,18 @@ def test_a_dropped_request_sends_no_more() -> None:
     next request waited for the whole of one that nobody wanted."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
-        remote, call = Remote(f"http://127.0.0.1:{listener.getsockname()[1]}"), Call()
-        ended: list[Outcome] = []
-        asked = Ask("m", "1", {}, (), [bytes(BYTES)], 0)
+        remote, call = OffloadClient(f"http://127.0.0.1:{listener.getsockname()[1]}"), CancellableCall()
+        ended: list[OffloadResult] = []
+        asked = OffloadRequest("m", "1", {}, (), [bytes(BYTES)], 0)
         asking = threading.Thread(target=lambda: ended.append(remote.infer(asked, call, 60.0)))
         asking.start()
         server, _ = listener.accept()
         with server:
             server.settimeout(60)
             eventually("more waits than there is room for", lambda: held_by_the_kernel(call) > 4 * ROOM)
-            call.drop()
+            call.cancel()
             asking.join(60)
-            assert isinstance(ended[0], RemoteFailure)
+            assert isinstance(ended[0], OffloadFailure)
             came = 0
             with pytest.raises(ConnectionResetError):
                 while piece := server.recv(1 << 16):
@@ -44,7 +44,7 @@ def test_a_dropped_request_sends_no_more() -> None:
         remote.close()
 
 
-def held_by_the_kernel(call: Call) -> int:
+def held_by_the_kernel(call: CancellableCall) -> int:
     """Bytes that were sent on its connection and have not arrived."""
     connection = call._connection
     if connection is None or connection.sock is None:

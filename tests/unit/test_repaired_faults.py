@@ -22,7 +22,7 @@ from edgesplit_agent.state import data_folder as agent_folder
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.tuf.repository import Repository
-from edgesplit_offload.revocation import Revoked
+from edgesplit_offload.revocation import RevokedSerials
 
 
 def test_a_restored_backup_is_believed_after_the_next_start(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_revocation_list_of_a_version_that_is_none_ended_the_offload_server(tm
     spoilt = base64.encodebytes(good.replace(b"\x02\x01\x01\x30", b"\x02\x01\x09\x30"))
     (tmp_path / "list.pem").write_bytes(b"-----BEGIN X509 CRL-----\n" + spoilt + b"-----END X509 CRL-----\n")
     with pytest.raises(TrustError, match="is no revocation list"):
-        Revoked(tmp_path / "list.pem", authority.certificate_file)
+        RevokedSerials(tmp_path / "list.pem", authority.certificate_file)
 
 
 INTERRUPTED_WHILE_LOADING = """

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgesplit_cli.commands import replan
-from edgesplit_cli.commands.replan import lasting, set_policy
+from edgesplit_cli.commands.replan import duration_text, set_policy
 from edgesplit_cli.main import cli
 
 DRIFT: dict[str, Any] = {
@@ -136,4 +136,10 @@ def test_deploy_keeps_a_policy_for_the_groups_it_names(
 
 def test_long_times_are_spelt_short() -> None:
     """In the largest unit that divides them."""
-    assert [lasting(one) for one in (45.0, 90.0, 1_800.0, 21_600.0, 86_400.0)] == ["45s", "90s", "30m", "6h", "1d"]
+    assert [duration_text(one) for one in (45.0, 90.0, 1_800.0, 21_600.0, 86_400.0)] == [
+        "45s",
+        "90s",
+        "30m",
+        "6h",
+        "1d",
+    ]

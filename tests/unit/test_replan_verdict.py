@@ -10,33 +10,46 @@ import msgspec
 import pytest
 
 from edgesplit.plan import Conditions, Link, Plan
-from edgesplit_controller.replan.decide import Doubt, Verdict, judge, lacking, wait_s
-from edgesplit_controller.replan.evidence import Moment, Told, believed, voice
-from edgesplit_controller.replan.pricing import MOST_MOMENTS, bills, fresh, halves, in_use, thinned
+from edgesplit_controller.replan.decide import (
+    ConfidencePolicy,
+    Verdict,
+    compare_tables,
+    missing_evidence,
+    remaining_cool_down_s,
+)
+from edgesplit_controller.replan.evidence import Observation, TelemetryEvidence, estimate, measurements_of
+from edgesplit_controller.replan.pricing import (
+    MOST_OBSERVATIONS,
+    compare_costs,
+    price_in_use,
+    price_new,
+    split_in_time,
+    thin_out,
+)
 from edgesplit_partitioner import plan as make_plan
-from edgesplit_partitioner.costs.from_telemetry import as_measured
+from edgesplit_partitioner.costs.from_telemetry import with_measurements
 from replan_world import LINK, MODEL, RELEASE, Fleet, costs_of, voices, world
 
-DOUBT = Doubt(least_devices=3, observe_s=20.0)
+DOUBT = ConfidencePolicy(least_devices=3, observe_s=20.0)
 NAMES = ("a", "b", "c", "d", "e")
 THIN = Link(up_bytes_per_s=1e6, down_bytes_per_s=4e6, rtt_s=0.01)
 ENERGY: dict[str, Any] = {"objective": "energy", "limits": {"deadline_s": 0.034}}
 
 
-def verdict(told: dict[str, list[Told]], doubt: Doubt = DOUBT, **wish: Any) -> Verdict:
+def verdict(told: dict[str, list[TelemetryEvidence]], doubt: ConfidencePolicy = DOUBT, **wish: Any) -> Verdict:
     """Of the world's plan, by what these devices told."""
     costs, plan, layers = world(**wish)
     heard = voices(plan, told)
-    seen = believed(heard, plan, layers)
-    made = make_plan(as_measured(costs, seen), {"device-cloud": seen.planned_link}, **wish)
-    return judge(heard, in_use(plan, layers, made.costs), fresh(made.table), seen.fixed_s, doubt)
+    seen = estimate(heard, plan, layers)
+    made = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link}, **wish)
+    return compare_tables(heard, price_in_use(plan, layers, made.costs), price_new(made.table), seen.fixed_s, doubt)
 
 
 def fleet(**wish: Any) -> Fleet:
     return Fleet(world(**wish)[1])
 
 
-def told_by(one: Fleet, names: Sequence[str] = NAMES, **more: Any) -> dict[str, list[Told]]:
+def told_by(one: Fleet, names: Sequence[str] = NAMES, **more: Any) -> dict[str, list[TelemetryEvidence]]:
     return {name: one.tells(name, **more) for name in names}
 
 
@@ -46,9 +59,9 @@ def test_a_layer_that_is_far_slower_than_predicted_moves_the_cut() -> None:
     plan, layers = world(costs)[1:]
     slow = Fleet(plan, slow={"s-head": 30.0})
     heard = voices(plan, told_by(slow))
-    seen = believed(heard, plan, layers)
-    made = make_plan(as_measured(costs, seen), {"device-cloud": seen.planned_link})
-    found = judge(heard, in_use(plan, layers, made.costs), fresh(made.table), 0.0, DOUBT)
+    seen = estimate(heard, plan, layers)
+    made = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link})
+    found = compare_tables(heard, price_in_use(plan, layers, made.costs), price_new(made.table), 0.0, DOUBT)
     assert found.moves and found.gain > 0.25 and found.gain_low > 0.2, found
     assert "saves" in found.why and found.new_s < found.old_s
 
@@ -96,13 +109,17 @@ def test_a_swinging_link_does_not_make_the_table_swing() -> None:
     there = verdict(told_by(fleet(**ENERGY), links=links), **ENERGY)
     costs, plan, layers = world(**ENERGY)
     heard = voices(plan, told_by(Fleet(plan), links=links))
-    seen = believed(heard, plan, layers)
-    other = make_plan(as_measured(costs, seen), {"device-cloud": seen.planned_link}, **ENERGY)
+    seen = estimate(heard, plan, layers)
+    other = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link}, **ENERGY)
     costs_then, plan_then, layers_then = world(link=seen.planned_link, **ENERGY)
     heard_then = voices(plan_then, told_by(Fleet(plan_then), links=links))
-    believed_then = believed(heard_then, plan_then, layers_then)
-    back = make_plan(as_measured(costs_then, believed_then), {"device-cloud": believed_then.planned_link}, **ENERGY)
-    again = judge(heard_then, in_use(plan_then, layers_then, back.costs), fresh(back.table), 0.0, DOUBT)
+    believed_then = estimate(heard_then, plan_then, layers_then)
+    back = make_plan(
+        with_measurements(costs_then, believed_then), {"device-cloud": believed_then.planned_link}, **ENERGY
+    )
+    again = compare_tables(
+        heard_then, price_in_use(plan_then, layers_then, back.costs), price_new(back.table), 0.0, DOUBT
+    )
     assert not (there.moves and again.moves), (there, again)
     assert other.table.rows
 
@@ -110,11 +127,11 @@ def test_a_swinging_link_does_not_make_the_table_swing() -> None:
 def test_a_table_is_worth_nothing_beside_itself() -> None:
     """Whatever was measured and whatever rows devices took: the same rows are the same bill."""
     costs, plan, layers = world(**ENERGY)
-    moments = voices(plan, told_by(replace(Fleet(plan), link=THIN)))[0].moments
+    moments = voices(plan, told_by(replace(Fleet(plan), link=THIN)))[0].observations
     table = make_plan(costs, {"device-cloud": LINK}, **ENERGY).table
     stubborn = [msgspec.structs.replace(one.window, row="local") for one in moments]
-    for each in (moments, [Moment(one.at, one.link, w) for one, w in zip(moments, stubborn, strict=True)]):
-        old, new = bills(in_use(plan, layers, costs), fresh(table), each)
+    for each in (moments, [Observation(one.at, one.link, w) for one, w in zip(moments, stubborn, strict=True)]):
+        old, new = compare_costs(price_in_use(plan, layers, costs), price_new(table), each)
         assert old == new
 
 
@@ -124,13 +141,13 @@ def test_what_a_device_did_not_take_it_is_not_expected_to_take_from_another_tabl
     costs, plan, layers = world(**ENERGY)
     quick = Conditions(link=LINK)
     alone = [
-        Moment(one.at, one.link, msgspec.structs.replace(one.window, row="local"))
-        for one in voices(plan, told_by(Fleet(plan)))[0].moments
+        Observation(one.at, one.link, msgspec.structs.replace(one.window, row="local"))
+        for one in voices(plan, told_by(Fleet(plan)))[0].observations
     ]
-    table = in_use(plan, layers, costs)
+    table = price_in_use(plan, layers, costs)
     best = table.best(quick)
     assert best is not None and not best.is_local
-    old, new = bills(table, fresh(make_plan(costs, {"device-cloud": LINK}, **ENERGY).table), alone)
+    old, new = compare_costs(table, price_new(make_plan(costs, {"device-cloud": LINK}, **ENERGY).table), alone)
     assert new.cost == old.cost
 
 
@@ -138,38 +155,50 @@ def test_what_is_missing_is_said() -> None:
     """Devices, or time."""
     plan = world()[1]
     told = told_by(Fleet(plan), moments=8)
-    assert lacking(voices(plan, told), Doubt(least_devices=9, observe_s=1.0)) == "5 of 9 devices have told enough"
-    assert lacking(voices(plan, told), Doubt(least_devices=2, observe_s=60.0)) == "watched for 14 of 60 s"
-    assert not lacking(voices(plan, told), Doubt(least_devices=2, observe_s=14.0))
-    assert "0 of 2" in lacking(voices(plan, told_by(Fleet(plan), moments=3)), Doubt(least_devices=2, observe_s=1.0))
+    assert (
+        missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=9, observe_s=1.0))
+        == "5 of 9 devices have told enough"
+    )
+    assert (
+        missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=60.0))
+        == "watched for 14 of 60 s"
+    )
+    assert not missing_evidence(voices(plan, told), ConfidencePolicy(least_devices=2, observe_s=14.0))
+    assert "0 of 2" in missing_evidence(
+        voices(plan, told_by(Fleet(plan), moments=3)), ConfidencePolicy(least_devices=2, observe_s=1.0)
+    )
 
 
 def test_after_a_change_nothing_moves_for_a_while_and_longer_after_several() -> None:
     """The wait doubles with each change of the last week, and is a week at most."""
-    doubt = Doubt(cool_down_s=100.0)
-    assert wait_s([], 0.0, doubt) == 0.0
-    assert wait_s([1_000.0], 1_030.0, doubt) == 70.0
-    assert wait_s([900.0, 1_000.0], 1_030.0, doubt) == 170.0
-    assert wait_s([800.0, 900.0, 1_000.0], 1_500.0, doubt) == 0.0
-    assert wait_s([1_000.0 - 8 * 86_400, 1_000.0], 1_030.0, doubt) == 70.0
-    assert wait_s([float(number) for number in range(40)], 39.0, doubt) == 7 * 86_400.0
+    doubt = ConfidencePolicy(cool_down_s=100.0)
+    assert remaining_cool_down_s([], 0.0, doubt) == 0.0
+    assert remaining_cool_down_s([1_000.0], 1_030.0, doubt) == 70.0
+    assert remaining_cool_down_s([900.0, 1_000.0], 1_030.0, doubt) == 170.0
+    assert remaining_cool_down_s([800.0, 900.0, 1_000.0], 1_500.0, doubt) == 0.0
+    assert remaining_cool_down_s([1_000.0 - 8 * 86_400, 1_000.0], 1_030.0, doubt) == 70.0
+    assert remaining_cool_down_s([float(number) for number in range(40)], 39.0, doubt) == 7 * 86_400.0
 
 
 def test_time_is_halved_for_all_devices_at_the_same_moment_and_moments_are_thinned_evenly() -> None:
     """A device that came late has no older half; the newest moment always counts."""
     plan = world()[1]
     told = {"a": Fleet(plan).tells("a", 10), "b": Fleet(plan).tells("b", 10)[6:]}
-    older, newer = halves(voices(plan, told))
+    older, newer = split_in_time(voices(plan, told))
     assert [len(each) for each in older] == [5, 0] and [len(each) for each in newer] == [5, 4]
-    many = voice("a", Fleet(plan).tells("a", 1_000), MODEL, RELEASE, plan)
+    many = measurements_of("a", Fleet(plan).tells("a", 1_000), MODEL, RELEASE, plan)
     assert many is not None
-    some = thinned(many.moments)
-    assert len(some) <= MOST_MOMENTS and some[-1] is many.moments[-1] and some == sorted(some, key=lambda one: one.at)
+    some = thin_out(many.observations)
+    assert (
+        len(some) <= MOST_OBSERVATIONS
+        and some[-1] is many.observations[-1]
+        and some == sorted(some, key=lambda one: one.at)
+    )
 
 
 def test_rows_are_what_they_are_whatever_they_are_called() -> None:
     """The planner's row in layers and the release's in slices are one way."""
     costs, plan, layers = world()
     table: Plan = make_plan(costs, {"device-cloud": LINK}).table
-    old, new = in_use(plan, layers, costs), fresh(table)
-    assert dict(old.ways) == dict(new.ways)
+    old, new = price_in_use(plan, layers, costs), price_new(table)
+    assert dict(old.identities) == dict(new.identities)

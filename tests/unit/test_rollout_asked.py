@@ -13,16 +13,26 @@ from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.rollout.request import (
-    Asked,
+    RolloutRequest,
     parse_at,
     parse_duration,
     parse_gate_after,
     parse_hours,
     parse_rollout_rate,
     parse_stages,
-    terms_of,
+    parse_terms,
 )
-from edgesplit_controller.rollout.terms import Pace, Portion, Rate, Terms, allowance, divide, in_order, sizes, spend
+from edgesplit_controller.rollout.terms import (
+    Portion,
+    Rate,
+    RateState,
+    Terms,
+    allowance,
+    consume,
+    rollout_order,
+    split_into_stages,
+    stage_sizes,
+)
 
 NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
 
@@ -41,14 +51,14 @@ NOW = datetime.fromisoformat("2026-11-21T12:00:00+00:00").timestamp()
 )
 def test_stages_grow_to_all_devices(texts: tuple[str, ...], of_20: list[int]) -> None:
     """Cumulative, at least one device each, and the last is everybody; one that adds nobody is empty."""
-    assert sizes(parse_stages(texts), 20) == of_20
+    assert stage_sizes(parse_stages(texts), 20) == of_20
 
 
 @given(st.lists(st.integers(1, 99), max_size=6, unique=True).map(sorted), st.integers(0, 200))
 def test_every_device_is_in_one_stage(parts: list[int], devices: int) -> None:
     """However they are cut, none is left out and none comes twice."""
     names = [str(number) for number in range(devices)]
-    stages = divide(parse_stages([f"{part}%" for part in parts]), names)
+    stages = split_into_stages(parse_stages([f"{part}%" for part in parts]), names)
     assert [name for stage in stages for name in stage] == names
 
 
@@ -58,8 +68,8 @@ def test_the_order_is_a_hash_of_rollout_and_device() -> None:
 
     names = [f"cam-{number}" for number in range(20)]
     digests = {name: hashlib.sha256(f"7/{name}".encode()).hexdigest() for name in names}
-    assert in_order(7, names) == sorted(names, key=digests.__getitem__)
-    assert in_order(7, reversed(names), {"cam-9", "cam-8"}.__contains__)[:2] == sorted(
+    assert rollout_order(7, names) == sorted(names, key=digests.__getitem__)
+    assert rollout_order(7, reversed(names), {"cam-9", "cam-8"}.__contains__)[:2] == sorted(
         ["cam-8", "cam-9"], key=digests.__getitem__
     )
 
@@ -109,13 +119,13 @@ def test_what_cannot_be_is_refused_with_how_it_is_written(
 
 def test_terms_say_what_was_asked_and_survive_the_database() -> None:
     """Every option, as values; and the same again from what is kept."""
-    asked = Asked(
+    asked = RolloutRequest(
         stages=("10%", "50%"), rate="120/min", abort_when_failed="3", next_when_succeeded="95%", device_timeout="1h30m",
         timeouts_count="all", approve_stages=(2,), at="2026-11-27T02:00+01:00", between="22:30-06:00+01:00",
         gates=("p95<150ms", "errors<1%"), gate_after="20 requests / 5m", prefer="kind=lab", follow=True,
         when_failed="rollback",
     )  # fmt: skip
-    terms = terms_of(asked, NOW)
+    terms = parse_terms(asked, NOW)
     assert terms.rate == Rate(per_s=2.0) and terms.abort_when_failed == Portion(count=3)
     assert (terms.device_timeout_s, terms.approve, terms.starts_at) == (5_400.0, (1,), 1_795_741_200.0)
     assert (terms.gates.requests, terms.gates.seconds) == (20, 300.0)
@@ -124,10 +134,10 @@ def test_terms_say_what_was_asked_and_survive_the_database() -> None:
 
 def test_a_careful_rollout_stops_by_itself_and_a_plain_one_does_not() -> None:
     """Stages or gates without a threshold stop at five per cent; `never` is for who insists."""
-    assert terms_of(Asked(), NOW).abort_when_failed is None
-    for careful in (Asked(stages=("10%",)), Asked(gates=("errors<1%",))):
-        assert terms_of(careful, NOW).abort_when_failed == Portion(part=0.05)
-    assert terms_of(Asked(stages=("10%",), abort_when_failed="never"), NOW).abort_when_failed is None
+    assert parse_terms(RolloutRequest(), NOW).abort_when_failed is None
+    for careful in (RolloutRequest(stages=("10%",)), RolloutRequest(gates=("errors<1%",))):
+        assert parse_terms(careful, NOW).abort_when_failed == Portion(part=0.05)
+    assert parse_terms(RolloutRequest(stages=("10%",), abort_when_failed="never"), NOW).abort_when_failed is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +160,7 @@ def test_hours_are_those_of_their_zone(hours: str, at: str, are: bool | None, op
         return
     now = datetime.fromisoformat(at).timestamp()
     parsed = parse_hours(hours)
-    assert parsed.are_now(now) is are
+    assert parsed.contains(now) is are
     assert parsed.next_opening(now) == datetime.fromisoformat(opens).timestamp()
 
 
@@ -161,11 +171,11 @@ def test_hours_are_those_of_their_zone(hours: str, at: str, are: bool | None, op
 def test_a_rate_is_never_exceeded(rate: Rate, steps: list[float]) -> None:
     """However irregularly the loop looks: a constant rate over any time but for what two seconds save, an exponential
     one in each of its periods."""
-    pace, now, told = Pace(), 1_000.0, 0
+    pace, now, told = RateState(), 1_000.0, 0
     by_period: dict[int, int] = {}
     for seconds in steps:
         count, pace = allowance(rate, pace, now)
-        pace = spend(rate, pace, count)
+        pace = consume(rate, pace, count)
         told += count
         by_period[pace.period] = by_period.get(pace.period, 0) + count
         now += seconds

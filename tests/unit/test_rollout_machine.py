@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout.commands import VERBS, Verb
-from edgesplit_controller.rollout.states import ON_THE_WAY
+from edgesplit_controller.rollout.states import IN_PROGRESS
 from edgesplit_controller.rollout.terms import Portion
 from edgesplit_controller.storage.database import Desired
 from rollout_world import BAD, NEW, NEWER, OLD, World
@@ -77,7 +77,7 @@ class Rollouts(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         """The loop looks."""
         self.world.step(seconds)
-        for shown in self.world.rollouts.shown_all(20):
+        for shown in self.world.rollouts.list_views(20):
             if shown["id"] in self.made and shown["state"] == "running":
                 self._check_threshold(shown)
 
@@ -147,7 +147,7 @@ class Rollouts(RuleBasedStateMachine):
             device.mood = "good"
         self.world.state_all()
         for _ in range(40):
-            for shown in self.world.rollouts.shown_all(20):
+            for shown in self.world.rollouts.list_views(20):
                 verb = {"paused": "resume", "waiting": "approve"}.get(shown["state"])
                 if verb and shown["id"] in self.made:
                     self.world.rollouts.command(shown["id"], verb)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ class Rollouts(RuleBasedStateMachine):
             assert device.runs == device.wanted or (device.wanted == BAD and device.state == "rolled back"), name
         for number in self.made:
             for name, one in self.world.members(number).items():
-                assert one["state"] not in (*ON_THE_WAY, "queued") and not one["goes_back"], name
+                assert one["state"] not in (*IN_PROGRESS, "queued") and not one["goes_back"], name
         self.nobody_goes_below_its_counter()
 
 

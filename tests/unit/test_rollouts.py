@@ -11,8 +11,8 @@ from edgesplit.errors import NotFound, UsageError
 from edgesplit.mqtt import messages
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout import decide, engine, store
-from edgesplit_controller.rollout.metrics import counting
-from edgesplit_controller.rollout.request import PLAIN
+from edgesplit_controller.rollout.metrics import rollout_counter
+from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
 from edgesplit_controller.storage.database import Event
 from rollout_world import BAD, NEW, NEWER, OLD, World
@@ -268,7 +268,7 @@ def test_who_asks_not_to_supersede_is_refused_with_the_number(world: World) -> N
     older = world.deploy(NEW, stages=("1",))
     with pytest.raises(Conflict, match=f"rollout {older} brings m to"):
         world.deploy(NEWER, fleet(3), unless_busy=True)
-    assert [one["id"] for one in world.rollouts.shown_all(10)][-1] == older
+    assert [one["id"] for one in world.rollouts.list_views(10)][-1] == older
 
 
 def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: World) -> None:
@@ -377,7 +377,7 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> 
     plain = world.deploy(NEW, ["group=cams"])
     world.settle()
     world.enrol("late-1", runs="", group="cams")
-    world.rollouts.follow()
+    world.rollouts.add_matching_devices()
     world.step()
     assert world.fleet["late-1"].wanted == "" and world.state(plain) == "finished"
     following = world.deploy(NEWER, ["group=cams"], follow=True)
@@ -385,13 +385,13 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> 
     assert world.state(following) == "running" and world.running()["late-1"] == NEWER
     world.enrol("late-2", runs="", group="cams")
     world.enrol("other", runs="", group="doors")
-    world.rollouts.follow()
+    world.rollouts.add_matching_devices()
     world.settle(most=5)
     assert world.running()["late-2"] == NEWER and world.fleet["other"].wanted == ""
     world.deploy(NEW, ["group=cams"])
     world.settle()
     world.enrol("late-3", runs="", group="cams")
-    world.rollouts.follow()
+    world.rollouts.add_matching_devices()
     world.settle(most=5)
     assert world.fleet["late-3"].wanted == "" and not world.active
 
@@ -465,7 +465,7 @@ def test_a_rollout_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(Conflict, match="1 rollouts are on their way"):
         world.deploy(NEWER)
     with pytest.raises(UsageError, match="at most 20000"):
-        world.rollouts.check(PLAIN, 20_001)
+        world.rollouts.checked_terms(ALL_AT_ONCE, 20_001)
 
 
 def test_everything_that_happens_is_an_event(world: World) -> None:
@@ -488,7 +488,7 @@ def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
     """Of rollouts that go on, where each device stands; every state is told, also one that nothing is in."""
     world.enrol(*fleet(20))
     first = world.deploy(NEW, stages=("10%", "100%"))
-    count = counting(world.database)
+    count = rollout_counter(world.database)
     assert (count().rollouts["running"], count().rollouts["finished"]) == (1, 0)
     assert (count().devices["told"], count().devices["queued"]) == (2, 18)
     assert set(count().devices) == set(MEMBER_STATES) and sum(count().devices.values()) == 20
@@ -526,7 +526,7 @@ def test_devices_that_are_not_here_take_nobodys_place(world: World, monkeypatch:
     """A fleet that is switched off is told within some looks what it shall run when it comes back."""
     monkeypatch.setattr(decide, "MOST_FETCHING", 5)
     world.enrol(*fleet(20))
-    world.devices.hear([(name, messages.Death(1)) for name in fleet(20)])
+    world.devices.ingest([(name, messages.Death(1)) for name in fleet(20)])
     world.deploy(NEW)
     for _ in range(3):
         world.step()
@@ -553,7 +553,7 @@ def test_a_look_reads_the_devices_that_something_became_of(world: World, monkeyp
 
     monkeypatch.setattr(store, "members_for_step", counted)
     world.fleet["cam-000"].work(())
-    world.devices.hear([("cam-000", said) for said in [world.fleet["cam-000"].report()] if said])
+    world.devices.ingest([("cam-000", said) for said in [world.fleet["cam-000"].report()] if said])
     world.step(seconds=0.5)
     assert read and max(read) == 1
 

@@ -12,10 +12,10 @@ import pytest
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import tflite
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.runtime.tflite import LiteRtRuntime
-from edgesplit_partitioner.ir.prepared_model import whole_slice
+from edgesplit_partitioner.ir.prepared_model import whole_model_slice
 from unit import tflite_models
 
 
@@ -24,7 +24,7 @@ def whole(tmp_path: Path) -> Slice:
     """The chain model as one slice, its file in the test's folder."""
     model = tflite_models.prepared("chain")
     (tmp_path / tflite.FILE).write_bytes(model.raw)
-    return whole_slice(model)
+    return whole_model_slice(model)
 
 
 def test_without_litert_the_error_says_what_to_install(
@@ -33,7 +33,7 @@ def test_without_litert_the_error_says_what_to_install(
     """A device without LiteRT refuses TFLite slices with the words that help, and goes on running others."""
     monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter",))
     with pytest.raises(ModelRefused, match=r"LiteRT is not installed here: pip install 'edgesplit\[tflite\]'"):
-        EngineByFormat().load(whole, tmp_path)
+        DispatchingRuntime().load(whole, tmp_path)
 
 
 def test_the_older_interpreter_will_do(whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_each_engine_refuses_the_others_slices(whole: Slice, tmp_path: Path) -> 
     with pytest.raises(ModelRefused, match="'onnx', which is not LiteRT's"):
         LiteRtRuntime().load(msgspec.structs.replace(whole, format="onnx"), tmp_path)
     with pytest.raises(ModelRefused, match="'input', which no engine"):
-        EngineByFormat().load(msgspec.structs.replace(whole, format="input"), tmp_path)
+        DispatchingRuntime().load(msgspec.structs.replace(whole, format="input"), tmp_path)
 
 
 def test_missing_and_wrong_inputs_are_inference_failures(whole: Slice, tmp_path: Path) -> None:

@@ -20,42 +20,42 @@ from hypothesis import strategies as st
 
 from edgesplit.crypto.key_file import write_keys
 from edgesplit.crypto.key_wrapping import (
-    check_introduction,
-    decode_ring,
-    fitting,
-    introduce,
+    decode_keys,
     load_encryption_key,
     load_or_make_encryption_key,
     public_bytes,
+    select_keys,
+    sign_encryption_key,
     unwrap,
+    verify_encryption_key,
     wrap,
 )
 from edgesplit.crypto.slice_encryption import (
     ContentKey,
     SliceInMemory,
-    golden_chunks,
+    decrypt_slice,
+    decrypting_chunk_source,
+    derive_slice_key,
+    encrypt_golden,
+    encrypt_slice,
     needed_keys,
-    open_slice,
-    seal_golden,
-    seal_slice,
-    slice_key,
 )
 from edgesplit.errors import EdgeError, MalformedMessage, TrustError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.release.manifest import (
     TAG_BYTES,
-    Golden,
+    EncryptionInfo,
+    GoldenExample,
     Manifest,
-    Sealed,
     Slice,
     SliceFile,
     decode_manifest,
     encode_manifest,
     release_digest,
 )
-from edgesplit.release_store import Release, open_release, write_release
+from edgesplit.release_store import StoredRelease, open_release, write_release
 from edgesplit.trust.identity import certificate_request
-from edgesplit_offload.server import releases_in
+from edgesplit_offload.server import release_opener
 from trust_world import World, chunk_of, sample_release, slice_of
 
 SECRET, OTHER_SECRET = b"s" * 32, b"t" * 32
@@ -63,9 +63,9 @@ GRAPH, WEIGHTS = b"the graph", [b"w" * 1000, b"v" * 500, b"u" * 70]
 PLAIN = slice_of("head", {"graph.onnx": [GRAPH], "weights.bin": WEIGHTS})
 RUNS = {"graph.onnx": [GRAPH], "weights.bin": WEIGHTS}
 FILES = {name: b"".join(runs) for name, runs in RUNS.items()}
-SLICE, SEALED_RUNS = seal_slice(PLAIN, RUNS, SECRET)
+SLICE, SEALED_RUNS = encrypt_slice(PLAIN, RUNS, SECRET)
 CIPHERTEXT = {name: b"".join(runs) for name, runs in SEALED_RUNS.items()}
-KEY = slice_key(PLAIN, SECRET)
+KEY = derive_slice_key(PLAIN, SECRET)
 KEYS = {KEY.key_id: KEY.secret}
 DEVICE, RELEASE = "cam-1", "ab" * 32
 OWN = X25519PrivateKey.generate()
@@ -73,7 +73,7 @@ OWN = X25519PrivateKey.generate()
 
 def opened(slice_: Slice, files: dict[str, bytes], keys: dict[str, bytes] = KEYS) -> dict[str, bytes]:
     """The slice's files in clear."""
-    with open_slice(slice_, lambda file: io.BytesIO(files[file.name]), keys) as memory:
+    with decrypt_slice(slice_, lambda file: io.BytesIO(files[file.name]), keys) as memory:
         return {file.name: memory.read(file.name) for file in slice_.files}
 
 
@@ -86,15 +86,15 @@ def test_what_was_sealed_opens_again() -> None:
 
 def test_the_same_slice_is_the_same_ciphertext_again() -> None:
     """A second deployment resends nothing; another controller, another byte or another name share nothing."""
-    again, runs = seal_slice(PLAIN, RUNS, SECRET)
+    again, runs = encrypt_slice(PLAIN, RUNS, SECRET)
     assert again == SLICE and {name: b"".join(one) for name, one in runs.items()} == CIPHERTEXT
     assert SEALED_RUNS["weights.bin"][-1] == SEALED_RUNS["weights.bin"][2]
     chunks = {chunk.sha256 for file in SLICE.files for chunk in file.chunks}
     changed = slice_of("head", {"graph.onnx": [GRAPH], "weights.bin": [*WEIGHTS[:2], b"U" * 70]})
     others = [
-        seal_slice(PLAIN, RUNS, OTHER_SECRET),
-        seal_slice(changed, {**RUNS, "weights.bin": [*WEIGHTS[:2], b"U" * 70]}, SECRET),
-        seal_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET),
+        encrypt_slice(PLAIN, RUNS, OTHER_SECRET),
+        encrypt_slice(changed, {**RUNS, "weights.bin": [*WEIGHTS[:2], b"U" * 70]}, SECRET),
+        encrypt_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET),
     ]
     for other, _ in others:
         assert other.sealed is not None and other.sealed.key_id != KEY.key_id
@@ -104,7 +104,7 @@ def test_the_same_slice_is_the_same_ciphertext_again() -> None:
 def test_equal_chunks_of_a_slice_are_unequal_ciphertext() -> None:
     """Each chunk has a nonce of its own: two layers of zeros do not show as two equal chunks."""
     twin = slice_of("zeros", {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]})
-    sealed, _ = seal_slice(twin, {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]}, SECRET)
+    sealed, _ = encrypt_slice(twin, {"weights.bin": [bytes(640)] * 4, "graph.onnx": [bytes(640)]}, SECRET)
     assert len({chunk.sha256 for file in sealed.files for chunk in file.chunks}) == 5
 
 
@@ -143,7 +143,7 @@ def runs_of(slice_: Slice, files: dict[str, bytes]) -> dict[str, list[bytes]]:
 
 def swapped_slices() -> dict[str, list[bytes]]:
     """The graph of another slice under the same secret."""
-    _, other = seal_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET)
+    _, other = encrypt_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET)
     return {**runs_of(SLICE, CIPHERTEXT), "graph.onnx": list(other["graph.onnx"])}
 
 
@@ -181,15 +181,15 @@ def test_a_slice_opens_with_its_own_key_alone() -> None:
 
 def test_opened_files_cannot_be_changed_and_have_no_place_on_a_disk() -> None:
     """They are sealed memory files: writing, growing and shrinking are refused, and closing lets go of them."""
-    memory = open_slice(SLICE, lambda file: io.BytesIO(CIPHERTEXT[file.name]), KEYS)
+    memory = decrypt_slice(SLICE, lambda file: io.BytesIO(CIPHERTEXT[file.name]), KEYS)
     path = memory.path("weights.bin")
     assert path.read_bytes() == FILES["weights.bin"] and "memfd:" in os.readlink(path)
     for change in (lambda file: file.write(b"x"), lambda file: file.truncate(1)):
         with pytest.raises(PermissionError), open(path, "r+b", buffering=0) as file:
             change(file)
-    view = memory.mapped("weights.bin")
+    view = memory.map_file("weights.bin")
     memory.close()
-    assert view is not None and bytes(view) == FILES["weights.bin"] and memory.mapped("nothing") is None
+    assert view is not None and bytes(view) == FILES["weights.bin"] and memory.map_file("nothing") is None
 
 
 def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,15 +210,18 @@ def test_memory_that_runs_out_is_told_and_let_go(monkeypatch: pytest.MonkeyPatch
 
 def test_golden_inputs_open_with_their_key_and_in_their_place() -> None:
     """Pictures are encrypted too; a request and a response cannot be mixed up."""
-    sealed, bodies = seal_golden([b"request", b"response"], SECRET)
+    sealed, bodies = encrypt_golden([b"request", b"response"], SECRET)
     stored = {chunk_of(body).sha256: body for body in bodies}
-    pair = Golden(chunk_of(bodies[0]), chunk_of(bodies[1]), sealed)
-    keys = {sealed.key_id: ContentKey.named(SECRET, sealed.key_id).secret}
+    pair = GoldenExample(chunk_of(bodies[0]), chunk_of(bodies[1]), sealed)
+    keys = {sealed.key_id: ContentKey.from_key_id(SECRET, sealed.key_id).secret}
     manifest = msgspec.structs.replace(decode_manifest(sample_release()[0]), golden=(pair,))
-    chunk = golden_chunks(manifest, keys, stored.__getitem__)
+    chunk = decrypting_chunk_source(manifest, keys, stored.__getitem__)
     assert [chunk(one.sha256) for one in (pair.request, pair.response)] == [b"request", b"response"]
-    mixed = msgspec.structs.replace(manifest, golden=(Golden(pair.response, pair.request, sealed),))
-    for wrong in (golden_chunks(manifest, {}, stored.__getitem__), golden_chunks(mixed, keys, stored.__getitem__)):
+    mixed = msgspec.structs.replace(manifest, golden=(GoldenExample(pair.response, pair.request, sealed),))
+    for wrong in (
+        decrypting_chunk_source(manifest, {}, stored.__getitem__),
+        decrypting_chunk_source(mixed, keys, stored.__getitem__),
+    ):
         with pytest.raises(TrustError):
             wrong(pair.request.sha256)
 
@@ -232,8 +235,8 @@ def sealed_release() -> tuple[bytes, dict[str, bytes], dict[str, bytes]]:
     manifest, keys, stored, slices = decode_manifest(raw), {}, {}, []
     for one in manifest.slices:
         runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in one.files}
-        sealed, contents = seal_slice(one, runs, SECRET)
-        key = slice_key(one, SECRET)
+        sealed, contents = encrypt_slice(one, runs, SECRET)
+        key = derive_slice_key(one, SECRET)
         keys[key.key_id] = key.secret
         slices.append(sealed)
         stored.update({chunk_of(run).sha256: run for closed in contents.values() for run in closed})
@@ -270,7 +273,7 @@ def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Pa
     home = write_release(
         folder, digest, raw, world.repository.proof(digest), chunks.__getitem__, bootstrap_root=world.bootstrap
     ).folder
-    open_ = releases_in(folder, world.bootstrap)
+    open_ = release_opener(folder, world.bootstrap)
     with pytest.raises(TrustError, match=r"keys\.json cannot be read"):
         open_(digest)
     for spoiled in (b"", b"{}", b"[]", b'{"a": 1}', msgspec.json.encode(dict.fromkeys(keys, b"x" * 32))):
@@ -288,11 +291,11 @@ def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Pa
 def test_a_slice_of_another_release_does_not_open(tmp_path: Path) -> None:
     """The same layers in a later version of the model have another key: bytes of one are nothing to the other."""
     runs = {"graph.onnx": [b"tail graph 2"]}
-    other, closed = seal_slice(slice_of("tail", runs), runs, SECRET)
+    other, closed = encrypt_slice(slice_of("tail", runs), runs, SECRET)
     files = {name: b"".join(one) for name, one in closed.items()}
     raw, _, keys = sealed_release()
     tail = decode_manifest(raw).slice("tail")
-    assert isinstance(Release(decode_manifest(raw), release_digest(raw), tmp_path), Release)
+    assert isinstance(StoredRelease(decode_manifest(raw), release_digest(raw), tmp_path), StoredRelease)
     with pytest.raises(TrustError):
         opened(tail, files, keys)
     with pytest.raises(TrustError):
@@ -314,10 +317,10 @@ CONTRADICTIONS: dict[str, Twist] = {
     "no plaintext size": with_file(plain=None),
     "a digest that is none": with_file(plain=msgspec.structs.replace(FIRST.plain, digest="x")),
     "a key id that is none": lambda one: msgspec.structs.replace(
-        one, sealed=Sealed("chacha20-poly1305", "../x", "0" * 64)
+        one, sealed=EncryptionInfo("chacha20-poly1305", "../x", "0" * 64)
     ),
     "a commitment that is none": lambda one: msgspec.structs.replace(
-        one, sealed=Sealed("chacha20-poly1305", "0" * 64, "")
+        one, sealed=EncryptionInfo("chacha20-poly1305", "0" * 64, "")
     ),
     "a file in clear with a plaintext": lambda one: msgspec.structs.replace(one, sealed=None),
     "a chunk that is only a tag": with_file(
@@ -341,7 +344,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(twist: str) -> None:
 def test_chunks_may_be_a_tag_larger_where_they_are_encrypted() -> None:
     """The largest chunk in clear is still one chunk when it is encrypted, and no larger one is allowed."""
     run = b"z" * LIMITS.chunk_bytes
-    sealed, _ = seal_slice(slice_of("head", {"graph.onnx": [run]}), {"graph.onnx": [run]}, SECRET)
+    sealed, _ = encrypt_slice(slice_of("head", {"graph.onnx": [run]}), {"graph.onnx": [run]}, SECRET)
     manifest = decode_manifest(sealed_release()[0])
 
     def decoded(one: Slice) -> Manifest:
@@ -390,7 +393,7 @@ def test_whatever_was_wrapped_is_keys_or_refused(said: bytes | dict[str, bytes])
     """A ring of any content gives keys of the right length, or a TrustError; nothing else happens."""
     raw = said if isinstance(said, bytes) else msgspec.msgpack.encode({"keys": said})
     try:
-        keys = decode_ring(raw)
+        keys = decode_keys(raw)
     except TrustError:
         return
     assert all(isinstance(name, str) and len(key) == 32 for name, key in keys.items())
@@ -408,12 +411,12 @@ def test_only_the_keys_that_the_manifest_commits_to_count() -> None:
     """Missing, swapped and foreign keys are told apart from good ones before anything is fetched or loaded."""
     raw, _, keys = sealed_release()
     needed = needed_keys(decode_manifest(raw), ["head", "tail"])
-    assert fitting({**keys, "0" * 64: b"x" * 32}, needed) == keys
+    assert select_keys({**keys, "0" * 64: b"x" * 32}, needed) == keys
     first, second = needed
     with pytest.raises(TrustError, match="1 of 2 content keys"):
-        fitting({first: keys[first]}, needed)
+        select_keys({first: keys[first]}, needed)
     with pytest.raises(TrustError, match="2 of 2 content keys"):
-        fitting({first: keys[second], second: keys[first]}, needed)
+        select_keys({first: keys[second], second: keys[first]}, needed)
 
 
 def test_more_keys_than_a_statement_carries_are_refused_where_they_are_wrapped() -> None:
@@ -455,19 +458,19 @@ def test_an_encryption_key_counts_only_with_its_owners_signature() -> None:
     """Bound to the certificate request by the request's own key; points of low order are no keys."""
     identity, thief = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     csr = certificate_request(identity, DEVICE).decode()
-    public, signature = introduce(OWN, identity, csr)
-    check_introduction(public, signature, identity.public_key(), csr, DEVICE)
+    public, signature = sign_encryption_key(OWN, identity, csr)
+    verify_encryption_key(public, signature, identity.public_key(), csr, DEVICE)
     other = public_bytes(X25519PrivateKey.generate())
     for key, signed, asked in (
         (other, signature, csr),
-        (public, introduce(OWN, thief, csr)[1], csr),
+        (public, sign_encryption_key(OWN, thief, csr)[1], csr),
         (public, signature, certificate_request(identity, "cam-2").decode()),
     ):
         with pytest.raises(TrustError, match="not signed"):
-            check_introduction(key, signed, identity.public_key(), asked, DEVICE)
+            verify_encryption_key(key, signed, identity.public_key(), asked, DEVICE)
     for point in (bytes(32), b"\1" + bytes(31)):
         signed = identity.sign(b"edgesplit encryption key 1\n" + point + csr.encode())
         with pytest.raises(MalformedMessage, match="no X25519 key"):
-            check_introduction(point, signed, identity.public_key(), csr, DEVICE)
+            verify_encryption_key(point, signed, identity.public_key(), csr, DEVICE)
     with pytest.raises(MalformedMessage):
-        check_introduction(public[:31], signature, identity.public_key(), csr, DEVICE)
+        verify_encryption_key(public[:31], signature, identity.public_key(), csr, DEVICE)

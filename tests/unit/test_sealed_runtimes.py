@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgesplit.crypto.slice_encryption import SliceInMemory, open_slice, seal_slice, slice_key
+from edgesplit.crypto.slice_encryption import SliceInMemory, decrypt_slice, derive_slice_key, encrypt_slice
 from edgesplit.errors import ModelRefused
 from edgesplit.release.manifest import Slice, SliceFile, TensorSpec
 from edgesplit.runtime import Tensor, tflite
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slice
 from edgesplit.runtime.onnx import GRAPH, WEIGHTS, OnnxRuntime
-from edgesplit.runtime.onnx_external_data import weights_outside
+from edgesplit.runtime.onnx_external_data import external_tensors
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.tflite import LiteRtRuntime
 from edgesplit_partitioner.ir.chunking import slice_file
-from edgesplit_partitioner.ir.prepared_model import whole_slice
+from edgesplit_partitioner.ir.prepared_model import whole_model_slice
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from unit import onnx_models, tflite_models
 
@@ -37,9 +37,9 @@ SECRET = b"s" * 32
 def in_memory(plain: Slice, files: dict[str, bytes]) -> tuple[Slice, SliceInMemory]:
     """The slice, sealed and opened again."""
     clear = {file.name: in_chunks(files[file.name], file) for file in plain.files}
-    sealed, contents = seal_slice(plain, clear, SECRET)
-    key = slice_key(plain, SECRET)
-    opened = open_slice(sealed, lambda file: io.BytesIO(b"".join(contents[file.name])), {key.key_id: key.secret})
+    sealed, contents = encrypt_slice(plain, clear, SECRET)
+    key = derive_slice_key(plain, SECRET)
+    opened = decrypt_slice(sealed, lambda file: io.BytesIO(b"".join(contents[file.name])), {key.key_id: key.secret})
     return sealed, opened
 
 
@@ -113,13 +113,13 @@ def test_tflite_from_memory_gives_the_bits_that_files_give(tmp_path: Path) -> No
     """LiteRT maps the memory file; it lives as long as the interpreter."""
     model = tflite_models.prepared("chain")
     (tmp_path / tflite.FILE).write_bytes(model.raw)
-    plain = whole_slice(model)
+    plain = whole_model_slice(model)
     plain = msgspec.structs.replace(plain, files=(slice_file(tflite.FILE, [model.raw]),))
     feeds = tflite_models.feeds_of(model)
     expected = LiteRtRuntime().load(plain, tmp_path).run(feeds)
     sealed, memory = in_memory(plain, {tflite.FILE: model.raw})
     with memory:
-        program = EngineByFormat().load(sealed, memory)
+        program = DispatchingRuntime().load(sealed, memory)
     del memory
     gc.collect()
     assert {name: value.tobytes() for name, value in program.run(feeds).items()} == {
@@ -141,7 +141,7 @@ def test_the_reader_finds_what_onnx_finds() -> None:
                 for tensor in model.graph.initializer
                 if tensor.data_location == TensorProto.EXTERNAL
             ]
-            found = weights_outside(one.files[GRAPH])
+            found = external_tensors(one.files[GRAPH])
             assert [(each.name, each.type, each.dims) for each in found] == wanted
             assert sum(each.bytes for each in found) <= len(one.files.get(WEIGHTS, b""))
 
@@ -165,4 +165,4 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 def read_or_refused(raw: bytes) -> None:
     with contextlib.suppress(ModelRefused):
-        weights_outside(raw)
+        external_tensors(raw)

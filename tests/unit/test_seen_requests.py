@@ -13,8 +13,8 @@ from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, Inferen
 from edgesplit.http1.server import Request, Response
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import PhaseSeconds, Telemetry, Window
-from edgesplit.observability.prometheus import rendered
+from edgesplit.mqtt.messages import PhaseSeconds, Telemetry, TelemetryWindow
+from edgesplit.observability.prometheus import render_metrics
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import PHASES, Report, from_parameters, phases, to_parameters
 from edgesplit.plan import Conditions
@@ -22,9 +22,9 @@ from edgesplit_agent.main import _parser as parser
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.engine import Answer
 from edgesplit_agent.serving.http_endpoint import Endpoint
-from edgesplit_agent.serving.metrics import RequestMetrics, outcome, power, readings
-from edgesplit_agent.telemetry.windows import Windows, fitting, telemetry
-from edgesplit_offload.observability.request_metrics import outcome as server_outcome
+from edgesplit_agent.serving.metrics import RequestMetrics, engine_series, outcome_label, power_gauges
+from edgesplit_agent.telemetry.windows import TelemetryWindows, build_telemetry, shorten_to_fit
+from edgesplit_offload.observability.request_metrics import outcome_label as server_outcome
 from handmade_release import CUT as HANDMADE_CUT
 from handmade_release import DIGEST, MID
 from seen_world import INPUTS, MODEL, NO_HEDGE, asked, both_sides, samples, value
@@ -72,8 +72,8 @@ def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> Non
     with both_sides(tmp_path, observe=observe) as (engine, offload):
         for _ in range(10):
             assert np.array_equal(engine.infer(MODEL, INPUTS, deadline_s=20).outputs["out"], np.full((1, 4), 4.0))
-        page = samples(rendered([*metrics.ledger.series(), *readings(engine, connected=True)]))
-        server = samples(rendered(offload.series()))
+        page = samples(render_metrics([*metrics.registry.series(), *engine_series(engine, connected=True)]))
+        server = samples(render_metrics(offload.series()))
     row = {"model": "handmade@1", "row": "cut-1"}
     assert value(page, "edgesplit_agent_requests_total", **row, outcome="answered") == 10
     assert value(page, "edgesplit_agent_request_seconds_count", **row) == 10
@@ -100,7 +100,7 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
     """And no second of the cloud's is counted."""
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = unavailable
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE).report
     assert report.fallback and report.cause == "server"
     assert report.waited_s > 0 and report.tail_s > 0 and report.device_s > report.tail_s
     found = phases(report)
@@ -119,7 +119,7 @@ def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: st
 
     with world(LOCAL, SPLIT) as (engine, cloud, _):
         cloud.script = boasting
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE).report
     assert not report.fallback
     assert (report.remote_queue_s, report.remote_decode_s, report.remote_encode_s) == (0.0, 0.0, 0.0)
 
@@ -134,10 +134,10 @@ def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: st
 )  # fmt: skip
 def test_each_error_is_counted_under_one_of_few_words(error: Exception, word: str) -> None:
     """However it is worded."""
-    assert outcome(error) == word
+    assert outcome_label(error) == word
     metrics = RequestMetrics()
     metrics.observe("m@1", error)
-    found = samples(rendered(metrics.ledger.series()))
+    found = samples(render_metrics(metrics.registry.series()))
     assert value(found, "edgesplit_agent_requests_total", model="m@1", row="", outcome=word) == 1
     assert server_outcome(error) == {"link": "gone", "dropped": "failed"}.get(word, word)
 
@@ -160,7 +160,7 @@ def test_hostile_names_make_no_series(tmp_path: Path) -> None:
 def test_sensors_that_are_there_are_shown_and_others_are_not() -> None:
     """No battery is no sample: a nought would be an empty one."""
     read = Readings(battery_percent=40.0, celsius=61.5, under_voltage=False)
-    found = samples(rendered([*power("balanced", read)]))
+    found = samples(render_metrics([*power_gauges("balanced", read)]))
     ours = {name: number for (name, _), number in found.items() if name.startswith("edgesplit_")}
     assert ours == {
         "edgesplit_agent_power_mode": 1.0, "edgesplit_agent_battery_ratio": 0.4,
@@ -191,36 +191,36 @@ def test_a_foreign_page_cannot_read_the_agents_metrics() -> None:
 
 def test_telemetry_tells_the_phases_of_a_window_and_begins_anew() -> None:
     """As sparse histograms, which a controller decodes."""
-    windows, release = Windows(), active(LOCAL)
+    windows, release = TelemetryWindows(), active(LOCAL)
     for _ in range(3):
         windows.observe("tiny", Report(release="r", row="local", latency_s=0.004, device_s=0.003))
-    sent = telemetry(1, 1, False, NOW, windows.take({"tiny": release}, NOW))
+    sent = build_telemetry(1, 1, False, NOW, windows.close_windows({"tiny": release}, NOW))
     read = messages.decode(messages.encode(sent), Telemetry)
     assert read == sent
     device, other = read.models[0].phases
     assert (device.phase, device.counts) == ("device", ((5, 3),)) and device.total_s == pytest.approx(0.009)
     assert other.phase == "other" and other.total_s == pytest.approx(0.003)
-    assert windows.take({"tiny": release}, NOW)[0].phases == ()
+    assert windows.close_windows({"tiny": release}, NOW)[0].phases == ()
 
 
 def test_telemetry_of_many_models_fits_into_a_message() -> None:
     """The least asked models' phases are left away first; every model's figures stay."""
     full = tuple(PhaseSeconds(name, 1.0, tuple((place, 9) for place in range(17))) for name in PHASES)
     windows = tuple(
-        Window(model=f"model-{number}", release="a" * 64, row="local", requests=number, phases=full)
+        TelemetryWindow(model=f"model-{number}", release="a" * 64, row="local", requests=number, phases=full)
         for number in range(30)
     )
     whole = Telemetry(
         session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_ok=True, models=windows
     )
     assert len(messages.encode(whole)) > LIMITS.telemetry_bytes
-    sent = fitting(whole)
+    sent = shorten_to_fit(whole)
     assert len(messages.encode(sent)) <= LIMITS.telemetry_bytes
     assert [one.requests for one in sent.models] == list(range(30))
     kept = [one.requests for one in sent.models if one.phases]
     assert kept and kept == list(range(30 - len(kept), 30))
     small = msgspec.structs.replace(whole, models=windows[:2])
-    assert fitting(small) == small
+    assert shorten_to_fit(small) == small
 
 
 def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:

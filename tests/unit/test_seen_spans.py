@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from agent_world import CUT, INPUT, LOCAL, unavailable, world
-from edgesplit.client.request import Question
+from edgesplit.client.request import InferenceRequest
 from edgesplit.http1.server import Request, Response
 from edgesplit.observability import trace_context, tracing
 from edgesplit.observability.trace_context import TraceContext
-from edgesplit.observability.tracing import OFF, OtelTracer
+from edgesplit.observability.tracing import TRACING_OFF, OtelTracer
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import phases
 from edgesplit_agent.serving.http_endpoint import Endpoint
@@ -38,13 +38,13 @@ def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, mon
     """Both sides, configured by the standard's variables, send OTLP: one trace id, each span under its parent."""
     collector = Collector()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.server.url)
-    monkeypatch.setattr(tracing, "LAST_SPANS_S", 60.0)
+    monkeypatch.setattr(tracing, "SHUTDOWN_TIMEOUT_S", 60.0)
     device, server = (
-        tracing.configured(f"edgesplit-{name}", {"edgesplit.emulated": False}) for name in ("agent", "offload")
+        tracing.make_tracer(f"edgesplit-{name}", {"edgesplit.emulated": False}) for name in ("agent", "offload")
     )
-    assert device is not OFF and server is not OFF
+    assert device is not TRACING_OFF and server is not TRACING_OFF
     try:
-        with both_sides(tmp_path, device=device, server=server) as (engine, _), trace_context.working_for(GIVEN):
+        with both_sides(tmp_path, device=device, server=server) as (engine, _), trace_context.request_context(GIVEN):
             report = engine.infer(MODEL, INPUTS, deadline_s=20).report
     finally:
         device.stop()  # sends what is left
@@ -72,7 +72,7 @@ def test_one_trace_shows_device_link_and_cloud_over_the_wire(tmp_path: Path, mon
 def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
     """Device, gateway, cloud: each server's span is the child of the one that asked it, and the report adds up."""
     (device, here), (edge, between), (cloud, there) = recording(), recording(), recording()
-    with three_tiers(tmp_path, device=device, edge=edge, cloud=cloud) as engine, trace_context.working_for(GIVEN):
+    with three_tiers(tmp_path, device=device, edge=edge, cloud=cloud) as engine, trace_context.request_context(GIVEN):
         report = engine.infer(MODEL, INPUTS, deadline_s=20).report
     assert not report.hop_cause and report.hop_s >= report.hop_server_s > 0
     named = [{span.name: span for span in exporter.get_finished_spans()} for exporter in (here, between, there)]
@@ -89,7 +89,7 @@ def test_a_request_without_a_trace_begins_one() -> None:
     """Its root has no parent, and the report names it."""
     tracer, exporter = recording()
     with world(LOCAL, CUT, tracer=tracer) as (engine, _, _):
-        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE).report
     root = next(span for span in exporter.get_finished_spans() if span.name == "infer tiny")
     assert root.parent is None and f"{root.context.trace_id:032x}" == report.trace_id
 
@@ -99,7 +99,7 @@ def test_a_fallback_shows_the_clouds_failure_and_the_tail() -> None:
     tracer, exporter = recording()
     with world(LOCAL, CUT, tracer=tracer) as (engine, cloud, _):
         cloud.script = unavailable
-        assert engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE).report.fallback
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE).report.fallback
     by_name = {span.name: span for span in exporter.get_finished_spans()}
     root = by_name["infer tiny"]
     assert root.attributes is not None and root.attributes["edgesplit.fallback"] is True
@@ -113,7 +113,7 @@ def test_a_request_that_fails_ends_its_span() -> None:
     with world(CUT, tracer=tracer) as (engine, cloud, _):
         cloud.script = unavailable
         with pytest.raises(Exception, match="no fallback"):
-            engine.infer("tiny", {"x": INPUT}, deadline_s=20, wishes=NO_HEDGE)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE)
     root = next(span for span in exporter.get_finished_spans() if span.name == "infer tiny")
     assert not root.status.is_ok and "LinkError" in str(root.status.description)
 
@@ -122,7 +122,7 @@ def test_a_caller_that_does_not_sample_is_obeyed(tmp_path: Path) -> None:
     """Parent-based: no span is recorded on either side, and the trace goes on under its id."""
     (device, here), (server, there) = recording(), recording()
     unsampled = TraceContext(GIVEN.trace_id, GIVEN.span_id, sampled=False)
-    with both_sides(tmp_path, device=device, server=server) as (engine, _), trace_context.working_for(unsampled):
+    with both_sides(tmp_path, device=device, server=server) as (engine, _), trace_context.request_context(unsampled):
         report = engine.infer(MODEL, INPUTS, deadline_s=20).report
     assert report.trace_id == GIVEN.trace_id
     assert here.get_finished_spans() == there.get_finished_spans() == ()
@@ -133,7 +133,7 @@ def test_without_opentelemetry_a_trace_is_passed_on_and_named(tmp_path: Path) ->
     server, there = recording()
     seen: list[str | None] = []
     with both_sides(tmp_path, server=server) as (engine, _):
-        with trace_context.working_for(GIVEN):
+        with trace_context.request_context(GIVEN):
             assert engine.infer(MODEL, INPUTS, deadline_s=20).report.trace_id == GIVEN.trace_id
         assert engine.infer(MODEL, INPUTS, deadline_s=20).report.trace_id == ""
     roots = [span for span in there.get_finished_spans() if span.name == "offload"]
@@ -164,13 +164,13 @@ def test_the_local_endpoint_takes_a_traceparent_and_no_strange_one() -> None:
 def test_an_application_inside_a_span_of_its_own_is_the_parent() -> None:
     """Whatever it asks by `Client` is in its trace, with nothing to configure; outside of a span nothing is sent."""
     provider = TracerProvider(shutdown_on_exit=False)
-    assert Question.of("m", {}).trace == {}
+    assert InferenceRequest.create("m", {}).trace == {}
     with provider.get_tracer("application").start_as_current_span("work") as span:
-        headers, _ = Question.of("m", {}).body(1.0)
+        headers, _ = InferenceRequest.create("m", {}).encode(1.0)
     here = span.get_span_context()
     assert headers["traceparent"] == f"00-{here.trace_id:032x}-{here.span_id:016x}-01"
-    with trace_context.working_for(GIVEN):
-        assert Question.of("m", {}).trace == GIVEN.headers()
+    with trace_context.request_context(GIVEN):
+        assert InferenceRequest.create("m", {}).trace == GIVEN.headers()
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_an_application_inside_a_span_of_its_own_is_the_parent() -> None:
 )
 def test_the_environment_decides_as_the_standard_says(environment: dict[str, str], asked: bool) -> None:
     """No variable of ours."""
-    assert tracing.wanted(environment) is asked
+    assert tracing.is_tracing_enabled(environment) is asked
 
 
 def test_an_exporter_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """And nothing breaks."""
     with caplog.at_level(logging.WARNING):
-        assert tracing.configured("x", {}, {"OTEL_TRACES_EXPORTER": "zipkin"}) is OFF
+        assert tracing.make_tracer("x", {}, {"OTEL_TRACES_EXPORTER": "zipkin"}) is TRACING_OFF
     assert "only otlp is spoken here" in caplog.text
 
 
@@ -203,7 +203,7 @@ def test_opentelemetry_that_is_missing_is_said_once(
     """With what to install."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with caplog.at_level(logging.WARNING):
-        assert tracing.configured("x", {}, {"OTEL_TRACES_EXPORTER": "otlp"}) is OFF
+        assert tracing.make_tracer("x", {}, {"OTEL_TRACES_EXPORTER": "otlp"}) is TRACING_OFF
     assert [record.message for record in caplog.records if "pip install 'edgesplit[otel]'" in record.message]
 
 
@@ -211,7 +211,7 @@ def test_nothing_of_opentelemetry_or_prometheus_is_imported_where_nobody_asked()
     """Agent and offload server start without either."""
     code = (
         "import sys, edgesplit_agent.main, edgesplit_offload.main; from edgesplit.observability import tracing; "
-        "tracing.configured('x', {}, {}); "
+        "tracing.make_tracer('x', {}, {}); "
         "print([m for m in sys.modules if m.split('.')[0] in ('opentelemetry', 'prometheus_client', 'requests')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -227,7 +227,7 @@ def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyP
             waits.set()
             let_go.wait(60)
 
-    monkeypatch.setattr(tracing, "LAST_SPANS_S", 0.01)
+    monkeypatch.setattr(tracing, "SHUTDOWN_TIMEOUT_S", 0.01)
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Hanging()))
     OtelTracer(provider).stop()
@@ -237,7 +237,7 @@ def test_a_collector_that_hangs_holds_up_nobodys_end(monkeypatch: pytest.MonkeyP
 
 def test_spans_of_what_is_not_there_are_nothing() -> None:
     """Off, whatever is told goes nowhere, and the parent stays the parent."""
-    span = OFF.begin("infer x", GIVEN)
+    span = TRACING_OFF.begin("infer x", GIVEN)
     assert span.child("offload", "client").context == GIVEN
     span.end({"a": 1}, "failed")
-    OFF.stop()
+    TRACING_OFF.stop()

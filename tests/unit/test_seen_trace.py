@@ -58,7 +58,7 @@ def test_a_context_that_the_recommendation_allows_is_read(header: str, sampled: 
 def test_anything_else_is_as_if_it_were_not_there(header: str) -> None:
     """Nothing of it is passed on."""
     assert trace_context.parse(header) is None
-    assert trace_context.given({"traceparent": header}) is None
+    assert trace_context.from_headers({"traceparent": header}) is None
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{30,33}-[0-9a-f]{15,17}-[0-9a-f]{2}.{0,3}")), st.text())
@@ -86,12 +86,15 @@ def test_what_a_thread_sends_is_the_child_of_the_request_it_works_for() -> None:
     """Of no other thread's, and of none when it is done."""
     context = TraceContext(ID, SPAN, True)
     elsewhere: list[dict[str, str]] = []
-    with trace_context.working_for(context, "r1"):
-        assert trace_context.outgoing() == {"traceparent": GOOD} and trace_context.current().request_id == "r1"
-        thread = threading.Thread(target=lambda: elsewhere.append(trace_context.outgoing()))
+    with trace_context.request_context(context, "r1"):
+        assert (
+            trace_context.outgoing_headers() == {"traceparent": GOOD}
+            and trace_context.current_request().request_id == "r1"
+        )
+        thread = threading.Thread(target=lambda: elsewhere.append(trace_context.outgoing_headers()))
         thread.start()
         thread.join()
-    assert trace_context.outgoing() == {} and elsewhere == [{}]
+    assert trace_context.outgoing_headers() == {} and elsewhere == [{}]
 
 
 @pytest.fixture
@@ -107,8 +110,8 @@ def written() -> tuple[logging.Logger, io.StringIO, logging.Handler]:
 def test_a_json_line_names_trace_and_request(written: tuple[logging.Logger, io.StringIO, logging.Handler]) -> None:
     """One object a line, also with an exception and a message of several lines in it."""
     logger, stream, handler = written
-    log_format.equip(handler, "json")
-    with trace_context.working_for(TraceContext(ID, SPAN, True), "frame-7"):
+    log_format.install_format(handler, "json")
+    with trace_context.request_context(TraceContext(ID, SPAN, True), "frame-7"):
         logger.warning("two\nlines %s", '"')
     try:
         raise ValueError("no")
@@ -125,8 +128,8 @@ def test_a_text_line_names_them_too_and_no_id_writes_lines_of_its_own(
 ) -> None:
     """A request's id is its client's."""
     logger, stream, handler = written
-    log_format.equip(handler, "text")
-    with trace_context.working_for(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):
+    log_format.install_format(handler, "text")
+    with trace_context.request_context(TraceContext(ID, SPAN, True), "x]\nFAKE line" + "y" * 500):
         logger.warning("hello")
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith(f"hello [request=x??FAKE?line{'y' * 68} trace={ID}]\n")

@@ -14,13 +14,13 @@ PATIENCE_S = 20.0
 
 def holds(one: Segment) -> bool:
     """Is it among the open ones?"""
-    return Segment.of(np.frombuffer(one.memory, np.uint8)) is not None
+    return Segment.containing(np.frombuffer(one.memory, np.uint8)) is not None
 
 
 def test_a_collection_amid_closing_closes_others_too() -> None:
     """Garbage is collected at any moment, also while a segment is being forgotten: what was collected closed its own
     segments then, and waited for ever for the lock that its own thread held."""
-    first, second, kept = Segment.made(4096), Segment.made(4096), Segment.made(4096)
+    first, second, kept = Segment.create(4096), Segment.create(4096), Segment.create(4096)
 
     garbage = [second]
 

@@ -7,14 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.fleet.selector import DEEPEST, MOST_LETTERS, Described, parse_selector
+from edgesplit_controller.fleet.selector import MAX_CHARS, MAX_DEPTH, DeviceAttributes, parse_selector
 
 FLEET = [
-    Described("cam-1", "raspberrypi4", "cameras", {"site": "oslo", "kind": "lab"}),
-    Described("cam-2", "raspberrypi4", "cameras", {"site": "oslo", "kind": "gate"}),
-    Described("cam-3", "raspberrypi5", "cameras", {"site": "bergen"}),
-    Described("door-1", "raspberrypi5", "doors", {"site": "oslo", "not": "so"}),
-    Described("spare", "jetson-nano"),
+    DeviceAttributes("cam-1", "raspberrypi4", "cameras", {"site": "oslo", "kind": "lab"}),
+    DeviceAttributes("cam-2", "raspberrypi4", "cameras", {"site": "oslo", "kind": "gate"}),
+    DeviceAttributes("cam-3", "raspberrypi5", "cameras", {"site": "bergen"}),
+    DeviceAttributes("door-1", "raspberrypi5", "doors", {"site": "oslo", "not": "so"}),
+    DeviceAttributes("spare", "jetson-nano"),
 ]
 
 
@@ -82,20 +82,20 @@ def test_an_error_points_at_the_place(text: str, at: int, says: str) -> None:
 def test_an_expression_is_bounded() -> None:
     """Length, words and depth: what an operator's script can make is refused before it costs anything."""
     with pytest.raises(UsageError, match="letters"):
-        parse_selector("x" * (MOST_LETTERS + 1))
+        parse_selector("x" * (MAX_CHARS + 1))
     with pytest.raises(UsageError, match="words and signs"):
         parse_selector("a=1," * 240 + "2")
     with pytest.raises(UsageError, match="inside each other"):
-        parse_selector("(" * (DEEPEST + 2) + "x" + ")" * (DEEPEST + 2))
+        parse_selector("(" * (MAX_DEPTH + 2) + "x" + ")" * (MAX_DEPTH + 2))
     with pytest.raises(UsageError, match="inside each other"):
-        parse_selector("not " * (DEEPEST + 2) + "x")
-    assert parse_selector("(" * DEEPEST + "spare" + ")" * DEEPEST)(FLEET[-1])
+        parse_selector("not " * (MAX_DEPTH + 2) + "x")
+    assert parse_selector("(" * MAX_DEPTH + "spare" + ")" * MAX_DEPTH)(FLEET[-1])
 
 
 def test_the_names_it_asks_for_are_known() -> None:
     """So that a typo in a device's name can be told from a group that is empty."""
     selector = parse_selector("cam-1 or (group=doors and not cam-9) or cam-*")
-    assert selector.names == {"cam-1", "cam-9"} and selector.asked == (("group", "doors"),)
+    assert selector.names == {"cam-1", "cam-9"} and selector.comparisons == (("group", "doors"),)
 
 
 words = st.sampled_from(["site", "=", "!=", "oslo", "(", ")", "and", "or", "not", ",", "'x'", "cam-1", "*", "all", "é"])

@@ -159,7 +159,7 @@ def test_the_sampler_tells_what_it_reads_and_survives_its_listener(tmp_path: Pat
         told.append(readings)
         raise RuntimeError("listener")
 
-    sampler = Sampler(under(tmp_path, BATTERY), seen=listen)
+    sampler = Sampler(under(tmp_path, BATTERY), on_readings=listen)
     assert sampler.latest == Readings()
-    sampler.look()
+    sampler.read_now()
     assert told == [sampler.latest] and sampler.latest.battery_percent == 42

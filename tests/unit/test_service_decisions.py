@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import LinkError, UsageError
-from edgesplit_agent.host.sd_notify import Manager
-from edgesplit_agent.service.commands import run_words
+from edgesplit_agent.host.sd_notify import ServiceManager
+from edgesplit_agent.service.commands import launch_arguments
 from edgesplit_agent.service.restart_policy import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     START_S,
     STOP_S,
-    Run,
+    ProgramRun,
     failures_after,
-    pause_after,
+    restart_backoff_s,
 )
-from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Places, unit
-from edgesplit_agent.service.watchdog import PART, Pulse
+from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Installation, render_unit
+from edgesplit_agent.service.watchdog import BEATS_PER_TIMEOUT, Watchdog
 
 
 class Listening:
@@ -47,9 +47,9 @@ def test_what_happens_is_told_by_systemds_protocol(socket_folder: Path) -> None:
     """To the socket that the environment names, which no child inherits."""
     manager_socket = Listening(socket_folder / "notify")
     environment = {"NOTIFY_SOCKET": str(socket_folder / "notify"), "WATCHDOG_USEC": "30000000", "HOME": "/"}
-    manager = Manager.of(environment)
+    manager = ServiceManager.from_environment(environment)
     assert environment == {"HOME": "/"}
-    assert manager.listens and manager.watchdog_s == 30.0
+    assert manager.is_present and manager.watchdog_s == 30.0
     manager.ready("serving\neverything")
     manager.alive()
     manager.stopping()
@@ -60,7 +60,7 @@ def test_an_abstract_socket_is_told_too() -> None:
     """As a supervisor's is."""
     name = f"edgesplit-test-{os.getpid()}"
     listening = Listening(f"\0{name}")
-    Manager.of({"NOTIFY_SOCKET": f"@{name}"}).status("here")
+    ServiceManager.from_environment({"NOTIFY_SOCKET": f"@{name}"}).status("here")
     assert listening.said() == ["STATUS=here"]
 
 
@@ -71,7 +71,7 @@ def test_an_abstract_socket_is_told_too() -> None:
 )
 def test_where_nobody_listens_nothing_is_told_and_nothing_fails(environment: dict[str, str]) -> None:
     """Nor is a sign of life expected from us where it is another process's to give."""
-    manager = Manager.of(environment)
+    manager = ServiceManager.from_environment(environment)
     manager.ready("")
     manager.alive()
     assert manager.watchdog_s == 0.0
@@ -88,12 +88,12 @@ def test_only_an_answer_is_a_sign_of_life(socket_folder: Path) -> None:
             raise LinkError("the endpoint does not answer")
         return "all is well"
 
-    pulse = Pulse(Manager(str(socket_folder / "notify"), 30.0), proof, clock=lambda: now[0])
+    pulse = Watchdog(ServiceManager(str(socket_folder / "notify"), 30.0), proof, clock=lambda: now[0])
     pulse.beat()
     assert listening.said() == ["WATCHDOG=1", "STATUS=all is well"]
     pulse.beat()
     assert listening.said() == []
-    now[0] += 30.0 / PART
+    now[0] += 30.0 / BEATS_PER_TIMEOUT
     answers[0] = False
     pulse.beat()
     pulse.beat()
@@ -110,52 +110,56 @@ def test_nobody_is_asked_where_no_manager_waits() -> None:
     def proof() -> str:
         raise AssertionError("asked")
 
-    Pulse(Manager(), proof).beat()
+    Watchdog(ServiceManager(), proof).beat()
 
 
 def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_to_end() -> None:
     """What nobody understands is no sign of life."""
-    run = Run(since=10.0, watchdog_s=60.0)
-    assert run.deadline == 10.0 + START_S and "not ready" in run.why()
-    run = run.hears(b"STATUS=loading", 20.0)
+    run = ProgramRun(since=10.0, watchdog_s=60.0)
+    assert run.deadline == 10.0 + START_S and "not ready" in run.missed_deadline()
+    run = run.after_notification(b"STATUS=loading", 20.0)
     assert run.deadline == 10.0 + START_S
-    run = run.hears(b"READY=1\nSTATUS=here", 30.0)
+    run = run.after_notification(b"READY=1\nSTATUS=here", 30.0)
     assert run.deadline == 90.0
-    run = run.hears(b"WATCHDOG=1", 50.0).hears(b"\xff\x00garbage", 70.0).hears(b"XWATCHDOG=1", 80.0)
-    assert run.deadline == 110.0 and "no sign of life for 60 s" in run.why()
-    assert Run(10.0, 0.0).hears(b"READY=1", 11.0).deadline == math.inf
-    told = run.stops(100.0).stops(120.0)
-    assert told.deadline == 100.0 + STOP_S and "did not end" in told.why()
-    assert told.killed().deadline == math.inf
+    run = (
+        run.after_notification(b"WATCHDOG=1", 50.0)
+        .after_notification(b"\xff\x00garbage", 70.0)
+        .after_notification(b"XWATCHDOG=1", 80.0)
+    )
+    assert run.deadline == 110.0 and "no sign of life for 60 s" in run.missed_deadline()
+    assert ProgramRun(10.0, 0.0).after_notification(b"READY=1", 11.0).deadline == math.inf
+    told = run.after_stop_request(100.0).after_stop_request(120.0)
+    assert told.deadline == 100.0 + STOP_S and "did not end" in told.missed_deadline()
+    assert told.after_kill().deadline == math.inf
 
 
 def test_who_does_not_last_is_started_later_each_time_and_never_given_up() -> None:
     """Up to a longest pause, each with jitter; a run that lasted is forgiven everything."""
-    pauses = [pause_after(failures, 1.0) for failures in range(60)]
+    pauses = [restart_backoff_s(failures, 1.0) for failures in range(60)]
     assert pauses[0] == FIRST_PAUSE_S and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
-    assert pause_after(3, 0.0) == pause_after(3, 1.0) / 2
+    assert restart_backoff_s(3, 0.0) == restart_backoff_s(3, 1.0) / 2
     assert failures_after(5, 1.0) == 6 and failures_after(5, 3600.0) == 0
 
 
 def test_a_supervisors_words_are_those_of_run() -> None:
     """Without its own."""
     words = ["supervise", "--data", "D", "--watchdog", "5", "--port", "0", "--watchdog=7"]
-    assert run_words(words) == ["launch", "--data", "D", "--port", "0"]
+    assert launch_arguments(words) == ["launch", "--data", "D", "--port", "0"]
 
 
 def test_the_unit_names_its_places_and_refuses_what_systemd_would_read_otherwise() -> None:
     """A data folder below /var/lib is systemd's to make; another is made writable."""
-    usual = unit(Places())
+    usual = render_unit(Installation())
     assert "StateDirectory=edgesplit-agent\n" in usual and "ReadWritePaths" not in usual
     assert f"WatchdogSec={WATCHDOG_S}s" in usual and "StartLimitIntervalSec=0" in usual
-    other = unit(Places(Path("/srv/agent"), Path("/srv/data"), "pi"))
+    other = render_unit(Installation(Path("/srv/agent"), Path("/srv/data"), "pi"))
     assert "ReadWritePaths=/srv/data\n" in other and "StateDirectory" not in other and "User=pi\n" in other
     assert "ExecStart=/srv/agent/current/bin/edgesplit-agent launch --data /srv/data " in other
     for wrong in (Path("relative"), Path("/with space"), Path("/a%i"), Path("/a\nExecStartPre=/bin/sh")):
         with pytest.raises(UsageError):
-            Places(data=wrong)
+            Installation(data=wrong)
     with pytest.raises(UsageError):
-        Places(user="Root; rm")
+        Installation(user="Root; rm")
 
 
 @pytest.fixture
@@ -168,7 +172,7 @@ def unit_file(tmp_path: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     file = tmp_path / "edgesplit-agent.service"
-    file.write_text(unit(Places(prefix=tmp_path, user="root")))
+    file.write_text(render_unit(Installation(prefix=tmp_path, user="root")))
     return file
 
 

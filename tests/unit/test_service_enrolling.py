@@ -8,7 +8,7 @@ import pytest
 
 from edgesplit.errors import TrustError
 from edgesplit.trust.identity import Claim, encode_claim
-from edgesplit_agent.host.sd_notify import Manager
+from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.service import enrol_wait
 from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service
 from edgesplit_agent.state.data_folder import DataFolder, Identity
@@ -35,7 +35,7 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
             raise TrustError("the controller refused the claim (403): used")
         return IDENTITY
 
-    monkeypatch.setattr(enrol_wait, "enrol_patiently", ask)
+    monkeypatch.setattr(enrol_wait, "enrol_with_retries", ask)
     file = tmp_path / "claim.json"
     contents = iter([None, b"{", None, claim(token="used up"), None, None, claim(token="good")])
 
@@ -46,13 +46,15 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
             file.write_bytes(content)
         return False
 
-    assert enrol_as_service(DataFolder(tmp_path), file, None, wait, Manager()) == IDENTITY
+    assert enrol_as_service(DataFolder(tmp_path), file, None, wait, ServiceManager()) == IDENTITY
     assert asked == ["used up", "good"]
 
 
 def test_told_to_stop_it_waits_no_longer(tmp_path: Path) -> None:
     """A service that has no claim ends like any other."""
-    assert enrol_as_service(DataFolder(tmp_path), tmp_path / "claim.json", None, lambda _: True, Manager()) is None
+    assert (
+        enrol_as_service(DataFolder(tmp_path), tmp_path / "claim.json", None, lambda _: True, ServiceManager()) is None
+    )
 
 
 def test_a_claim_in_the_agents_own_folder_is_erased_and_no_other(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_each_module_with_messages_settles_them(room: str) -> None:
         path for path, text in sources.items() if re.search(r"^class \w+\(.*msgspec\.Struct", text, re.MULTILINE)
     ]
     assert defining
-    assert [path.name for path in defining if not sources[path].endswith("\nsettle(__name__)\n")] == []
+    assert [path.name for path in defining if not sources[path].endswith("\nwarm_up_structs(__name__)\n")] == []
 
 
 def test_a_process_lives_through_its_first_requests_coming_together() -> None:

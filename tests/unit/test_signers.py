@@ -17,7 +17,7 @@ from edgesplit.errors import TrustError, UsageError
 from edgesplit_controller.tuf.key_folder import KeyFolder
 from edgesplit_controller.tuf.signers import (
     EXTRAS,
-    NotThisKey,
+    WrongKey,
     check_signature,
     make_key_file,
     open_signer,
@@ -127,7 +127,7 @@ def test_a_token_signs_for_the_key_that_it_holds(slot: str) -> None:
     assert sign(slot, PAYLOAD, {key.keyid: key for key in strangers}, pin) is None
     other = CryptoSigner.generate_ecdsa().public_key
     assert sign(slot, PAYLOAD, {key.keyid: key for key in (other, held)}, pin) is not None
-    with pytest.raises(NotThisKey, match="unsupported scheme"):
+    with pytest.raises(WrongKey, match="unsupported scheme"):
         sign(slot, PAYLOAD, {other.keyid: other}, pin)
     with pytest.raises(UsageError, match="cannot be read"):
         public_key(slot, pin)
@@ -144,7 +144,7 @@ def test_a_wrong_pin_is_tried_once(slot: str) -> None:
 
     with pytest.raises(UsageError, match="PIN incorrect") as refused:
         sign(slot, PAYLOAD, {key.keyid: key for key in keys}, wrong)
-    assert asked == ["pin"] and not isinstance(refused.value, NotThisKey)
+    assert asked == ["pin"] and not isinstance(refused.value, WrongKey)
 
 
 @pytest.mark.parametrize("uri", ["hsm:2", "awskms:alias/x", "gcpkms:projects/x", "hv:key/1", "azurekms://v.x/keys/n/1"])
@@ -217,5 +217,5 @@ def test_a_retired_key_is_destroyed_even_if_the_table_forgot_it_first(tmp_path: 
     folder.retire("root", [new.keyid])
 
     assert {file.name for file in (tmp_path / "keys").glob("*.pem")} == {f"root-{new.keyid[:8]}.pem", "timestamp.pem"}
-    assert folder.holds("root", [old.keyid, new.keyid]) == {new.keyid}
+    assert folder.held_among("root", [old.keyid, new.keyid]) == {new.keyid}
     assert all(stat.S_IMODE(os.stat(file).st_mode) == 0o600 for file in (tmp_path / "keys").iterdir())

@@ -67,11 +67,11 @@ def test_what_is_refused(words: tuple[str, ...], says: str) -> None:
 
 def test_a_controller_is_not_ours_to_kill(tmp_path: Path) -> None:
     """At a real controller only devices go wrong."""
-    from edgesplit_simulation.faults.schedule import USUAL, parse_faults
+    from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
     from edgesplit_simulation.run import run_real
 
     with pytest.raises(EdgeError, match="not ours to do"):
         run_real(
             tmp_path, None, 1, first=1, prefix="sim", group="", seed=1, classes={}, link="wifi",  # type: ignore[arg-type]
-            faults=parse_faults(USUAL), lasts_s=1, request_every_s=0, telemetry_every_s=1, health_s=1,
+            faults=parse_faults(USUAL_FAULTS), duration_s=1, request_every_s=0, telemetry_every_s=1, health_s=1,
         )  # fmt: skip

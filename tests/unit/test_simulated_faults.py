@@ -6,7 +6,7 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit_simulation import quantities
-from edgesplit_simulation.faults.schedule import USUAL, parse_faults
+from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
 
 
 def _file(line: str) -> bytes:
@@ -17,13 +17,13 @@ def test_a_fault_in_numbers() -> None:
     """Spans in seconds, shares as parts of one, rates per second."""
     (fault,) = parse_faults(_file("{what: offline, devices: 20%, rate: 0.5/d, for: 5m-6h}"))
 
-    assert (fault.what, fault.share, fault.lasts_s) == ("offline", 0.2, (300.0, 21_600.0))
-    assert fault.per_s == pytest.approx(0.5 / 86_400)
+    assert (fault.kind, fault.share, fault.duration_range_s) == ("offline", 0.2, (300.0, 21_600.0))
+    assert fault.rate_per_s == pytest.approx(0.5 / 86_400)
 
 
 def test_the_usual_month_can_be_read() -> None:
     """Every kind is in it."""
-    assert len({fault.what for fault in parse_faults(USUAL)}) == 15
+    assert len({fault.kind for fault in parse_faults(USUAL_FAULTS)}) == 15
 
 
 @pytest.mark.parametrize(

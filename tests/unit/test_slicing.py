@@ -19,9 +19,9 @@ from edgesplit.input_spec import FRAME, INPUT_LAYER, parse_input_spec, prepare
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import decode_manifest, encode_manifest
-from edgesplit_partitioner.ir.chunking import Piece, weight_runs
+from edgesplit_partitioner.ir.chunking import WeightData, weight_chunks
 from edgesplit_partitioner.onnx_format.model import prepare_model, with_input_layer
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices, to_release_plan
 from unit import onnx_models as tiny
 
 SEED = 7
@@ -180,7 +180,7 @@ def test_small_weights_share_chunks_within_their_layer() -> None:
         ("c", 60_000),
         ("c", 6_000),
     ]
-    runs = weight_runs(Piece(owner, bytes(size)) for owner, size in sizes)
+    runs = weight_chunks(WeightData(owner, bytes(size)) for owner, size in sizes)
     assert [len(run) for run in runs] == [256, 128, 131_072, 68_928, 128, 128, 128, 60_032, 6_016]
 
 
@@ -200,7 +200,7 @@ def test_release_plan_names_slices() -> None:
         Row(name="remote", sends=("x",), receives=("y", "seen"), up_bytes=512),
     )
     slices = cut("branches", *(frozenset(row.layers) for row in rows))
-    plan = as_release_plan(table(rows), slices, {one.slice.name: 0.1 for one in slices})
+    plan = to_release_plan(table(rows), slices, {one.slice.name: 0.1 for one in slices})
     names = tuple(one.slice.name for one in slices)
     assert [(row.device, row.remote, row.layers) for row in plan.rows] == [
         (names, (), ()),
@@ -224,7 +224,7 @@ def test_plan_of_another_cut_is_refused(row: Row, reason: str) -> None:
     """A table that these slices were not cut for, or whose tensors are not theirs, is a usage error."""
     slices = cut("branches", frozenset({"stem"}))
     with pytest.raises(UsageError, match=reason):
-        as_release_plan(table((row,)), slices, {})
+        to_release_plan(table((row,)), slices, {})
 
 
 def test_a_length_that_a_value_decides_crosses_with_its_real_length(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec, parse_input_spec, prepare
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
-from edgesplit_partitioner.profiling.layers import measure_input, measure_samples, stand_in_frame
+from edgesplit_partitioner.profiling.layers import measure_input, measure_samples, synthetic_frame
 from edgesplit_partitioner.slicing import atoms, cut_slices
 from edgesplit_partitioner.split_check.check import check_model
 from unit import onnx_models as tiny
@@ -90,7 +90,7 @@ def test_both_tiers_hear_the_same(shape: tuple[int, ...], tmp_path: Path) -> Non
     """Wherever the cut lies, the input layer on the device or beyond the link, the answers are the whole's bits."""
     model = model_of(*shape)
     graph, spec = with_input_layer(model, parse_input_spec("audio/pcm16 16k 32"))
-    frame = stand_in_frame(spec)
+    frame = synthetic_frame(spec)
     state = np.linspace(-1, 1, 6, dtype=np.float32).reshape(1, 6)
     whole = tiny.run_whole(model.raw, {"sound": prepare(spec, frame), "state": state})
     names = [layer.name for layer in graph.layers]
@@ -115,7 +115,7 @@ def test_sound_is_priced_at_its_bytes() -> None:
     model = model_of(1, 32)
     graph, spec = with_input_layer(model, parse_input_spec("audio/pcm16 16k 32"))
     assert spec.samples == 32 and graph.tensors[FRAME].bytes == 64 and graph.tensors["sound"].bytes == 128
-    measured = measure_samples(model, graph, spec=spec, samples=[stand_in_frame(spec)])
+    measured = measure_samples(model, graph, spec=spec, samples=[synthetic_frame(spec)])
     assert measured.frame_bytes == 64
     times = {layer.name: 1e-4 for layer in graph.layers} | {INPUT_LAYER: measure_input(spec, runs=2).median_s}
     costs = build_costs(

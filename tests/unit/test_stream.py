@@ -250,7 +250,7 @@ def test_cancelling_closes_the_exchange(url: str, doubler: Doubler) -> None:
 
     def wait_until_gone(number: int) -> None:
         begun.set()
-        while number == 0 and not requests[0].closed():
+        while number == 0 and not requests[0].is_closed():
             threading.Event().wait(0.01)
         gone.set()
 

@@ -13,7 +13,7 @@ from edgesplit.input_spec import parse_input_spec
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 from edgesplit_partitioner.tflite_format import trial_run
-from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU, read_model
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR, read_model
 from edgesplit_partitioner.tflite_format.graph import TfliteGraph
 from unit import tflite_models
 
@@ -82,7 +82,7 @@ def test_state_in_the_runtime_is_refused() -> None:
 
 def test_compiled_model_is_one_layer() -> None:
     """What was compiled for an Edge TPU is one layer, and LiteRT, which cannot run it here, is not asked."""
-    model = prepare_model(tflite_models.custom(EDGE_TPU))
+    model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
     assert len(model.graph.layers) == 1
     assert model.graph.layers[0].nodes == (0, 1)
 
@@ -133,7 +133,7 @@ def test_input_spec_feeds_an_nhwc_model() -> None:
 
 def test_raw_input_stays_in_sight_through_padding() -> None:
     """Padding moves the picture only; what a convolution made of it is no longer raw."""
-    assert tflite_models.prepared("chain").graph.raw == {"image"}
+    assert tflite_models.prepared("chain").graph.raw_tensors == {"image"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.profiling.layers import measure_layers, measure_samples
-from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR
 from edgesplit_partitioner.tflite_format.model import prepare_model
 from unit import tflite_models
 
@@ -44,6 +44,6 @@ def test_another_models_graph_is_noticed() -> None:
 
 def test_what_cannot_run_here_is_refused() -> None:
     """A model compiled for an Edge TPU cannot be timed without one."""
-    model = prepare_model(tflite_models.custom(EDGE_TPU))
+    model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
     with pytest.raises(ModelRefused, match="compiled for an Edge TPU, and none is here"):
         measure_layers(model, model.graph, runs=1)

@@ -10,8 +10,8 @@ import pytest
 
 from cut_chunks import chunk_bytes
 from edgesplit.limits import LIMITS
-from edgesplit.runtime import execute
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime import run_slices
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
@@ -31,8 +31,8 @@ def cut(model: PreparedModel, *sets: frozenset[str]) -> list[CutSlice]:
 def run_chain(folder: Path, model: PreparedModel, slices: list[CutSlice], feeds: dict[str, Array]) -> dict[str, Array]:
     """The slices, written, loaded and run one after the other: all live tensors at the end."""
     onnx_models.write_slices(folder, slices)
-    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: folder / name, EngineByFormat())
-    return execute(programs, [one.slice.name for one in slices], feeds)
+    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: folder / name, DispatchingRuntime())
+    return run_slices(programs, [one.slice.name for one in slices], feeds)
 
 
 @pytest.mark.parametrize("name", tflite_models.MODELS)
@@ -93,7 +93,7 @@ def test_a_length_that_data_decides_is_open() -> None:
     """What depends on the data has an open length, and the slice behind such a tensor takes any."""
     model = tflite_models.prepared("counting")
     where = model.types["where"]
-    assert where.shape == (-1, -1) and where.seen == (6, 2)
+    assert where.shape == (-1, -1) and where.concrete_shape == (6, 2)
 
 
 def test_different_lengths_cross_one_loaded_chain(tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ def test_different_lengths_cross_one_loaded_chain(tmp_path: Path) -> None:
     names = [layer.name for layer in model.graph.layers]
     slices = cut(model, frozenset(names[:2]))
     onnx_models.write_slices(tmp_path, slices)
-    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, EngineByFormat())
+    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, DispatchingRuntime())
     for seed in range(4):
         feeds = tflite_models.feeds_of(model, seed)
         whole = tflite_models.run_whole(model.raw, feeds, tmp_path)
-        assert same_bits(execute(programs, [one.slice.name for one in slices], feeds), whole)
+        assert same_bits(run_slices(programs, [one.slice.name for one in slices], feeds), whole)
 
 
 def test_state_starts_anew_with_each_inference(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_state_starts_anew_with_each_inference(tmp_path: Path) -> None:
     model = tflite_models.prepared("remembering")
     slices = cut(model)
     onnx_models.write_slices(tmp_path, slices)
-    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, EngineByFormat())
+    programs = load_slices(onnx_models.manifest_of(model, slices), lambda name: tmp_path / name, DispatchingRuntime())
     feeds = tflite_models.feeds_of(model)
-    answers = [execute(programs, [one.slice.name for one in slices], feeds) for _ in range(2)]
+    answers = [run_slices(programs, [one.slice.name for one in slices], feeds) for _ in range(2)]
     assert same_bits(answers[0], answers[1])
 
 

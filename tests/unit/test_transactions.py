@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from edgesplit.errors import Busy, UsageError
 from edgesplit_controller.storage import engines
-from edgesplit_controller.storage.database import Database, Device, Event, TelemetryRow, held, record
+from edgesplit_controller.storage.database import Database, Device, Event, TelemetryRow, lock_device, record_event
 from edgesplit_controller.storage.engines import Unavailable, parse_url
 from postgres import Postgres
 
@@ -81,11 +81,11 @@ def test_what_a_writer_read_is_true_when_it_commits(database: Database) -> None:
 def test_a_reader_sees_one_moment(database: Database) -> None:
     """What is committed while it reads, it does not see; the next one does."""
     with database.write() as session:
-        record(session, 1.0, "me", "began", "")
+        record_event(session, 1.0, "me", "began", "")
     with database.read() as reader:
         assert len(reader.scalars(select(Event)).all()) == 1
         with database.write() as session:
-            record(session, 2.0, "me", "went on", "")
+            record_event(session, 2.0, "me", "went on", "")
         assert len(reader.scalars(select(Event.id)).all()) == 1
     with database.read() as reader:
         assert len(reader.scalars(select(Event.id)).all()) == 2
@@ -93,7 +93,7 @@ def test_a_reader_sees_one_moment(database: Database) -> None:
 
 def test_what_is_not_committed_never_happened(database: Database) -> None:
     """A block that raises leaves nothing."""
-    for transaction in (database.write, database.hear):
+    for transaction in (database.write, database.write_concurrent):
         with pytest.raises(RuntimeError), transaction() as session:
             session.add(a_device("cam"))
             session.flush()
@@ -111,7 +111,7 @@ def test_what_devices_say_waits_for_no_writer(postgres: Postgres) -> None:
         writer.execute(update(Device).where(Device.name == "told").values(counter=7))
 
         def hear() -> None:
-            with database.hear(["heard"]) as session:
+            with database.write_concurrent(["heard"]) as session:
                 session.add(TelemetryRow(device="heard", at=1.0, stored=1.0, session=1, sequence=0, content={}))
 
         in_threads(hear)
@@ -129,7 +129,7 @@ def test_who_holds_a_device_is_not_overtaken(postgres: Postgres) -> None:
     def hear(*names: str) -> Callable[[], None]:
         def work() -> None:
             assert writing.wait(PATIENCE_S)
-            with database.hear(names) as session:
+            with database.write_concurrent(names) as session:
                 for name in names:
                     found = session.get(Device, name)
                     assert found is not None
@@ -140,7 +140,7 @@ def test_who_holds_a_device_is_not_overtaken(postgres: Postgres) -> None:
 
     def write() -> None:
         with database.write() as session:
-            device = held(session, "a")
+            device = lock_device(session, "a")
             assert device is not None
             writing.set()
             assert heard.wait(PATIENCE_S), "the other device had to wait"
@@ -166,7 +166,7 @@ def test_a_deadlock_is_a_busy_database_that_lives_on(postgres: Postgres) -> None
     def both(first: str, second: str) -> Callable[[], None]:
         def work() -> None:
             try:
-                with database.hear() as session:
+                with database.write_concurrent() as session:
                     session.execute(update(Device).where(Device.name == first).values(counter=Device.counter + 1))
                     meeting.wait(PATIENCE_S)
                     session.execute(update(Device).where(Device.name == second).values(counter=Device.counter + 1))
@@ -220,7 +220,7 @@ def test_a_connection_lost_inside_a_savepoint_is_a_database_that_is_away(postgre
 
 def test_too_many_at_once_are_told_to_come_back(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every connection is taken for longer than anybody waits."""
-    for name, value in (("POOL", 1), ("OVERFLOW", 0), ("WAIT_S", 1)):
+    for name, value in (("POOL_SIZE", 1), ("POOL_OVERFLOW", 0), ("LOCK_TIMEOUT_S", 1)):
         monkeypatch.setattr(engines, name, value)
     database = on_postgresql(postgres)
     with database.read() as session:
@@ -245,7 +245,7 @@ def test_text_that_no_database_takes_is_the_callers_fault(postgres: Postgres) ->
     with pytest.raises(UsageError, match="NUL"), database.read() as session:
         session.get(Device, "a\0b")
     with pytest.raises(UsageError, match="NUL"), database.write() as session:
-        record(session, 1.0, "me", "did", "a\0b")
+        record_event(session, 1.0, "me", "did", "a\0b")
     database.close()
 
 
@@ -304,7 +304,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_sqlite_says_busy_when_others_write_for_too_long(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program holds the file: told to come back."""
-    monkeypatch.setattr(engines, "WAIT_S", 0)
+    monkeypatch.setattr(engines, "LOCK_TIMEOUT_S", 0)
     database = Database(f"sqlite:///{tmp_path}/c.db")
     other = sqlite3.connect(f"{tmp_path}/c.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -54,7 +54,7 @@ def test_a_signed_release_reaches_the_device(world: World) -> None:
     store = refreshed(world)
 
     raw_statement = world.state(counter=7, digest=digest)
-    statement = store.statement(raw_statement, DEVICE, install=True)
+    statement = store.verify_statement(raw_statement, DEVICE, for_install=True)
     raw = store.manifest(statement.releases[0].release, world.fetch)
 
     assert raw == sample_release()[0]
@@ -77,14 +77,14 @@ def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) ->
     """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
     digest = world.add()
     raw = world.state(counter=7, digest=digest)
-    refreshed(world).statement(raw, DEVICE, install=True)
+    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
 
     restarted = world.store()
 
-    assert restarted.statement(raw, DEVICE, install=False).counter == 7
+    assert restarted.verify_statement(raw, DEVICE, for_install=False).counter == 7
     assert restarted.proof().keys() == {"1.root.json", "targets.json"}
     for forbidden in (
-        lambda: restarted.statement(raw, DEVICE, install=True),
+        lambda: restarted.verify_statement(raw, DEVICE, for_install=True),
         lambda: restarted.manifest(digest, world.fetch),
     ):
         with pytest.raises(LinkError, match="refresh"):
@@ -98,7 +98,9 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Worl
     judged: list[int] = []
 
     def fetch(path: str, most: int) -> bytes:
-        other = threading.Thread(target=lambda: judged.append(store.statement(raw, DEVICE, install=True).counter))
+        other = threading.Thread(
+            target=lambda: judged.append(store.verify_statement(raw, DEVICE, for_install=True).counter)
+        )
         other.start()
         other.join(10.0)
         return world.fetch(path, most)
@@ -110,7 +112,7 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Worl
 def test_a_new_device_without_a_network_only_has_to_wait(world: World) -> None:
     """With no metadata yet, the error is the link's: try again."""
     with pytest.raises(LinkError):
-        world.store().statement(world.state(counter=1), DEVICE, install=False)
+        world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
 
 
 def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_path: Path) -> None:
@@ -150,28 +152,28 @@ def test_another_devices_statement_is_refused(world: World) -> None:
     """C2: a statement signed for one device moves no other."""
     store = refreshed(world)
     with pytest.raises(TrustError, match="for device 'cam-2'"):
-        store.statement(world.state("cam-2", counter=9), DEVICE, install=True)
-    assert store.statement(world.state(counter=1), DEVICE, install=True).counter == 1
+        store.verify_statement(world.state("cam-2", counter=9), DEVICE, for_install=True)
+    assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
 
 
 def test_a_replayed_older_statement_is_refused(world: World) -> None:
     """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
     store = refreshed(world)
     old, new = world.state(counter=5), world.state(counter=6)
-    store.statement(new, DEVICE, install=True)
+    store.verify_statement(new, DEVICE, for_install=True)
 
     for device in (store, world.store()):
-        assert device.statement(new, DEVICE, install=False).counter == 6
+        assert device.verify_statement(new, DEVICE, for_install=False).counter == 6
         with pytest.raises(TrustError, match="older than 6"):
-            device.statement(old, DEVICE, install=False)
+            device.verify_statement(old, DEVICE, for_install=False)
 
 
 def test_a_refused_statement_moves_no_counter(world: World) -> None:
     """A statement that is refused for another reason leaves the way free for the true one."""
     store = refreshed(world)
     with pytest.raises(TrustError):
-        store.statement(world.state(counter=99, lasts_s=-1), DEVICE, install=True)
-    assert store.statement(world.state(counter=3), DEVICE, install=True).counter == 3
+        store.verify_statement(world.state(counter=99, lasts_s=-1), DEVICE, for_install=True)
+    assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
 
 
 def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
@@ -180,7 +182,7 @@ def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
     raw = world.state(counter=5, digest="0" * 64)
     for at in range(len(raw)):
         with pytest.raises((TrustError, MalformedMessage)):
-            store.statement(flipped(raw, at, at % 8), DEVICE, install=False)
+            store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
 
 
 def test_every_cut_statement_is_refused(world: World) -> None:
@@ -189,7 +191,7 @@ def test_every_cut_statement_is_refused(world: World) -> None:
     raw = world.state(counter=5)
     for bad in (*(raw[:length] for length in range(len(raw))), raw + b"\0", b"\0" * (LIMITS.message_bytes + 1)):
         with pytest.raises(MalformedMessage):
-            store.statement(bad, DEVICE, install=False)
+            store.verify_statement(bad, DEVICE, for_install=False)
 
 
 def resigned(world: World, change: Callable[[Signed], Signed]) -> bytes:
@@ -224,7 +226,7 @@ def test_only_the_directors_signature_counts(world: World, change: Callable[[Sig
     """C10: stripped, foreign, borrowed, empty and repeated signatures are refused, each with its own reason."""
     store = refreshed(world)
     with pytest.raises(TrustError, match=why):
-        store.statement(resigned(world, change), DEVICE, install=False)
+        store.verify_statement(resigned(world, change), DEVICE, for_install=False)
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
@@ -238,7 +240,7 @@ def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> No
         return Signed(signed.payload, (Signature(made.keyid, made.signature),))
 
     with pytest.raises(TrustError, match="not the director's"):
-        store.statement(resigned(world, by_role), DEVICE, install=False)
+        store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
 
 
 def test_an_expired_statement_is_kept_and_installs_nothing(world: World) -> None:
@@ -247,8 +249,8 @@ def test_an_expired_statement_is_kept_and_installs_nothing(world: World) -> None
     raw = world.state(counter=5, lasts_s=60)
     world.now += 61
     with pytest.raises(TrustError, match="expired"):
-        store.statement(raw, DEVICE, install=True)
-    assert store.statement(raw, DEVICE, install=False).counter == 5
+        store.verify_statement(raw, DEVICE, for_install=True)
+    assert store.verify_statement(raw, DEVICE, for_install=False).counter == 5
 
 
 # Metadata that goes back
@@ -309,7 +311,7 @@ def test_a_planted_older_proof_is_not_used(world: World) -> None:
     (world.folder / DEVICE / "proof.json").write_bytes(old)
 
     with pytest.raises(LinkError, match="older"):
-        world.store().statement(raw, DEVICE, install=False)
+        world.store().verify_statement(raw, DEVICE, for_install=False)
 
 
 def test_a_restored_repository_goes_forward(world: World) -> None:
@@ -344,8 +346,8 @@ def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
     with pytest.raises(TrustError, match="expired"):
         store.manifest(digest, world.fetch)
     with pytest.raises(TrustError, match="expired"):
-        store.statement(raw_statement, DEVICE, install=True)
-    assert store.statement(raw_statement, DEVICE, install=False).counter == 5
+        store.verify_statement(raw_statement, DEVICE, for_install=True)
+    assert store.verify_statement(raw_statement, DEVICE, for_install=False).counter == 5
     assert verify_manifest(raw, store.proof(), world.bootstrap).model == "tiny@1"
 
     assert world.repository.refresh_timestamp()
@@ -357,18 +359,18 @@ def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
 def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
     """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
     raw = world.state(counter=5)
-    refreshed(world).statement(raw, DEVICE, install=True)
+    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
     world.now = START + years * 365 * DAY
 
     device = world.store()
-    assert device.statement(raw, DEVICE, install=False).counter == 5
+    assert device.verify_statement(raw, DEVICE, for_install=False).counter == 5
     if years > 0:
         with pytest.raises(TrustError):
             device.refresh(world.fetch)
 
     world.now = START
     device.refresh(world.fetch)
-    assert device.statement(raw, DEVICE, install=True).counter == 5
+    assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
 
 
 def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
@@ -552,10 +554,10 @@ def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Call
 @pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
 def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
-    refreshed(world).statement(world.state(counter=5), DEVICE, install=True)
+    refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
     spoil(world.folder / DEVICE / file)
 
-    assert refreshed(world).statement(world.state(counter=6), DEVICE, install=True).counter == 6
+    assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
 
 
 def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,7 +569,7 @@ def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeyp
 
     monkeypatch.setattr("edgesplit.trust.store.write_durably", full)
     with pytest.raises(OSError, match="space"):
-        store.statement(world.state(counter=5), DEVICE, install=True)
+        store.verify_statement(world.state(counter=5), DEVICE, for_install=True)
 
 
 # Keys that change

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.mqtt.messages import ModelState, PowerSeen, Reported, Telemetry
-from edgesplit.mqtt.telemetry import BoardSeen, Moment, StoreSeen
+from edgesplit.mqtt.messages import ModelState, PowerState, Reported, Telemetry
+from edgesplit.mqtt.telemetry import BacklogState, DeviceTime, MachineState
 from edgesplit_controller.fleet import conditions, device_state
-from edgesplit_controller.fleet.device_state import Heard, Told
+from edgesplit_controller.fleet.device_state import DesiredVsReported, SequenceState
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -23,7 +23,7 @@ small = st.integers(0, 8)
 def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> None:
     """Whatever the order in which telemetry comes: sessions and sequences only grow, a number counts once, and what is
     missing is what was skipped and did not come."""
-    known, stored = Heard(), set()
+    known, stored = SequenceState(), set()
     for session, sequence in said:
         before = known
         known, verdict = device_state.after_telemetry(known, session, sequence, (session, sequence) in stored)
@@ -40,7 +40,7 @@ def test_what_is_heard_never_goes_back_in_time(said: list[tuple[int, int]]) -> N
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), max_size=30))
 def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -> None:
     """The newest session's newest report is what is known, whatever is repeated after it."""
-    known, newest = Heard(), (0, 0)
+    known, newest = SequenceState(), (0, 0)
     for session, number in said:
         known, verdict = device_state.after_report(known, session, number)
         assert (verdict == "new") == ((session, number) > newest)
@@ -50,57 +50,67 @@ def test_a_report_that_comes_late_changes_nothing(said: list[tuple[int, int]]) -
 
 def test_agents_that_number_no_reports_are_taken_as_they_come() -> None:
     """Number 0, as agents before this protocol send it."""
-    known, verdict = device_state.after_report(Heard(session=4), 4, 0)
+    known, verdict = device_state.after_report(SequenceState(session=4), 4, 0)
     assert verdict == "new" and device_state.after_report(known, 4, 0)[1] == "new"
 
 
 def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
     """And of no other."""
-    known, _ = device_state.after_telemetry(Heard(session=7), 7, 4, stored=False)
+    known, _ = device_state.after_telemetry(SequenceState(session=7), 7, 4, is_stored=False)
     assert known.missing == 4
-    assert device_state.after_late(known, 7, 2).missing == 3
-    assert device_state.after_late(known, 6, 2) == known
-    assert device_state.after_late(known, 7, 9) == Heard(session=7, sequence=9, missing=8)
+    assert device_state.after_backlog(known, 7, 2).missing == 3
+    assert device_state.after_backlog(known, 6, 2) == known
+    assert device_state.after_backlog(known, 7, 9) == SequenceState(session=7, sequence=9, missing=8)
 
 
 @pytest.mark.parametrize(
     ("then", "sent", "at", "dated"),
     [
         (None, None, NOW, "now"),
-        (Moment(at=5.0, boot="b", up_s=100.0), Moment(at=9.0, boot="b", up_s=700.0), NOW - 600, "age"),
+        (DeviceTime(at=5.0, boot="b", up_s=100.0), DeviceTime(at=9.0, boot="b", up_s=700.0), NOW - 600, "age"),
         # its clock was set meanwhile, by fifty years: the one that is never set says when
-        (Moment(at=5.0, boot="b", up_s=100.0), Moment(at=NOW, boot="b", up_s=100.5), NOW - 0.5, "age"),
+        (DeviceTime(at=5.0, boot="b", up_s=100.0), DeviceTime(at=NOW, boot="b", up_s=100.5), NOW - 0.5, "age"),
         # another boot: by its clock, and by how far that is off now
-        (Moment(at=NOW - 500, boot="a", up_s=9e4), Moment(at=NOW + 100, boot="b", up_s=60.0), NOW - 600, "clock"),
+        (
+            DeviceTime(at=NOW - 500, boot="a", up_s=9e4),
+            DeviceTime(at=NOW + 100, boot="b", up_s=60.0),
+            NOW - 600,
+            "clock",
+        ),
         # it says that it was measured after this boot, in another one: its clock was wrong
-        (Moment(at=NOW, boot="a", up_s=9e4), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
-        (Moment(at=NOW - 90 * DAY, boot="a", up_s=1.0), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
-        (Moment(at=3.0, boot="a", up_s=9e4), Moment(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
-        (Moment(at=3.0, boot="", up_s=9e4), Moment(at=9.0, boot="", up_s=60.0), NOW - 60, "unsure"),
-        (Moment(boot="b", up_s=1e12), Moment(boot="b", up_s=2e14), NOW - device_state.OLDEST_S, "age"),
-        (Moment(boot="b", up_s=1.0), Moment(boot="c", up_s=1e15), NOW - device_state.OLDEST_S, "unsure"),
+        (DeviceTime(at=NOW, boot="a", up_s=9e4), DeviceTime(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
+        (
+            DeviceTime(at=NOW - 90 * DAY, boot="a", up_s=1.0),
+            DeviceTime(at=NOW, boot="b", up_s=60.0),
+            NOW - 60,
+            "unsure",
+        ),
+        (DeviceTime(at=3.0, boot="a", up_s=9e4), DeviceTime(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
+        (DeviceTime(at=3.0, boot="", up_s=9e4), DeviceTime(at=9.0, boot="", up_s=60.0), NOW - 60, "unsure"),
+        (DeviceTime(boot="b", up_s=1e12), DeviceTime(boot="b", up_s=2e14), NOW - device_state.MAX_AGE_S, "age"),
+        (DeviceTime(boot="b", up_s=1.0), DeviceTime(boot="c", up_s=1e15), NOW - device_state.MAX_AGE_S, "unsure"),
     ],
 )
-def test_when_something_was_measured(then: Moment | None, sent: Moment | None, at: float, dated: str) -> None:
+def test_when_something_was_measured(then: DeviceTime | None, sent: DeviceTime | None, at: float, dated: str) -> None:
     """By the clock that is never set where it can tell, by the other where that is plausible, else marked unsure."""
     assert device_state.measured_at(then, sent, NOW) == (at, dated)
 
 
 moments = st.builds(
-    Moment, at=st.floats(0, 1e15), boot=st.sampled_from(["", "a", "b"]), up_s=st.floats(0, 1e15)
+    DeviceTime, at=st.floats(0, 1e15), boot=st.sampled_from(["", "a", "b"]), up_s=st.floats(0, 1e15)
 )  # fmt: skip
 
 
 @given(moments, moments)
-def test_a_device_dates_nothing_into_the_future_or_the_deep_past(then: Moment, sent: Moment) -> None:
+def test_a_device_dates_nothing_into_the_future_or_the_deep_past(then: DeviceTime, sent: DeviceTime) -> None:
     """Whatever its clocks say."""
     at, _ = device_state.measured_at(then, sent, NOW)
-    assert NOW - device_state.OLDEST_S <= at <= NOW
+    assert NOW - device_state.MAX_AGE_S <= at <= NOW
 
 
-def told(**changes: Any) -> Told:
-    given_ = {"state": "online", "session": 9, "counter": 5, "told": frozenset({("m", "new")})}
-    return Told(**{**given_, "reported_session": 9, "acted_upon": 5, **changes})  # type: ignore[arg-type]
+def told(**changes: Any) -> DesiredVsReported:
+    given_ = {"state": "online", "session": 9, "counter": 5, "statement_releases": frozenset({("m", "new")})}
+    return DesiredVsReported(**{**given_, "reported_session": 9, "acted_upon": 5, **changes})  # type: ignore[arg-type]
 
 
 def said(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
@@ -126,18 +136,20 @@ def said(state: str, *, release: str = "old", wanted: str = "new", detail: str =
         (told(state="offline"), said("running", release="new"), "not here"),
         (told(state="offline"), None, "not here"),
         (told(reported_session=8), said("running", release="new"), "older session"),
-        (told(told=frozenset()), said("running"), "not told"),
+        (told(statement_releases=frozenset()), said("running"), "not told"),
     ],
 )
-def test_each_difference_has_its_reason(device: Told, model: Mapping[str, Any] | None, reason: str) -> None:
+def test_each_difference_has_its_reason(
+    device: DesiredVsReported, model: Mapping[str, Any] | None, reason: str
+) -> None:
     """A device that is gone is never said to be as wanted, whatever it said last."""
-    found = device_state.differences({"m": "new"}, [model] if model else [], device)
+    found = device_state.find_differences({"m": "new"}, [model] if model else [], device)
     assert [one.reason for one in found] == [reason]
 
 
 def test_what_nobody_wants_any_more_is_unwanted() -> None:
     """Until the device has stopped it."""
-    (found,) = device_state.differences({}, [said("running", wanted="")], told())
+    (found,) = device_state.find_differences({}, [said("running", wanted="")], told())
     assert (found.reason, found.runs, found.wanted) == ("unwanted", "old", "")
 
 
@@ -159,29 +171,29 @@ def telemetry(**more: Any) -> Telemetry:
     ("message", "clock", "kinds"),
     [
         (telemetry(), None, set()),
-        (telemetry(power=PowerSeen(), board=BoardSeen(disk_free_bytes=10**10, disk_bytes=3 * 10**10)), 5.0, set()),
-        (telemetry(power=PowerSeen(under_voltage=True)), 0.0, {"under-voltage"}),
-        (telemetry(power=PowerSeen(under_voltage_since_boot=True)), 0.0, {"under-voltage"}),
-        (telemetry(power=PowerSeen(speed=0.6, celsius=84.0)), 0.0, {"throttled"}),
-        (telemetry(board=BoardSeen(disk_free_bytes=10**8, disk_bytes=3 * 10**10)), 0.0, {"low disk"}),
-        (telemetry(board=BoardSeen(memory_free_bytes=10**6, memory_bytes=10**9)), 0.0, {"low memory"}),
+        (telemetry(power=PowerState(), board=MachineState(disk_free_bytes=10**10, disk_bytes=3 * 10**10)), 5.0, set()),
+        (telemetry(power=PowerState(under_voltage=True)), 0.0, {"under-voltage"}),
+        (telemetry(power=PowerState(under_voltage_since_boot=True)), 0.0, {"under-voltage"}),
+        (telemetry(power=PowerState(speed=0.6, celsius=84.0)), 0.0, {"throttled"}),
+        (telemetry(board=MachineState(disk_free_bytes=10**8, disk_bytes=3 * 10**10)), 0.0, {"low disk"}),
+        (telemetry(board=MachineState(memory_free_bytes=10**6, memory_bytes=10**9)), 0.0, {"low memory"}),
         (telemetry(), -3_600.0, {"clock wrong"}),
-        (telemetry(statement=3, statement_expires=50, moment=Moment(at=51.0)), 0.0, {"stale metadata"}),
-        (telemetry(store=StoreSeen(dropped_idle=3)), 0.0, {"telemetry dropped"}),
+        (telemetry(statement=3, statement_expires=50, moment=DeviceTime(at=51.0)), 0.0, {"stale metadata"}),
+        (telemetry(store=BacklogState(dropped_idle=3)), 0.0, {"telemetry dropped"}),
     ],
 )
 def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
     """And each kind has a word on what to do."""
-    found = conditions.of_telemetry(message, clock)
-    assert set(found) == kinds and kinds <= set(conditions.DO)
+    found = conditions.from_telemetry(message, clock)
+    assert set(found) == kinds and kinds <= set(conditions.REMEDIES)
 
 
 def test_what_a_report_says_is_wrong() -> None:
     """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
     failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
-    assert set(conditions.of_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
-    assert set(conditions.of_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
-    assert conditions.of_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
+    assert set(conditions.from_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
+    assert set(conditions.from_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
+    assert conditions.from_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
 
 
 @pytest.mark.parametrize(
@@ -194,11 +206,15 @@ def test_what_a_report_says_is_wrong() -> None:
 )
 def test_the_same_failure_has_the_same_cause_everywhere(one: str, other: str) -> None:
     """Without digests, numbers and names."""
-    assert conditions.cause(one) == conditions.cause(other) != conditions.cause("something else")
+    assert (
+        conditions.normalise_cause(one)
+        == conditions.normalise_cause(other)
+        != conditions.normalise_cause("something else")
+    )
 
 
 @given(st.text(max_size=2_000))
 def test_a_cause_is_bounded_and_printable(text: str) -> None:
     """Whatever a device writes there."""
-    found = conditions.cause(text)
-    assert 0 < len(found) <= conditions.LONGEST and found.isprintable()
+    found = conditions.normalise_cause(text)
+    assert 0 < len(found) <= conditions.MAX_TEXT_CHARS and found.isprintable()

@@ -15,22 +15,30 @@ from edgesplit.crypto.slice_encryption import SliceInMemory
 from edgesplit.errors import InferenceFailed
 from edgesplit.plan import Plan, Row
 from edgesplit.release.manifest import Manifest, Slice
-from edgesplit.runtime import Timing, execute
+from edgesplit.runtime import Timing, run_slices
 from edgesplit.runtime.loader import load_slices
 from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit.runtime.onnx_merge import CannotMerge, merged, neighbours
-from edgesplit.runtime.options import Setup
-from edgesplit_agent.releases.loaded_release import ActiveRelease, close
+from edgesplit.runtime.onnx_merge import CannotMerge, merge_graphs, mergeable_runs
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_agent.releases.loaded_release import LoadedRelease, is_close
 from edgesplit_agent.releases.tuner import Tuner
-from edgesplit_agent.releases.tuning import LEAST_RUNS, RUNS, Allowed, Memory, here, time_of, tuned
-from edgesplit_agent.worker.host import Job
+from edgesplit_agent.releases.tuning import (
+    LEAST_RUNS,
+    RUNS,
+    TuningLimits,
+    TuningResults,
+    best_setup,
+    environment_key,
+    median_run_s,
+)
+from edgesplit_agent.worker.host import SliceRun
 from edgesplit_agent.worker.session_merging import merges_of
-from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
 from unit import onnx_models as tiny
 
-FIRST = Setup(threads=4)
+FIRST = EngineOptions(threads=4)
 
 
 def never() -> bool:
@@ -44,78 +52,78 @@ def measured(times: Mapping[str, float | None], otherwise: float | None = 1.0) -
 @pytest.mark.parametrize(
     ("times", "allowed", "best"),
     [
-        ({}, Allowed(4), "4 threads, exact"),
-        ({"1 thread, exact": 0.97, "4 threads, fast": 0.96}, Allowed(4), "4 threads, exact"),
-        ({"1 thread, exact": 0.8}, Allowed(4), "1 thread, exact"),
-        ({"1 thread, exact": 0.8, "2 threads, exact": 0.79}, Allowed(4), "1 thread, exact"),
-        ({"1 thread, exact": 0.8, "2 threads, exact": 0.7}, Allowed(4), "2 threads, exact"),
-        ({"1 thread, exact": 0.5}, Allowed(4, threads=4), "4 threads, exact"),
-        ({"4 threads, fast": 0.7}, Allowed(4), "4 threads, fast"),
-        ({"4 threads, fast": 0.7}, Allowed(4, optimise="exact"), "4 threads, exact"),
-        ({"4 threads, fast": 0.7, "4 threads, fast, merged": 0.5}, Allowed(4), "4 threads, fast, merged"),
-        ({"4 threads, fast": None, "4 threads, fast, merged": None}, Allowed(4), "4 threads, exact"),
-        ({"4 threads, spinning, exact": 0.92}, Allowed(4), "4 threads, exact"),
-        ({"4 threads, spinning, exact": 0.8}, Allowed(4), "4 threads, spinning, exact"),
-        ({"4 threads, spinning, exact": 0.8}, Allowed(4, alone=False), "4 threads, exact"),
+        ({}, TuningLimits(4), "4 threads, exact"),
+        ({"1 thread, exact": 0.97, "4 threads, fast": 0.96}, TuningLimits(4), "4 threads, exact"),
+        ({"1 thread, exact": 0.8}, TuningLimits(4), "1 thread, exact"),
+        ({"1 thread, exact": 0.8, "2 threads, exact": 0.79}, TuningLimits(4), "1 thread, exact"),
+        ({"1 thread, exact": 0.8, "2 threads, exact": 0.7}, TuningLimits(4), "2 threads, exact"),
+        ({"1 thread, exact": 0.5}, TuningLimits(4, threads=4), "4 threads, exact"),
+        ({"4 threads, fast": 0.7}, TuningLimits(4), "4 threads, fast"),
+        ({"4 threads, fast": 0.7}, TuningLimits(4, optimise="exact"), "4 threads, exact"),
+        ({"4 threads, fast": 0.7, "4 threads, fast, merged": 0.5}, TuningLimits(4), "4 threads, fast, merged"),
+        ({"4 threads, fast": None, "4 threads, fast, merged": None}, TuningLimits(4), "4 threads, exact"),
+        ({"4 threads, spinning, exact": 0.92}, TuningLimits(4), "4 threads, exact"),
+        ({"4 threads, spinning, exact": 0.8}, TuningLimits(4), "4 threads, spinning, exact"),
+        ({"4 threads, spinning, exact": 0.8}, TuningLimits(4, alone=False), "4 threads, exact"),
     ],
 )
-def test_what_is_faster_by_a_margin_is_taken(times: dict[str, float | None], allowed: Allowed, best: str) -> None:
+def test_what_is_faster_by_a_margin_is_taken(times: dict[str, float | None], allowed: TuningLimits, best: str) -> None:
     """Noise moves nothing, the operator's choices hold, spinning must gain more and be alone."""
-    assert str(tuned(FIRST, allowed, measured(times), never)[0]) == best
+    assert str(best_setup(FIRST, allowed, measured(times), never)[0]) == best
 
 
 def test_measuring_ends_with_its_budget() -> None:
     """What was found until then is used."""
-    asked: list[Setup] = []
+    asked: list[EngineOptions] = []
 
-    def measure(setup: Setup) -> float:
+    def measure(setup: EngineOptions) -> float:
         asked.append(setup)
         return 1.0 / len(asked)
 
-    best, times = tuned(FIRST, Allowed(8), measure, lambda: len(asked) >= 2)
+    best, times = best_setup(FIRST, TuningLimits(8), measure, lambda: len(asked) >= 2)
     assert best == asked[1] and len(times) == 2
 
 
 def test_what_cannot_be_measured_stays_as_it_is() -> None:
     """A first setup that fails is the release's trouble, not tuning's."""
-    assert tuned(FIRST, Allowed(8), lambda setup: None, never) == (FIRST, {})
+    assert best_setup(FIRST, TuningLimits(8), lambda setup: None, never) == (FIRST, {})
 
 
 def test_runs_are_few_and_the_first_does_not_count() -> None:
     """At least three, at most nine, and no more once they have taken long."""
     runs: list[int] = []
     clock = iter(range(10_000))
-    assert time_of(lambda: runs.append(1), lambda: float(next(clock))) == 1.0
+    assert median_run_s(lambda: runs.append(1), lambda: float(next(clock))) == 1.0
     assert len(runs) == 1 + LEAST_RUNS
     runs.clear()
-    assert time_of(lambda: runs.append(1), lambda: 0.0) == 0.0
+    assert median_run_s(lambda: runs.append(1), lambda: 0.0) == 0.0
     assert len(runs) == 1 + RUNS
 
 
 def test_what_was_found_is_remembered_for_this_machine_and_engine(tmp_path: Path) -> None:
     """After a restart; not for another engine's version, nor against what the operator says now."""
-    memory = Memory(tmp_path / "tuning.json", "here")
-    best = Setup(threads=2, optimise="fast", merge=True)
-    memory.keep("a" * 64, best, {"1 thread, exact": 0.2})
-    again = Memory(tmp_path / "tuning.json", "here")
-    assert again.setup_of("a" * 64, Allowed(4)) == best
-    assert again.setup_of("b" * 64, Allowed(4)) is None
-    assert again.setup_of("a" * 64, Allowed(4, optimise="exact")) is None
-    assert again.setup_of("a" * 64, Allowed(4, threads=3)) is None
-    assert Memory(tmp_path / "tuning.json", "another engine").setup_of("a" * 64, Allowed(4)) is None
-    assert "onnxruntime" in here()
+    memory = TuningResults(tmp_path / "tuning.json", "here")
+    best = EngineOptions(threads=2, optimise="fast", merge=True)
+    memory.store("a" * 64, best, {"1 thread, exact": 0.2})
+    again = TuningResults(tmp_path / "tuning.json", "here")
+    assert again.setup_of("a" * 64, TuningLimits(4)) == best
+    assert again.setup_of("b" * 64, TuningLimits(4)) is None
+    assert again.setup_of("a" * 64, TuningLimits(4, optimise="exact")) is None
+    assert again.setup_of("a" * 64, TuningLimits(4, threads=3)) is None
+    assert TuningResults(tmp_path / "tuning.json", "another engine").setup_of("a" * 64, TuningLimits(4)) is None
+    assert "onnxruntime" in environment_key()
 
 
 def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path: Path) -> None:
     """Times taken beside others' work choose too few threads; while it is busy nothing is measured twice."""
-    memory, allowed = Memory(tmp_path / "tuning.json"), Allowed(4)
+    memory, allowed = TuningResults(tmp_path / "tuning.json"), TuningLimits(4)
     assert memory.is_due("release", allowed, 3.0)
-    memory.keep("release", Setup(), {}, 3.0)
+    memory.store("release", EngineOptions(), {}, 3.0)
     assert not memory.is_due("release", allowed, 2.0)
     assert memory.is_due("release", allowed, 0.1)
-    memory.keep("release", Setup(threads=2), {}, 0.1)
+    memory.store("release", EngineOptions(threads=2), {}, 0.1)
     assert not memory.is_due("release", allowed, 0.1)
-    assert memory.setup_of("release", allowed) == Setup(threads=2)
+    assert memory.setup_of("release", allowed) == EngineOptions(threads=2)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +132,11 @@ def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path
 def test_a_spoilt_memory_is_none(tmp_path: Path, spoilt: bytes) -> None:
     """And is written anew; one that grows forgets its oldest."""
     (tmp_path / "tuning.json").write_bytes(spoilt)
-    memory = Memory(tmp_path / "tuning.json", "here")
-    assert memory.setup_of("a", Allowed(4)) is None
+    memory = TuningResults(tmp_path / "tuning.json", "here")
+    assert memory.setup_of("a", TuningLimits(4)) is None
     for number in range(40):
-        memory.keep(str(number), FIRST, {})
-    assert memory.setup_of("39", Allowed(4)) == FIRST and memory.setup_of("0", Allowed(4)) is None
+        memory.store(str(number), FIRST, {})
+    assert memory.setup_of("39", TuningLimits(4)) == FIRST and memory.setup_of("0", TuningLimits(4)) is None
 
 
 # Slices as one session
@@ -170,7 +178,7 @@ def test_merged_slices_of_an_encrypted_release_lie_in_memory_only(tmp_path: Path
         parts.append((one.slice, memory))
     outputs = [spec.name for spec in manifest.outputs]
     got = OnnxRuntime(optimise="fast").load_merged(parts, outputs).run(feeds)
-    assert all(close(got[name], value) for name, value in tiny.run_whole(model.raw, feeds).items())
+    assert all(is_close(got[name], value) for name, value in tiny.run_whole(model.raw, feeds).items())
     for _, memory in parts:
         memory.close()
 
@@ -180,13 +188,13 @@ def test_what_is_no_slice_is_not_merged(spoilt: bytes) -> None:
     """Whatever else may come of such bytes, one by one they meet the engine's own reader."""
     good = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], []), ir_version=8).SerializeToString()
     with pytest.raises(CannotMerge):
-        merged({"a": good, "b": spoilt}, [])
+        merge_graphs({"a": good, "b": spoilt}, [])
 
 
 def test_neighbours_are_the_longest_runs_of_two_or_more() -> None:
     """What another engine runs parts them."""
-    assert neighbours("abXcdeYf", "abcdef") == [("a", "b"), ("c", "d", "e")]
-    assert neighbours("", "a") == [] and neighbours("a", "a") == []
+    assert mergeable_runs("abXcdeYf", "abcdef") == [("a", "b"), ("c", "d", "e")]
+    assert mergeable_runs("", "a") == [] and mergeable_runs("a", "a") == []
 
 
 class Shelf:
@@ -226,17 +234,17 @@ def test_a_merged_release_answers_as_its_slices_do_and_tells_their_times(tmp_pat
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     programs = load_slices(shelf.manifest, shelf.slice_folder, OnnxRuntime())
-    host = Hosted(shelf, shelf.plan, Setup(optimise="fast", merge=True), Bounds(2**29))
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(optimise="fast", merge=True), Bounds(2**29))
     assert host.merged == 2
     for row in shelf.plan.rows:
         timing = Timing()
-        got = host.run(Job(row.device, feeds), timing)
-        want = execute(programs, row.device, feeds)
+        got = host.run(SliceRun(row.device, feeds), timing)
+        want = run_slices(programs, row.device, feeds)
         names = row.sends or [spec.name for spec in shelf.manifest.outputs]
-        assert all(close(got[name], want[name]) for name in names)
+        assert all(is_close(got[name], want[name]) for name in names)
         assert set(timing.seconds) == set(row.device)
     first = shelf.plan.rows[0].device[0]
-    assert host.run(Job([first], feeds), Timing()).keys() > feeds.keys()
+    assert host.run(SliceRun([first], feeds), Timing()).keys() > feeds.keys()
     host.close()
 
 
@@ -245,15 +253,15 @@ def test_a_release_is_tuned_once_and_runs_so_from_then_on(tmp_path: Path) -> Non
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
     whole = tiny.run_whole(shelf.model.raw, feeds)
-    tuner = Tuner(Memory(tmp_path / "tuning.json"), Allowed(2))
-    host = Hosted(shelf, shelf.plan, Setup(), Bounds(2**29))
-    release = ActiveRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    tuner = Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2))
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
     checks: list[None] = []
 
     def check() -> None:
         checks.append(None)
         got = release.run(shelf.plan.rows[0].device, feeds)
-        if not all(close(got[name], value) for name, value in whole.items()):
+        if not all(is_close(got[name], value) for name, value in whole.items()):
             raise InferenceFailed("other outputs")
 
     tuner.tune(release, feeds, check)
@@ -262,8 +270,8 @@ def test_a_release_is_tuned_once_and_runs_so_from_then_on(tmp_path: Path) -> Non
     assert tried > 3 and host.status()["lost"] == 0
     tuner.tune(release, feeds, check)
     assert len(checks) == tried
-    assert tuner.setup_of(shelf.digest, Setup()) == host.setup
-    assert tuner.setup_of("f" * 64, Setup(threads=3)) == Setup(threads=3)
+    assert tuner.setup_of(shelf.digest, EngineOptions()) == host.setup
+    assert tuner.setup_of("f" * 64, EngineOptions(threads=3)) == EngineOptions(threads=3)
     host.close()
 
 
@@ -271,15 +279,15 @@ def test_what_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
     """Every candidate fails its golden inputs: the first setup stays, and the release is served."""
     shelf: Any = Shelf(tmp_path)
     feeds = tiny.feeds_of(shelf.model)
-    host = Hosted(shelf, shelf.plan, Setup(), Bounds(2**29))
-    release = ActiveRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
 
     def check() -> None:
-        if host.setup != Setup():
+        if host.setup != EngineOptions():
             raise InferenceFailed("other outputs")
 
-    Tuner(Memory(tmp_path / "tuning.json"), Allowed(2)).tune(release, feeds, check)
-    assert host.setup == Setup()
+    Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2)).tune(release, feeds, check)
+    assert host.setup == EngineOptions()
     assert release.run(shelf.plan.rows[0].device, feeds)
     host.close()
 
@@ -287,10 +295,10 @@ def test_what_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
 def test_spinning_ends_when_another_release_comes(tmp_path: Path) -> None:
     """And a release that does not spin is left alone."""
     shelf: Any = Shelf(tmp_path)
-    host = Hosted(shelf, shelf.plan, Setup(threads=2, spinning=True), Bounds(2**29))
-    release = ActiveRelease(shelf.digest, shelf.manifest, shelf.plan, host)
-    Tuner.calm(release)
-    assert host.setup == Setup(threads=2)
-    Tuner.calm(release)
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(threads=2, spinning=True), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    Tuner.stop_spinning(release)
+    assert host.setup == EngineOptions(threads=2)
+    Tuner.stop_spinning(release)
     assert release.run(shelf.plan.rows[0].device, tiny.feeds_of(shelf.model))
     host.close()

@@ -13,9 +13,9 @@ import pytest
 
 from agent_world import eventually
 from edgesplit.errors import Busy, DeadlineExceeded, Dropped
-from edgesplit.oip.options import Drop, Wishes
-from edgesplit_agent.serving.device_queue import Processor, Withdrawn
-from edgesplit_agent.serving.queue_policy import Place, Shares, giving_way
+from edgesplit.oip.options import Drop, InferOptions
+from edgesplit_agent.serving.device_queue import DeviceQueue, Withdrawn
+from edgesplit_agent.serving.queue_policy import FairShares, QueueEntry, entry_to_drop
 
 FAR = 1e9
 
@@ -23,40 +23,42 @@ FAR = 1e9
 def place(
     number: int = 0, *, drop: Drop = "none", queue: int | None = None, stream: str = "", model: str = "m",
     begun: bool = False, deadline: float = FAR,
-) -> Place:  # fmt: skip
-    return Place(model, Wishes(stream=stream, drop=drop, queue=queue), deadline, number=number, has_begun=begun)
+) -> QueueEntry:  # fmt: skip
+    return QueueEntry(
+        model, InferOptions(stream=stream, drop=drop, queue=queue), deadline, number=number, has_begun=begun
+    )
 
 
 def test_where_there_is_room_nobody_gives_way() -> None:
     """Whatever the policies say."""
     here = [place(one, drop="oldest") for one in range(3)]
     for new in (place(9), place(9, drop="newest"), place(9, drop="oldest", queue=4)):
-        assert giving_way(new, here, room=4) is None
+        assert entry_to_drop(new, here, room=4) is None
 
 
 def test_a_request_without_a_policy_is_turned_away_from_a_full_queue() -> None:
     """Busy: to be tried again. It takes nobody's place, and nobody takes its."""
     here = [place(1), place(2, drop="oldest")]
     with pytest.raises(Busy):
-        giving_way(place(9), here, room=2)
+        entry_to_drop(place(9), here, room=2)
     with pytest.raises(Dropped):
-        giving_way(place(9, drop="oldest"), [place(1), place(2)], room=2)
+        entry_to_drop(place(9, drop="oldest"), [place(1), place(2)], room=2)
 
 
 def test_a_model_that_floods_leaves_the_others_room() -> None:
     """Each has its own bound; together they have twice that."""
     flood = [place(one) for one in range(4)]
-    assert giving_way(place(9, model="n"), flood, room=4) is None
+    assert entry_to_drop(place(9, model="n"), flood, room=4) is None
     with pytest.raises(Busy):
-        giving_way(place(9, model="n"), flood + [place(one, model="o") for one in range(4)], room=4)
+        entry_to_drop(place(9, model="n"), flood + [place(one, model="o") for one in range(4)], room=4)
 
 
 def test_newest_drops_the_frame_that_comes() -> None:
     """What waits is kept."""
     with pytest.raises(Dropped):
-        giving_way(place(9, drop="newest"), [place(1, drop="newest")], room=1)
+        entry_to_drop(place(9, drop="newest"), [place(1, drop="newest")], room=1)
     with pytest.raises(Dropped):
-        giving_way(place(9, drop="newest", queue=1), [place(1, drop="newest")], room=32)
+        entry_to_drop(place(9, drop="newest", queue=1), [place(1, drop="newest")], room=32)
 
 
 def test_oldest_drops_the_oldest_frame_of_the_same_stream_that_has_not_begun() -> None:
@@ -68,23 +70,23 @@ def test_oldest_drops_the_oldest_frame_of_the_same_stream_that_has_not_begun() -
     )
     older, newer = place(4, drop="oldest", stream="cam"), place(5, drop="oldest", stream="cam")
     new = place(9, drop="oldest", stream="cam")
-    assert giving_way(new, [newer, begun, foreign, older, other], room=4) is older
+    assert entry_to_drop(new, [newer, begun, foreign, older, other], room=4) is older
     with pytest.raises(Dropped):
-        giving_way(new, [begun, other, foreign], room=2)
+        entry_to_drop(new, [begun, other, foreign], room=2)
 
 
 def test_a_stream_may_bound_its_own_queue() -> None:
     """One more than it lets wait is no room, however much there is; those that have begun do not wait."""
     begun = place(1, drop="oldest", begun=True)
     waiting = place(2, drop="oldest")
-    assert giving_way(place(9, drop="oldest", queue=1), [begun], room=32) is None
-    assert giving_way(place(9, drop="oldest", queue=1), [begun, waiting], room=32) is waiting
-    assert giving_way(place(9, drop="oldest", queue=2), [begun, waiting], room=32) is None
+    assert entry_to_drop(place(9, drop="oldest", queue=1), [begun], room=32) is None
+    assert entry_to_drop(place(9, drop="oldest", queue=1), [begun, waiting], room=32) is waiting
+    assert entry_to_drop(place(9, drop="oldest", queue=2), [begun, waiting], room=32) is None
 
 
 def test_within_a_model_the_earliest_deadline_goes_first_then_the_first_to_come() -> None:
     """A tail that is about to miss its deadline overtakes a frame that has time."""
-    shares = Shares()
+    shares = FairShares()
     late, soon, early = place(1, deadline=5.0), place(2, deadline=2.0), place(3, deadline=2.0)
     assert shares.next([late, early, soon]) is soon
     assert shares.next([]) is None
@@ -92,7 +94,7 @@ def test_within_a_model_the_earliest_deadline_goes_first_then_the_first_to_come(
 
 def test_a_model_that_floods_waits_behind_the_others() -> None:
     """Ten frames of one and two of another: each has half the processor while both want it, by seconds, not turns."""
-    shares, waiting, order = Shares(), [place(one) for one in range(10)], ""
+    shares, waiting, order = FairShares(), [place(one) for one in range(10)], ""
     waiting += [place(20 + one, model="n") for one in range(2)]
     while waiting:
         chosen = shares.next(waiting)
@@ -106,7 +108,7 @@ def test_a_model_that_floods_waits_behind_the_others() -> None:
 
 def test_a_model_that_was_idle_has_saved_nothing_up() -> None:
     """After an hour of one model the other gets its half, not the next hour."""
-    shares = Shares()
+    shares = FairShares()
     for _ in range(1000):
         shares.begin("m")
         shares.end("m", 1.0)
@@ -122,7 +124,7 @@ def test_a_model_that_was_idle_has_saved_nothing_up() -> None:
 
 
 @contextmanager
-def taken(processor: Processor) -> Iterator[None]:
+def taken(processor: DeviceQueue) -> Iterator[None]:
     """While somebody has it."""
     with processor.turn(place(), FAR):
         yield
@@ -131,13 +133,13 @@ def taken(processor: Processor) -> Iterator[None]:
 class Waiter:
     """A thread that wants a turn."""
 
-    def __init__(self, processor: Processor, mine: Place, by: float = FAR) -> None:
+    def __init__(self, processor: DeviceQueue, mine: QueueEntry, by: float = FAR) -> None:
         self.got: str = ""
         self.finish = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(processor, mine, by), daemon=True)
         self._thread.start()
 
-    def _run(self, processor: Processor, mine: Place, by: float) -> None:
+    def _run(self, processor: DeviceQueue, mine: QueueEntry, by: float) -> None:
         try:
             with processor.turn(mine, by):
                 self.got = "turn"
@@ -153,24 +155,24 @@ class Waiter:
 
 def test_the_processor_goes_from_one_to_the_next() -> None:
     """Never two at once, none forgotten; afterwards it is free."""
-    processor, places = Processor(32), [place(deadline=FAR + one) for one in range(3)]
+    processor, places = DeviceQueue(32), [place(deadline=FAR + one) for one in range(3)]
     with taken(processor):
         waiters = []
         for one in places:
             waiters.append(Waiter(processor, one))
             eventually("it waits", lambda: len(processor._waiting) == len(waiters))
-        assert processor.is_wanted
+        assert processor.has_waiting
     for waiter in waiters:
         eventually("its turn", lambda waiter=waiter: waiter.got)  # type: ignore[misc]
         assert sum(one.got == "turn" and not one.finish.is_set() for one in waiters) == 1
         waiter.finish.set()
         assert waiter.end() == "turn"
-    assert not processor.is_wanted and processor._holder is None
+    assert not processor.has_waiting and processor._holder is None
 
 
 def test_who_waits_too_long_is_told_and_takes_no_turn() -> None:
     """And the next one is not hindered."""
-    processor = Processor(32)
+    processor = DeviceQueue(32)
     with taken(processor):
         assert Waiter(processor, place(), by=perf_counter()).end() == "DeadlineExceeded"
         with pytest.raises(DeadlineExceeded), processor.turn(place(), perf_counter() + 0.01):
@@ -181,10 +183,10 @@ def test_who_waits_too_long_is_told_and_takes_no_turn() -> None:
 
 def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
     """A tail whose race is over gives up its waiting at once."""
-    processor, mine = Processor(32), place()
+    processor, mine = DeviceQueue(32), place()
     with taken(processor):
         waiter = Waiter(processor, mine)
-        eventually("it waits", lambda: processor.is_wanted)
+        eventually("it waits", lambda: processor.has_waiting)
         processor.withdraw(mine)
         assert waiter.end() == Withdrawn.__name__
         processor.withdraw(mine)
@@ -192,37 +194,37 @@ def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
 
 def test_a_frame_that_gave_way_hears_of_it_where_it_waits_and_before() -> None:
     """Both the one that waits for its turn and the one that has not asked for it yet; each leaves its room at once."""
-    processor = Processor(32)
+    processor = DeviceQueue(32)
     waiting, asleep = (place(drop="oldest", queue=1, stream="cam") for _ in range(2))
     with taken(processor), processor.admitted(waiting):
         waiter = Waiter(processor, waiting)
-        eventually("it waits", lambda: processor.is_wanted)
+        eventually("it waits", lambda: processor.has_waiting)
         with processor.admitted(asleep):
             assert waiter.end() == "Dropped"
             with processor.admitted(place(drop="oldest", queue=1, stream="cam")):
-                assert processor.here == 1
+                assert processor.in_flight == 1
                 with pytest.raises(Dropped), processor.turn(asleep, FAR):
                     pass
                 with pytest.raises(Dropped):
                     processor.begin(asleep)
-    assert processor.dropped == 2 and processor.here == 0
+    assert processor.dropped == 2 and processor.in_flight == 0
 
 
 def test_a_full_room_turns_away_and_empties() -> None:
     """Whatever happens inside, the place is given back."""
-    processor = Processor(1)
+    processor = DeviceQueue(1)
     with pytest.raises(ZeroDivisionError), processor.admitted(place()):
         with pytest.raises(Busy), processor.admitted(place()):
             pass
         with pytest.raises(Dropped), processor.admitted(place(drop="newest")):
             pass
         raise ZeroDivisionError
-    assert processor.here == 0 and processor.dropped == 1
+    assert processor.in_flight == 0 and processor.dropped == 1
 
 
 def test_under_a_storm_one_has_it_at_a_time_and_nobody_is_forgotten() -> None:
     """Seeded threads take turns, give up, are withdrawn and give way: each ends, one at a time has it, all is empty."""
-    processor, inside, most = Processor(6), [0], [0]
+    processor, inside, most = DeviceQueue(6), [0], [0]
     endings: list[str] = []
     lock = threading.Lock()
 
@@ -260,5 +262,5 @@ def test_under_a_storm_one_has_it_at_a_time_and_nobody_is_forgotten() -> None:
         thread.join(60)
     assert len(endings) == 8 * 300, "somebody waits for ever"
     assert most[0] == 1
-    assert (processor.here, processor._waiting, processor._holder) == (0, {}, None)
+    assert (processor.in_flight, processor._waiting, processor._holder) == (0, {}, None)
     assert endings.count("turn") > 0

@@ -9,9 +9,9 @@ import pytest
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Kept, Telemetry
+from edgesplit.mqtt.messages import Ack, Telemetry
 from edgesplit.testing.virtual_time import Hub
-from edgesplit_agent.control.mqtt_uplink import Rhythm, Uplink
+from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule, Uplink
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 HOUR_S = 3_600.0
@@ -74,7 +74,7 @@ def link(tmp_path: Path, hub: Hub) -> tuple[Uplink, Wire]:
     )
     uplink = Uplink(
         DataFolder(tmp_path), identity, ("localhost", 1), None, sample=sample, emulated=False, local_url="",
-        rhythm=Rhythm(every_s=2.0), connect=connect, pace=hub,
+        schedule=TelemetrySchedule(every_s=2.0), connect=connect, concurrency=hub,
     )  # type: ignore[arg-type]  # fmt: skip
     return uplink, wires[0]
 
@@ -87,7 +87,7 @@ def begin(uplink: Uplink, wire: Wire, hub: Hub) -> None:
     hub.run(10.0)
 
 
-def say(wire: Wire, kept: Kept) -> None:
+def say(wire: Wire, kept: Ack) -> None:
     wire.heard(messages.topic("cam", "kept"), messages.encode(kept), None)
 
 
@@ -96,12 +96,12 @@ def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink,
     uplink, wire = link
     begin(uplink, wire, hub)
     for every_s, expected in ((60.0, 60), (5.0, 720)):
-        say(wire, Kept(session=1, sequence=0, every_s=every_s))
+        say(wire, Ack(session=1, sequence=0, every_s=every_s))
         hub.run(every_s)
         before = wire.telemetry()
         hub.run(HOUR_S)
         assert wire.telemetry() - before == pytest.approx(expected, rel=0.05)
-        say(wire, Kept(session=1, sequence=0))  # of a controller that wants nothing else
+        say(wire, Ack(session=1, sequence=0))  # of a controller that wants nothing else
     uplink.stop()
 
 
@@ -111,7 +111,7 @@ def test_a_rhythm_that_cannot_be_is_refused(link: tuple[Uplink, Wire], hub: Hub,
     uplink, wire = link
     begin(uplink, wire, hub)
     with pytest.raises(MalformedMessage):
-        say(wire, Kept(session=1, sequence=0, every_s=every_s))
+        say(wire, Ack(session=1, sequence=0, every_s=every_s))
     before = wire.telemetry()
     hub.run(100.0)
     assert wire.telemetry() - before == pytest.approx(50, rel=0.1)

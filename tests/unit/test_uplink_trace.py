@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace, read_uplink_trace, uplink_trace
+from edgesplit.bandwidth_trace import PACKET_BYTES, UplinkTrace, make_uplink_trace, read_uplink_trace
 from edgesplit.errors import UsageError
 
 TRACE = UplinkTrace((10, 10, 30, 1_000))
@@ -31,7 +31,7 @@ TRACES = Path(__file__).parents[2] / "bench" / "traces"
 )
 def test_bytes_are_through_at_the_packet_that_carries_their_last(begins_s: float, size: int, through_s: float) -> None:
     """Nothing before its chance, and rounds follow each other."""
-    assert TRACE.through_at(begins_s, size) == pytest.approx(through_s)
+    assert TRACE.completion_time_s(begins_s, size) == pytest.approx(through_s)
 
 
 @settings(max_examples=200, deadline=None)
@@ -42,8 +42,8 @@ def test_bytes_are_through_at_the_packet_that_carries_their_last(begins_s: float
 )
 def test_what_is_through_was_carried_between(moments: list[int], begins_s: float, size: int) -> None:
     """As many packets pass until a transfer is through as it needs, and no fewer than it needs a moment before."""
-    trace = uplink_trace(moments)
-    through_s = trace.through_at(begins_s, size)
+    trace = make_uplink_trace(moments)
+    through_s = trace.completion_time_s(begins_s, size)
     assert through_s >= begins_s
     assert trace.bytes_between(begins_s, through_s) >= size
     if through_s - 0.002 > begins_s:
@@ -52,8 +52,8 @@ def test_what_is_through_was_carried_between(moments: list[int], begins_s: float
 
 def test_rates_carry_the_traces_bytes() -> None:
     """Rate times time over one round is every packet, also where the last bin is short."""
-    trace = uplink_trace([3, 90, 100, 250, 251, 730, 999])
-    rates = trace.rates(0.1)
+    trace = make_uplink_trace([3, 90, 100, 250, 251, 730, 999])
+    rates = trace.rates_per_bin(0.1)
     lasted = [0.1] * 9 + [0.099]
     assert sum(rate * time for rate, time in zip(rates, lasted, strict=True)) == pytest.approx(7 * PACKET_BYTES)
     assert rates[2] == pytest.approx(2 * PACKET_BYTES / 0.1)

@@ -14,10 +14,10 @@ from edgesplit.errors import ModelRefused
 from edgesplit.release.agent_release import Build, Target, this_machine
 from edgesplit.release.manifest import Slice
 from edgesplit_agent.releases.disk_quota import NoRoom
-from edgesplit_agent.self_update.install import put_together
-from edgesplit_agent.self_update.launcher import start_of
+from edgesplit_agent.self_update.install import install_version
+from edgesplit_agent.self_update.launcher import start_command
 from edgesplit_agent.self_update.slots import Versions
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.self_update.version_store import VersionStore
 from wheels_world import archive, small_agent, wheel
 
 RELEASE = "d" * 64
@@ -25,20 +25,20 @@ MODULE = wheel("extra", "1.0", {"extra/__init__.py": "HERE = True\n"})
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VersionStore:
     monkeypatch.setattr(os, "sync", lambda: None)
-    return Shelf(tmp_path / "data")
+    return VersionStore(tmp_path / "data")
 
 
-def install(shelf: Shelf, content: bytes, *, version: str = "0.3.0", target: Target | None = None) -> None:
+def install(shelf: VersionStore, content: bytes, *, version: str = "0.3.0", target: Target | None = None) -> None:
     folder = shelf.folder.parent / "staged"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "wheels.tar").write_bytes(content)
     build = Build(version, target or this_machine(), Slice("x", "agent", (), (), ()))
-    put_together(shelf, RELEASE, build, folder, ("--launcher", "1"))
+    install_version(shelf, RELEASE, build, folder, ("--launcher", "1"))
 
 
-def test_wheels_become_an_environment_of_their_own(shelf: Shelf) -> None:
+def test_wheels_become_an_environment_of_their_own(shelf: VersionStore) -> None:
     """It imports what its wheels hold and nothing of ours; pip, which a kit has for itself, is left out; a second time
     there is nothing to do."""
     install(shelf, archive(small_agent("0.3.0"), MODULE, wheel("pip", "1.0", {"pip/__init__.py": ""})))
@@ -49,14 +49,14 @@ def test_wheels_become_an_environment_of_their_own(shelf: Shelf) -> None:
     assert said.stdout == "True None None\n", said.stderr
     assert shelf.damage(RELEASE) == ""
     (shelf.folder.parent / "staged" / "wheels.tar").unlink()
-    put_together(shelf, RELEASE, Build("0.3.0", this_machine(), Slice("x", "agent", (), (), ())), Path("/nowhere"))
+    install_version(shelf, RELEASE, Build("0.3.0", this_machine(), Slice("x", "agent", (), (), ())), Path("/nowhere"))
 
 
-def test_starting_a_version_does_not_change_it(shelf: Shelf) -> None:
+def test_starting_a_version_does_not_change_it(shelf: VersionStore) -> None:
     """Started as the launcher does, it writes nothing that would look like damage, its children neither."""
     install(shelf, archive(small_agent("0.3.0"), MODULE))
     release = Versions(installed="0.1.0", committed=RELEASE)
-    command, environment = start_of(release, shelf, [], [], os.environ)
+    command, environment = start_command(release, shelf, [], [], os.environ)
     load = "import extra, edgesplit_agent.version_check, subprocess, sys"
     child = "subprocess.run([sys.executable, '-c', 'import extra'], check=True)"
     flags = command[1 : command.index("-m")]
@@ -79,25 +79,25 @@ def test_starting_a_version_does_not_change_it(shelf: Shelf) -> None:
         (archive(MODULE), "does not start here"),
     ],
 )
-def test_what_is_no_agent_is_never_put_in_place(shelf: Shelf, content: bytes, why: str) -> None:
+def test_what_is_no_agent_is_never_put_in_place(shelf: VersionStore, content: bytes, why: str) -> None:
     """Each is refused with its reason, and leaves no version behind."""
     with pytest.raises(ModelRefused, match=why):
         install(shelf, content)
-    assert not shelf.home(RELEASE).exists() and not (shelf.folder.parent / "way.py").exists()
+    assert not shelf.version_folder(RELEASE).exists() and not (shelf.folder.parent / "way.py").exists()
 
 
-def test_a_version_that_is_spoilt_is_installed_anew(shelf: Shelf) -> None:
+def test_a_version_that_is_spoilt_is_installed_anew(shelf: VersionStore) -> None:
     """Also where what is there cannot be read at all."""
     for name in ("installed.json", "pyvenv.cfg"):
         install(shelf, archive(small_agent("0.3.0")))
-        (shelf.home(RELEASE) / name).write_bytes(b"rot")
+        (shelf.version_folder(RELEASE) / name).write_bytes(b"rot")
         install(shelf, archive(small_agent("0.3.0")))
         assert shelf.damage(RELEASE) == ""
-    shelf.keep([])
+    shelf.remove_others([])
     assert not list(shelf.folder.iterdir())
 
 
-def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said how much is missing, and nothing is left behind; with room it goes on."""
     content = archive(small_agent("0.3.0"))
     with monkeypatch.context() as full:
@@ -109,7 +109,7 @@ def test_a_full_disk_is_told_before_anything_is_unpacked(shelf: Shelf, monkeypat
     assert shelf.damage(RELEASE) == ""
 
 
-def test_an_installation_that_fails_leaves_nothing(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_that_fails_leaves_nothing(shelf: VersionStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up in the middle is not made fuller by what was half unpacked."""
 
     def full(*_: object, **__: object) -> None:

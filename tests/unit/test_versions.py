@@ -10,17 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.release.agent_release import Target, build_for, build_name, builds
+from edgesplit.release.agent_release import Target, agent_builds, build_for, build_name
 from edgesplit.release.manifest import decode_manifest
 from edgesplit_agent.self_update import launcher, slots
-from edgesplit_agent.self_update.launcher import Launched, ready, start_of
+from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start, start_command
 from edgesplit_agent.self_update.slots import INSTALLED, Versions
-from edgesplit_agent.self_update.trial import OwnTrial, judge_own, looks_at, why_own
-from edgesplit_agent.self_update.version_store import Shelf
-from edgesplit_agent.service.doctor_version import versions
+from edgesplit_agent.self_update.trial import VersionTrial, verdict_times, version_unhealthy_reason, version_verdict
+from edgesplit_agent.self_update.version_store import VersionStore
+from edgesplit_agent.service.doctor_version import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_agent.state.slots import UNHEALTHY_STARTS
-from edgesplit_agent.version_check import NEEDS_LAUNCHER, problem_with
+from edgesplit_agent.version_check import NEEDS_LAUNCHER, incompatibility
 from version_world import AgentRelease
 
 
@@ -34,12 +34,12 @@ def _become(*_: object) -> None:
 
 OLD, NEW = "a" * 64, "b" * 64
 ON_OLD = Versions(installed="0.1.0", committed=OLD)
-TRYING = slots.activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
+TRYING = slots.with_activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
 
 
-def fresh(shelf: Shelf, release: str) -> Path:
+def fresh(shelf: VersionStore, release: str) -> Path:
     """A folder for that release with an interpreter in it."""
-    part = shelf.fresh(release)
+    part = shelf.new_part_folder(release)
     (part / "bin").mkdir()
     (part / "bin" / "python").symlink_to(sys.executable)
     return part
@@ -47,7 +47,7 @@ def fresh(shelf: Shelf, release: str) -> Path:
 
 def started(versions: Versions, times: int = 1) -> Versions:
     for _ in range(times):
-        versions = slots.begun(versions, "0.1.0")
+        versions = slots.with_start_counted(versions, "0.1.0")
     return versions
 
 
@@ -74,41 +74,41 @@ def test_three_unhealthy_starts_of_a_committed_version_leave_the_installed_one()
 
 def test_a_first_update_goes_back_to_the_installed_version() -> None:
     """Where no release ran before, the installed version is what is gone back to."""
-    trying = slots.activated(Versions(), NEW, (), 7, "0.1.0")
+    trying = slots.with_activated(Versions(), NEW, (), 7, "0.1.0")
     assert trying.installed == "0.1.0"
-    assert slots.given_up(trying, "it is silent").running == INSTALLED
+    assert slots.with_rollback(trying, "it is silent").running == INSTALLED
 
 
 def test_a_start_that_was_asked_to_end_says_nothing() -> None:
     """Restarted by its operator again and again, a version on trial is still on trial."""
     versions = TRYING
     for _ in range(9):
-        versions = slots.stopped(started(versions), NEW)
+        versions = slots.with_start_uncounted(started(versions), NEW)
     assert versions == TRYING
 
 
 def test_a_version_that_was_found_healthy_is_committed_and_counts_anew() -> None:
     """A commit ends the trial and the count."""
-    done = slots.committed(started(TRYING, 2))
+    done = slots.with_trial_committed(started(TRYING, 2))
     assert done == replace(ON_OLD, committed=NEW, counter=7)
 
 
 def test_what_is_spoilt_on_disk_is_made_again_once() -> None:
     """A committed version that was damaged is not called bad; one on trial is: it was written a moment ago."""
-    assert slots.damaged(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
-    assert slots.damaged(TRYING, "torn").bad == {NEW: "torn"} and slots.damaged(TRYING, "torn").running == OLD
+    assert slots.with_damage(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
+    assert slots.with_damage(TRYING, "torn").bad == {NEW: "torn"} and slots.with_damage(TRYING, "torn").running == OLD
 
 
 def test_an_installation_from_outside_wins() -> None:
     """Who installs another version by hand gets that one, whatever came as a release before."""
-    assert slots.begun(TRYING, "0.2.0") == Versions(installed="0.2.0")
+    assert slots.with_start_counted(TRYING, "0.2.0") == Versions(installed="0.2.0")
 
 
 def test_only_a_newer_statement_forgives() -> None:
     """The statement under which a version failed does not bring it back; the next one may."""
-    bad = slots.given_up(TRYING, "it is silent")
-    assert slots.obeying(bad, 7) == bad
-    assert slots.obeying(bad, 8).bad == {}
+    bad = slots.with_rollback(TRYING, "it is silent")
+    assert slots.with_statement(bad, 7) == bad
+    assert slots.with_statement(bad, 8).bad == {}
 
 
 @pytest.mark.parametrize(
@@ -127,44 +127,46 @@ def test_a_version_proves_itself_by_broker_and_models(
     online_since: float | None, serving: set[str], now: float, verdict: str
 ) -> None:
     """It must stay connected for the health time, with what was served before; and it has five minutes for that."""
-    trial = OwnTrial(NEW, 0.0, 300.0, frozenset({"digits"}), online_since)
-    assert judge_own(trial, serving, now, 10.0) == verdict
-    assert all(judge_own(trial, serving, moment, 10.0) for moment in looks_at(trial, 10.0))
+    trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), online_since)
+    assert version_verdict(trial, serving, now, 10.0) == verdict
+    assert all(version_verdict(trial, serving, moment, 10.0) for moment in verdict_times(trial, 10.0))
 
 
 def test_the_reason_says_what_was_missing() -> None:
     """People read whether it was the link or a model."""
-    trial = OwnTrial(NEW, 0.0, 300.0, frozenset({"digits"}))
-    assert why_own(trial, set()) == "it did not reach the broker within 300 s"
-    assert "does not serve digits" in why_own(OwnTrial(NEW, 0.0, 300.0, frozenset({"digits"}), 5.0), set())
+    trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}))
+    assert version_unhealthy_reason(trial, set()) == "it did not reach the broker within 300 s"
+    assert "does not serve digits" in version_unhealthy_reason(
+        VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), 5.0), set()
+    )
 
 
 def test_a_version_judges_launcher_and_folder() -> None:
     """What a version needs it knows itself: a launcher too old, a folder too new or too old is refused by name."""
-    assert problem_with(NEEDS_LAUNCHER, 1) == ""
-    assert "newer installed version" in problem_with(NEEDS_LAUNCHER - 1, 1)
-    assert "format 9" in problem_with(NEEDS_LAUNCHER, 9)
+    assert incompatibility(NEEDS_LAUNCHER, 1) == ""
+    assert "newer installed version" in incompatibility(NEEDS_LAUNCHER - 1, 1)
+    assert "format 9" in incompatibility(NEEDS_LAUNCHER, 9)
 
 
 def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     """A version never works on what it cannot read, and says which one could."""
     (tmp_path / "format.json").write_text('{"format": 2}')
     with pytest.raises(UsageError, match="newer edgesplit-agent"):
-        DataFolder(tmp_path).hold()
+        DataFolder(tmp_path).acquire()
     DataFolder(tmp_path).lock()  # nobody holds it
 
 
 def test_a_version_raises_the_format_once_it_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the marker stays, so that the version before still reads all there is."""
-    from edgesplit_agent.self_update.manager import OwnVersion
+    from edgesplit_agent.self_update.manager import VersionManager
     from edgesplit_agent.state import data_folder as module
 
     monkeypatch.setattr(module, "FORMAT", 2)
     folder = DataFolder(tmp_path)
-    Shelf(tmp_path).write(TRYING)
-    own = OwnVersion(folder, Launched(NEW, True, ("launcher",), 1))
+    VersionStore(tmp_path).write(TRYING)
+    own = VersionManager(folder, LaunchContext(NEW, True, ("launcher",), 1))
 
-    own.settle_format()
+    own.write_format()
     assert folder.format == 1
 
     own.commit()
@@ -192,39 +194,44 @@ def test_a_device_takes_the_build_that_fits_and_no_other() -> None:
 def test_the_planner_signs_no_agent() -> None:
     """An agent release that calls itself another cut is not believed, and a model's slices are no build."""
     with pytest.raises(TrustError, match="only the release key"):
-        builds(decode_manifest(AgentRelease("0.3.0", recut_of="c" * 64).raw))
+        agent_builds(decode_manifest(AgentRelease("0.3.0", recut_of="c" * 64).raw))
     with pytest.raises(MalformedMessage, match="no build"):
-        builds(decode_manifest(AgentRelease("0.3.0", name="conv1").raw))
+        agent_builds(decode_manifest(AgentRelease("0.3.0", name="conv1").raw))
 
 
 def test_the_installed_version_starts_with_its_own_interpreter(tmp_path: Path) -> None:
     """Everything of the command line reaches the agent, and it learns how to come back."""
-    command, environment = start_of(
-        Versions(), Shelf(tmp_path), ["--port", "0"], ["launcher", "--port", "0"], {"A": "1"}
+    command, environment = start_command(
+        Versions(), VersionStore(tmp_path), ["--port", "0"], ["launcher", "--port", "0"], {"A": "1"}
     )
     assert command == [sys.executable, "-m", "edgesplit_agent.main", "run", "--port", "0"]
     assert environment["A"] == "1"
-    assert Launched.of(environment) == Launched(INSTALLED, False, ("launcher", "--port", "0"), launcher.CONTRACT)
+    assert LaunchContext.from_environment(environment) == LaunchContext(
+        INSTALLED, False, ("launcher", "--port", "0"), launcher.CONTRACT
+    )
 
 
 def test_a_release_starts_isolated(tmp_path: Path) -> None:
     """A version that came as a release sees neither the user's modules nor a folder that happens to be current."""
-    command, environment = start_of(TRYING, Shelf(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
+    command, environment = start_command(TRYING, VersionStore(tmp_path), [], ["launcher"], {"PYTHONPATH": "/elsewhere"})
     assert command[:3] == [str(tmp_path / "versions" / NEW / "bin" / "python"), "-I", "-B"]
     assert "PYTHONPATH" not in environment
-    assert Launched.of(environment) == Launched(NEW, True, ("launcher",), launcher.CONTRACT)
+    assert LaunchContext.from_environment(environment) == LaunchContext(NEW, True, ("launcher",), launcher.CONTRACT)
 
 
 def test_an_agent_that_no_launcher_started_knows_it() -> None:
     """And garbage in the environment is no launcher."""
-    assert Launched.of({}) is None
-    assert Launched.of({launcher.LAUNCHER: "[1", launcher.CONTRACT_IS: "1"}) is None
-    assert Launched.of({launcher.LAUNCHER: json.dumps(["x"]), launcher.CONTRACT_IS: "one"}) is None
+    assert LaunchContext.from_environment({}) is None
+    assert LaunchContext.from_environment({launcher.LAUNCHER: "[1", launcher.LAUNCHER_CONTRACT: "1"}) is None
+    assert (
+        LaunchContext.from_environment({launcher.LAUNCHER: json.dumps(["x"]), launcher.LAUNCHER_CONTRACT: "one"})
+        is None
+    )
 
 
 def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
     """Files lost, a byte changed, a file or a link too many: the version before starts, and the reason is kept."""
-    shelf = Shelf(tmp_path)
+    shelf = VersionStore(tmp_path)
 
     def put(release: str) -> None:
         part = fresh(shelf, release)
@@ -243,30 +250,30 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
         put(OLD)
         put(NEW)
         shelf.write(TRYING)
-        assert ready(shelf, "0.1.0").running == NEW
-        spoil(shelf.home(NEW))
-        found = ready(shelf, "0.1.0")
+        assert prepare_start(shelf, "0.1.0").running == NEW
+        spoil(shelf.version_folder(NEW))
+        found = prepare_start(shelf, "0.1.0")
         assert found.running == OLD and shelf.read() == found and NEW in found.bad
     put(OLD)
-    spoilt = (shelf.home(OLD) / "module.py").write_text("x")
-    assert spoilt and ready(shelf, "0.1.0").running == INSTALLED
+    spoilt = (shelf.version_folder(OLD) / "module.py").write_text("x")
+    assert spoilt and prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
 def test_a_spoilt_versions_file_starts_the_installed_version(tmp_path: Path) -> None:
     """Whatever lies in `versions.json`, something starts."""
-    shelf = Shelf(tmp_path)
+    shelf = VersionStore(tmp_path)
     for raw in (b"", b"{", b'{"committed": 7}', b"\xff\xfe", b"[" * 5_000):
         (tmp_path / "versions.json").write_bytes(raw)
-        assert ready(shelf, "0.1.0").running == INSTALLED
+        assert prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
 def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path) -> None:
     """A second agent on the same folder is refused as ever, and costs the first one nothing."""
-    shelf, holder = Shelf(tmp_path), DataFolder(tmp_path)
-    holder.hold()
+    shelf, holder = VersionStore(tmp_path), DataFolder(tmp_path)
+    holder.acquire()
     shelf.write(ON_OLD)
     for _ in range(9):
-        launcher._begin(DataFolder(tmp_path), shelf)
+        launcher._select_version(DataFolder(tmp_path), shelf)
     assert shelf.read() == ON_OLD
 
 
@@ -275,15 +282,15 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     alarms: list[int] = []
     monkeypatch.setattr("signal.alarm", alarms.append)
     monkeypatch.setattr("os.execve", _become)
-    shelf = Shelf(tmp_path)
+    shelf = VersionStore(tmp_path)
     part = fresh(shelf, NEW)
     shelf.adopt(part, NEW, "0.3.0")
-    shelf.write(slots.activated(Versions(), NEW, (), 7, launcher.__version__))
+    shelf.write(slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
 
     for more in (["--trial-seconds", "20"], []):
         with pytest.raises(Became):
             launcher.main(["--data", str(tmp_path), *more])
-        shelf.write(slots.committed(shelf.read()))
+        shelf.write(slots.with_trial_committed(shelf.read()))
 
     assert alarms == [20 + launcher.STARTING_S, 0]
 
@@ -300,9 +307,9 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
 
     monkeypatch.setattr("signal.alarm", lambda seconds: None)
     monkeypatch.setattr("os.execve", become)
-    shelf = Shelf(tmp_path)
+    shelf = VersionStore(tmp_path)
     shelf.adopt(fresh(shelf, NEW), NEW, "0.3.0")
-    shelf.write(slots.activated(Versions(), NEW, (), 7, launcher.__version__))
+    shelf.write(slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
 
     with pytest.raises(Became):
         launcher.main(["--data", str(tmp_path)])
@@ -313,16 +320,16 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
 
 def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
     """Which version the next start takes, whether it is whole, and why another does not run."""
-    shelf, folder = Shelf(tmp_path), DataFolder(tmp_path)
-    assert [one.level for one in versions(folder)] == ["good"]
+    shelf, folder = VersionStore(tmp_path), DataFolder(tmp_path)
+    assert [one.level for one in check_versions(folder)] == ["good"]
 
     part = fresh(shelf, OLD)
     (part / "module.py").write_text("x = 1")
     shelf.adopt(part, OLD, "0.3.0")
-    shelf.write(slots.given_up(TRYING, "it is silent"))
-    healthy, given_up = versions(folder)
+    shelf.write(slots.with_rollback(TRYING, "it is silent"))
+    healthy, given_up = check_versions(folder)
     assert (healthy.level, given_up.level) == ("good", "warning") and "it is silent" in given_up.said
 
-    (shelf.home(OLD) / "module.py").write_text("x = 2")
-    damaged = next(iter(versions(folder)))
+    (shelf.version_folder(OLD) / "module.py").write_text("x = 2")
+    damaged = next(iter(check_versions(folder)))
     assert damaged.level == "warning" and "module.py" in damaged.said

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from edgesplit.limits import LIMITS
-from edgesplit_agent.control.fetch_window import HOLD_S, MOST_BYTES, Window
+from edgesplit_agent.control.fetch_window import MAX_WINDOW_BYTES, OTHER_STREAM_HOLD_S, FetchWindow
 
 SIZE = LIMITS.chunk_bytes
 
@@ -43,17 +43,17 @@ class Link:
                 heapq.heappush(self._flying, (self._free_at + self.rtt_s / 2, chunk))
         self.most_flying = max(self.most_flying, len(self._flying))
 
-    def run(self, window: Window, now: float = 0.0) -> float:
+    def run(self, window: FetchWindow, now: float = 0.0) -> float:
         """Until all has come, or the window gives up; the virtual time then."""
-        while not window.done and not window.trouble(now):
-            while asked := window.ask(now):
-                assert len(asked) <= LIMITS.window_chunks
+        while not window.is_done and not window.failure(now):
+            while asked := window.next_request(now):
+                assert len(asked) <= LIMITS.fetch_window_chunks
                 self.ask(asked, now)
             due = self._flying[0][0] if self._flying else float("inf")
-            look = max(window.next_look(now), now + 1e-6)
+            look = max(window.next_event_at(now), now + 1e-6)
             if due <= look:
                 now, chunk = heapq.heappop(self._flying)
-                window.arrived(chunk, now)
+                window.on_received(chunk, now)
             else:
                 now = look
         return now
@@ -65,53 +65,53 @@ def test_a_link_is_filled(mbit: float, rtt_s: float) -> None:
     """Nine tenths of its rate from the first ask to the last byte, and no chunk asked for twice."""
     link = Link(mbit * 125_000, rtt_s)
     seconds_of_bytes = 20.0
-    window = Window(release(max(8, int(seconds_of_bytes * link.bytes_per_s / SIZE))), 0.0)
+    window = FetchWindow(release(max(8, int(seconds_of_bytes * link.bytes_per_s / SIZE))), 0.0)
     took_s = link.run(window)
-    assert window.done and window.doubled == 0 and link.sent == len(window.wanted)
-    held = MOST_BYTES / rtt_s  # what so many bytes on their way can fill
-    assert window.come / took_s >= 0.9 * min(link.bytes_per_s, held)
+    assert window.is_done and window.repeated_requests == 0 and link.sent == len(window.wanted)
+    held = MAX_WINDOW_BYTES / rtt_s  # what so many bytes on their way can fill
+    assert window.received_bytes / took_s >= 0.9 * min(link.bytes_per_s, held)
 
 
 def test_a_slow_link_is_not_flooded() -> None:
     """At 64 kbit/s a chunk takes 16 s: a handful is on its way, and patience is long enough for them."""
     link = Link(8_000, 0.2)
-    window = Window(release(20), 0.0)
+    window = FetchWindow(release(20), 0.0)
     link.run(window)
-    assert window.done and link.most_flying <= 8 and window.doubled == 0
+    assert window.is_done and link.most_flying <= 8 and window.repeated_requests == 0
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.2])
 def test_what_is_lost_is_asked_for_again(loss: float) -> None:
     """All comes, and little comes twice."""
     link = Link(1e6, 0.05, loss)
-    window = Window(release(300), 0.0)
+    window = FetchWindow(release(300), 0.0)
     link.run(window)
-    assert window.done
+    assert window.is_done
     assert link.sent <= len(window.wanted) * (1 + 4 * loss)
 
 
 def test_a_link_that_is_dead_is_given_up() -> None:
     """After a few rounds of asking into silence."""
-    window = Window(release(4), 0.0)
+    window = FetchWindow(release(4), 0.0)
     assert Link(1e6, 0.05, loss=1.0).run(window) < 600
-    assert window.trouble(600)
+    assert window.failure(600)
 
 
 def test_a_link_that_drips_is_given_up() -> None:
     """TUF: slow retrieval. A thousand bytes per second is no delivery, however steady."""
-    window = Window(release(100), 0.0)
+    window = FetchWindow(release(100), 0.0)
     end = Link(1_000, 0.05).run(window)
-    assert not window.done and end < 1_000
-    assert "bytes per second" in window.trouble(end) or "nothing came" in window.trouble(end)
+    assert not window.is_done and end < 1_000
+    assert "bytes per second" in window.failure(end) or "nothing came" in window.failure(end)
 
 
 def test_a_cap_is_kept() -> None:
     """A quarter of what the link could: over the whole, and no burst beyond a second's worth."""
     link = Link(4e6, 0.05)
-    window = Window(release(100), 0.0, cap_bytes_per_s=1e6)
+    window = FetchWindow(release(100), 0.0, cap_bytes_per_s=1e6)
     took_s = link.run(window)
-    assert window.done and window.come / took_s <= 1e6 * 1.1
-    assert window.come / took_s >= 0.8e6
+    assert window.is_done and window.received_bytes / took_s <= 1e6 * 1.1
+    assert window.received_bytes / took_s >= 0.8e6
 
 
 @pytest.mark.parametrize("cap_mbit", [0.1, 1, 2, 4, 8, 20, 100])
@@ -120,46 +120,48 @@ def test_no_ten_seconds_hold_more_than_the_cap(cap_mbit: float, seed: int) -> No
     """B12: over any ten seconds at most 5 % more is asked for than the cap allows, or one chunk; stalls, losses and
     late looks at the clock change nothing, and a link that can is filled to nine tenths of the cap."""
     cap, source = cap_mbit * 125_000, random.Random(seed)
-    window = Window(release(max(8, int(60 * cap / SIZE))), 0.0, cap_bytes_per_s=cap)
+    window = FetchWindow(release(max(8, int(60 * cap / SIZE))), 0.0, cap_bytes_per_s=cap)
     asked: list[tuple[float, int]] = []
     flying: list[tuple[float, str]] = []
     now, stalled_until = 0.0, 0.0
-    while not window.done and not window.trouble(now):
-        while batch := window.ask(now):
+    while not window.is_done and not window.failure(now):
+        while batch := window.next_request(now):
             asked += [(now, SIZE)] * len(batch)
             for chunk in batch:
                 if source.random() > 0.02:
                     heapq.heappush(flying, (max(now + source.uniform(0.01, 0.4), stalled_until), chunk))
         if source.random() < 0.005:
             stalled_until = now + source.uniform(0.0, 3.0)
-        look = max(window.next_look(now), now + 1e-6) + source.choice([0.0, 0.0, source.uniform(0.0, 0.05)])
+        look = max(window.next_event_at(now), now + 1e-6) + source.choice([0.0, 0.0, source.uniform(0.0, 0.05)])
         now = min([look, *(max(due, now) for due, _ in flying[:1])])
         while flying and flying[0][0] <= now:
-            window.arrived(heapq.heappop(flying)[1], now)
-    assert window.done
+            window.on_received(heapq.heappop(flying)[1], now)
+    assert window.is_done
     most = max(10 * cap * 1.05, 10 * cap + SIZE)
     for begin in range(len(asked)):
         end = begin
         while end < len(asked) and asked[end][0] < asked[begin][0] + 10:
             end += 1
         assert sum(size for _, size in asked[begin:end]) <= most
-    print(f"seed {seed}: {window.come / now / cap:.2f} of the cap")
+    print(f"seed {seed}: {window.received_bytes / now / cap:.2f} of the cap")
 
 
 def test_who_hears_a_stream_of_others_asks_nothing() -> None:
     """Until a while after it has ended; then only for the gaps."""
-    window = Window(release(10), 0.0)
+    window = FetchWindow(release(10), 0.0)
     names = list(window.wanted)
     for number, chunk in enumerate(names[2:]):
-        assert window.arrived(chunk, 0.1 * number)
-        assert window.ask(0.1 * number + 0.05) == ()
-    assert window.ask(0.7 + HOLD_S + 0.01) == tuple(names[:2])
+        assert window.on_received(chunk, 0.1 * number)
+        assert window.next_request(0.1 * number + 0.05) == ()
+    assert window.next_request(0.7 + OTHER_STREAM_HOLD_S + 0.01) == tuple(names[:2])
 
 
 def test_what_is_not_wanted_is_not_counted() -> None:
     """Foreign and doubled chunks."""
-    window = Window(release(2), 0.0)
+    window = FetchWindow(release(2), 0.0)
     first, _ = window.wanted
-    window.ask(0.0)
-    assert window.arrived(first, 0.1) and not window.arrived(first, 0.2) and not window.arrived("f" * 64, 0.3)
-    assert window.come == SIZE
+    window.next_request(0.0)
+    assert (
+        window.on_received(first, 0.1) and not window.on_received(first, 0.2) and not window.on_received("f" * 64, 0.3)
+    )
+    assert window.received_bytes == SIZE

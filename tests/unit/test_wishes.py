@@ -5,33 +5,33 @@ from __future__ import annotations
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.oip.options import Wishes, from_parameters, to_parameters
+from edgesplit.oip.options import InferOptions, from_parameters, to_parameters
 from edgesplit.oip.protocol import Scalar
 
 
 @pytest.mark.parametrize(
     "wishes",
     [
-        Wishes(),
-        Wishes(stream="camera 1", drop="oldest", queue=2),
-        Wishes(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
+        InferOptions(),
+        InferOptions(stream="camera 1", drop="oldest", queue=2),
+        InferOptions(drop="newest", queue=1, hedge="never", stale_ok_s=1.5),
     ],
 )
-def test_wishes_come_back_as_they_were_sent(wishes: Wishes) -> None:
+def test_wishes_come_back_as_they_were_sent(wishes: InferOptions) -> None:
     """What is not wished for is not sent."""
     sent = to_parameters(wishes)
     assert from_parameters(sent) == wishes
-    assert len(sent) == sum(one != other for one, other in zip(_fields(wishes), _fields(Wishes()), strict=True))
+    assert len(sent) == sum(one != other for one, other in zip(_fields(wishes), _fields(InferOptions()), strict=True))
 
 
-def _fields(wishes: Wishes) -> list[object]:
-    return [getattr(wishes, name) for name in Wishes.__slots__]
+def _fields(wishes: InferOptions) -> list[object]:
+    return [getattr(wishes, name) for name in InferOptions.__slots__]
 
 
 def test_numbers_may_be_text() -> None:
     """Triton's client sends text, whole numbers and booleans only."""
     given = {"edgesplit_stale_ok": "2.5", "edgesplit_queue": "3", "edgesplit_drop": "oldest", "timeout": 5}
-    assert from_parameters(given) == Wishes(drop="oldest", queue=3, stale_ok_s=2.5)
+    assert from_parameters(given) == InferOptions(drop="oldest", queue=3, stale_ok_s=2.5)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgesplit.input_spec import InputSpec
-from edgesplit_partitioner.ir.graph import Work
-from edgesplit_partitioner.onnx_format.operator_work import FREE, input_work, work_of
+from edgesplit_partitioner.ir.graph import OperatorWork
+from edgesplit_partitioner.onnx_format.operator_work import NO_WORK, input_work, work_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -24,7 +24,7 @@ def work(
     *,
     weights: str = "wb",
     **attributes: Any,
-) -> Work:
+) -> OperatorWork:
     """The work of one float32 node with these input shapes and this output shape."""
     node = helper.make_node(operator, list(inputs), ["y"], **attributes)
     shapes: Shapes = {**inputs, "y": out}
@@ -40,7 +40,9 @@ def test_convolution_counts_two_operations_per_multiply_accumulate() -> None:
     """AlexNet's first convolution: 55 x 55 x 96 outputs of 363 products each; bytes in, out and weights."""
     x, w, b, y = (1, 3, 227, 227), (96, 3, 11, 11), (96,), (1, 96, 55, 55)
 
-    assert work("Conv", {"x": x, "w": w, "b": b}, y) == Work("conv", 2.0 * 55 * 55 * 96 * 363, moved(x, w, b, y))
+    assert work("Conv", {"x": x, "w": w, "b": b}, y) == OperatorWork(
+        "conv", 2.0 * 55 * 55 * 96 * 363, moved(x, w, b, y)
+    )
 
 
 def test_grouped_convolution_sums_over_its_group_only() -> None:
@@ -116,7 +118,7 @@ def test_einsum_counts_every_combination_of_labels() -> None:
 @pytest.mark.parametrize("operator", ["Reshape", "Flatten", "Squeeze", "Identity", "Shape"])
 def test_what_only_renames_is_free(operator: str) -> None:
     """Reshaping moves no byte."""
-    assert work(operator, {"x": (1, 64, 8, 8)}, (1, 4096)) == FREE
+    assert work(operator, {"x": (1, 64, 8, 8)}, (1, 4096)) == NO_WORK
 
 
 def test_elementwise_counts_elements_and_costly_functions_more() -> None:
@@ -124,7 +126,7 @@ def test_elementwise_counts_elements_and_costly_functions_more() -> None:
     x = (1, 16, 8, 8)
     relu, sigmoid = work("Relu", {"x": x}, x), work("Sigmoid", {"x": x}, x)
 
-    assert relu == Work("elementwise", 1024.0, moved(x, x))
+    assert relu == OperatorWork("elementwise", 1024.0, moved(x, x))
     assert sigmoid.operator == "elementwise" and sigmoid.flops > 4 * relu.flops
 
 

@@ -18,31 +18,31 @@ from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, ModelRefus
 from edgesplit.plan import Row
 from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime import Timing
-from edgesplit_agent.worker.dataflow import flow_of
-from edgesplit_agent.worker.host import Job
-from edgesplit_agent.worker.ipc import Placed, Ran, Room
-from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, vitals
-from edgesplit_agent.worker.process import outputs_of, take_times
-from edgesplit_agent.worker.tensor_allocator import SMALLEST_SEGMENT, TensorRoom
-from edgesplit_agent.worker.tensor_refs import get, packed, put, room_for
+from edgesplit_agent.worker.dataflow import dataflow_of
+from edgesplit_agent.worker.host import SliceRun
+from edgesplit_agent.worker.ipc import RunResult, SharedBuffer, SharedTensor
+from edgesplit_agent.worker.proc_stats import default_memory, machine_memory, read_process_stats
+from edgesplit_agent.worker.process import read_outputs, record_times
+from edgesplit_agent.worker.tensor_allocator import MIN_SEGMENT_BYTES, TensorAllocator
+from edgesplit_agent.worker.tensor_refs import pack, packed_bytes, read_tensor, write_tensors
 from edgesplit_agent.worker.watchdog_policy import (
-    STARVED,
+    STARVED_FACTOR,
     Bounds,
+    ProcessStats,
     Task,
-    Vitals,
-    looks_again_s,
+    check_interval_s,
     restart_after_s,
     run_limit_s,
-    verdict,
+    watchdog_verdict,
 )
 from worker_world import SMALL, double, hosted, is_there, run
 
 LIMIT = 2**30
-TASK = Task(since=100.0, limit_s=1.0, what="computed")
+TASK = Task(since=100.0, limit_s=1.0, description="computed")
 
 
-def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> Vitals:
-    return Vitals(stopped, cpu_s, memory)
+def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> ProcessStats:
+    return ProcessStats(stopped, cpu_s, memory)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> Vital
         (TASK, seen(cpu_s=0.9), 101.1, "did not come to an end"),
         (TASK, seen(stopped=True), 101.1, "was stopped"),
         (TASK, seen(cpu_s=0.1), 101.1, ""),
-        (TASK, seen(cpu_s=0.1), 100 + STARVED, "did not come to an end"),
+        (TASK, seen(cpu_s=0.1), 100 + STARVED_FACTOR, "did not come to an end"),
         (None, seen(memory=LIMIT + 1), 0.0, "its limit is"),
         (None, seen(memory=LIMIT), 0.0, ""),
     ],
 )
-def test_who_must_go(task: Task | None, what: Vitals, now: float, goes: str) -> None:
+def test_who_must_go(task: Task | None, what: ProcessStats, now: float, goes: str) -> None:
     """What computes or is stopped beyond its limit goes; what gets no processor is waited for longer; idleness is no
     fault; too much memory is one at any time."""
-    said = verdict(task, what, 0.0, now, LIMIT)
+    said = watchdog_verdict(task, what, 0.0, now, LIMIT)
     assert goes in said and bool(said) == bool(goes)
 
 
@@ -85,20 +85,20 @@ def test_restarts_come_at_once_and_then_ever_later() -> None:
 
 def test_an_idle_worker_is_looked_at_rarely_and_a_busy_one_often() -> None:
     """An idle device is not woken ten times a second for it."""
-    assert looks_again_s(None, 0.0) == 1.0
-    assert looks_again_s(TASK, 100.0) <= 0.1 and looks_again_s(TASK, 200.0) > 0
+    assert check_interval_s(None, 0.0) == 1.0
+    assert check_interval_s(TASK, 100.0) <= 0.1 and check_interval_s(TASK, 200.0) > 0
 
 
 def test_vitals_are_the_kernel_s(tmp_path: Path) -> None:
     """Of a process that lives, of one with a bracket in its name, and of none."""
-    mine = vitals(os.getpid())
-    assert mine is not None and not mine.stopped and mine.memory_bytes > 10**6
+    mine = read_process_stats(os.getpid())
+    assert mine is not None and not mine.is_stopped and mine.memory_bytes > 10**6
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (a) Z (b) T 1 " + " ".join(["0"] * 9) + " 200 100 0")
     (tmp_path / "7" / "status").write_text("Name:\tx\nRssAnon:\t10 kB\nRssFile:\t99 kB\nRssShmem:\t5 kB\n")
-    found = vitals(7, tmp_path)
-    assert found is not None and found.stopped and found.memory_bytes == 15 * 1024 and found.cpu_s > 0
-    assert vitals(8, tmp_path) is None
+    found = read_process_stats(7, tmp_path)
+    assert found is not None and found.is_stopped and found.memory_bytes == 15 * 1024 and found.cpu_s > 0
+    assert read_process_stats(8, tmp_path) is None
 
 
 def test_a_group_s_memory_is_the_machine_s(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_tensors_are_read_as_they_were_written(tensors: list[np.ndarray]) -> Non
     """Every type and shape, empty ones and text too."""
     named = {f"t{number}": one for number, one in enumerate(tensors)}
     memory = np.zeros(4096, np.uint8)
-    need = room_for({name: packed(one) for name, one in named.items()})
-    placed = put(named, Room(1, 64, need), memory[64:])
+    need = packed_bytes({name: pack(one) for name, one in named.items()})
+    placed = write_tensors(named, SharedBuffer(1, 64, need), memory[64:])
     for one in placed:
-        found = get(one, memory[64 : 64 + need], 64)
+        found = read_tensor(one, memory[64 : 64 + need], 64)
         wanted = named[one.name]
         assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.array_equal(found, wanted)
 
@@ -145,7 +145,7 @@ def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
     """It is refused, or lies in there whole."""
     memory = np.full(256, 255, np.uint8)
     try:
-        found = get(Placed("t", 1, offset, size, datatype, tuple(shape)), memory)
+        found = read_tensor(SharedTensor("t", 1, offset, size, datatype, tuple(shape)), memory)
     except MalformedMessage:
         return
     assert found.nbytes <= 256 or datatype == "BYTES"
@@ -154,52 +154,52 @@ def test_whatever_a_description_says_nothing_is_read_beyond_its_memory(
 @pytest.mark.parametrize("mood", hostile_worker.OUTPUTS)
 def test_outputs_are_where_they_were_asked_for_or_nowhere(mood: str) -> None:
     """A hostile worker's descriptions: of other tensors, of other places, larger than they are, of no type."""
-    good = Placed("y", 1, 64, 16, "FP32", (1, 4))
+    good = SharedTensor("y", 1, 64, 16, "FP32", (1, 4))
     memory = np.zeros(128, np.uint8)
-    assert set(outputs_of((good,), ("y",), Room(1, 64, 128), memory)) == {"y"}
+    assert set(read_outputs((good,), ("y",), SharedBuffer(1, 64, 128), memory)) == {"y"}
     changed = hostile_worker.OUTPUTS[mood]
     spoilt = () if changed is None else (msgspec.structs.replace(good, **changed),)
     for placed in (spoilt, (good, *spoilt), (good, good)):
         if placed != (good,):
             with pytest.raises(MalformedMessage):
-                outputs_of(placed, ("y",), Room(1, 64, 128), memory)
+                read_outputs(placed, ("y",), SharedBuffer(1, 64, 128), memory)
 
 
 @pytest.mark.parametrize("mood", hostile_worker.SECONDS)
 def test_times_are_times_of_what_ran(mood: str) -> None:
     """Neither less than none, nor no number, nor of slices that nobody asked for."""
     with pytest.raises(MalformedMessage):
-        take_times(Ran(1, (), hostile_worker.SECONDS[mood]), Job(["s"], {}), Timing())
+        record_times(RunResult(1, (), hostile_worker.SECONDS[mood]), SliceRun(["s"], {}), Timing())
 
 
 def test_room_comes_back_when_the_last_view_is_gone() -> None:
     """A view of a view holds it; after that the same room is given again, and neighbours are joined."""
-    room = TensorRoom(SMALLEST_SEGMENT)
-    first, second = room.take(1000), room.take(SMALLEST_SEGMENT // 2)
+    room = TensorAllocator(MIN_SEGMENT_BYTES)
+    first, second = room.allocate(1000), room.allocate(MIN_SEGMENT_BYTES // 2)
     view = first.memory[64:128].view(np.float32).reshape(4, 4)
     place = first.segment, first.offset
     del first
     with pytest.raises(Busy):
-        room.take(SMALLEST_SEGMENT - 512)
+        room.allocate(MIN_SEGMENT_BYTES - 512)
     del view, second
     gc.collect()
-    again = room.take(SMALLEST_SEGMENT)
+    again = room.allocate(MIN_SEGMENT_BYTES)
     assert (again.segment, again.offset) == place
 
 
 def test_memory_of_one_size_is_given_up_for_another() -> None:
     """It does not pile up: what nobody uses goes when more is needed at once."""
-    room = TensorRoom(8 * SMALLEST_SEGMENT)
+    room = TensorAllocator(8 * MIN_SEGMENT_BYTES)
     for size in (1, 2, 3, 4, 3, 2, 1):
-        room.take(size * SMALLEST_SEGMENT)
-    assert room.held_bytes <= 8 * SMALLEST_SEGMENT
+        room.allocate(size * MIN_SEGMENT_BYTES)
+    assert room.held_bytes <= 8 * MIN_SEGMENT_BYTES
 
 
 def test_shared_memory_cannot_be_shrunk_under_its_reader() -> None:
     """A worker that tries, or its model, gets an error; the agent would get a bus error otherwise."""
-    room = TensorRoom(2**21)
+    room = TensorAllocator(2**21)
     with pytest.raises(PermissionError):
-        os.ftruncate(room.take(100).segment.descriptor, 0)
+        os.ftruncate(room.allocate(100).segment.descriptor, 0)
 
 
 # What goes in and comes out
@@ -221,10 +221,10 @@ def test_only_what_others_need_comes_out_of_a_run() -> None:
     made = msgspec.structs.replace(
         manifest(Row(name="local")), slices=chain(("x", "a"), ("a", "b"), ("b", "c"), ("c", "y"))
     )
-    assert flow_of(made, ["s0", "s1", "s2", "s3"]).wants == ("y",)
-    half = flow_of(made, ["s0", "s1", "s2"])
-    assert half.reads == ("x",) and half.wants == ("c",) and half.room_bytes == 4032
-    assert flow_of(made, ["s3"]).reads == ("c",)
+    assert dataflow_of(made, ["s0", "s1", "s2", "s3"]).returns == ("y",)
+    half = dataflow_of(made, ["s0", "s1", "s2"])
+    assert half.reads == ("x",) and half.returns == ("c",) and half.room_bytes == 4032
+    assert dataflow_of(made, ["s3"]).reads == ("c",)
 
 
 # A worker that does as it should
@@ -272,5 +272,5 @@ def test_an_input_that_is_missing_is_an_inference_that_failed(tmp_path: Path) ->
     """And the worker lives on."""
     with hosted(tmp_path, double()) as host:
         with pytest.raises(InferenceFailed, match="lacks its inputs"):
-            host.run(Job(["s"], {}), Timing())
+            host.run(SliceRun(["s"], {}), Timing())
         assert np.array_equal(run(host, SMALL), SMALL * 2) and host.status()["lost"] == 0

@@ -1,7 +1,8 @@
-"""A new certificate before the old one expires, or after: with a new key, by the right of the old one.
+"""Renews the device's certificate before it expires, or after: with a new key, authorised by a signature of the old
+one.
 
-Key and certificate lie in one file, `identity/renewed.pem`, so that its rename is the whole change: after a power cut
-the old pair is in use, or the new one. The controller revokes the old certificate once it sees the new one at work.
+Key and certificate lie in one file, `identity/renewed.pem`, so that one rename is the whole change: after a power cut
+the old pair is in use, or the new one. The controller revokes the old certificate once it has seen the new one in use.
 """
 
 from __future__ import annotations
@@ -34,101 +35,110 @@ from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 log = logging.getLogger(__name__)
 
-RENEW_AT = 2 / 3
-"""Of a certificate's life is when it is renewed."""
-AGAIN_S = 300.0
-"""Until the next try where the network failed."""
-REFUSED_S = 86_400.0
-"""Until the next try where the controller refused."""
-LOOK_S = 3_600.0
-"""At least so often the clock is looked at: it may have been set."""
+RENEW_AT_RATIO = 2 / 3
+"""Fraction of a certificate's lifetime after which it is renewed."""
+RETRY_S = 300.0
+"""Seconds until the retry after a network failure."""
+REFUSED_RETRY_S = 86_400.0
+"""Seconds until the retry after the controller refused."""
+RECHECK_S = 3_600.0
+"""Longest time until the clock is read again: it may have been set."""
 
 
 def due_in_s(not_before: float, not_after: float, now: float) -> float:
-    """Seconds until a certificate of that life is to be renewed; 0 where that is due. Times are Unix seconds."""
-    return max(0.0, not_before + RENEW_AT * (not_after - not_before) - now)
+    """Seconds until a certificate with that validity period is to be renewed; 0 where it is due. Times are Unix
+    seconds."""
+    return max(0.0, not_before + RENEW_AT_RATIO * (not_after - not_before) - now)
 
 
 def certificate_in_use(folder: DataFolder) -> x509.Certificate:
-    """What this device shows to others."""
+    """The certificate that this device presents."""
     return x509.load_pem_x509_certificate(credentials(folder).certificate_file.read_bytes())
 
 
 def renew(folder: DataFolder, identity: Identity) -> None:
-    """Get a new certificate and put it in place. LinkError: try again. TrustError: the controller refuses."""
-    held = credentials(folder)
-    old_pem = certificate_in_use(folder).public_bytes(Encoding.PEM).decode()  # alone: its key may lie in the same file
+    """Fetch a new certificate and put it in use. LinkError: retry. TrustError: the controller refuses."""
+    current = credentials(folder)
+    old_pem = (
+        certificate_in_use(folder).public_bytes(Encoding.PEM).decode()
+    )  # re-encoded: the file may hold its key too
     key = Ed25519PrivateKey.generate()
     csr_pem = certificate_request(key, identity.device).decode()
-    signature = load_or_make_key(held.key_file).sign(renewal_text(csr_pem))
+    signature = load_or_make_key(current.key_file).sign(renewal_text(csr_pem))
     renewal = Renewal(certificate_pem=old_pem, csr_pem=csr_pem, signature=signature)
-    answer = _ask(identity.controller, held, encode_document(renewal))
-    renewed = decode_document(answer, Enrolled)
+    response = _post_renewal(identity.controller, current, encode_document(renewal))
+    renewed = decode_document(response, Enrolled)
     if renewed.device != identity.device:
         raise TrustError(f"the controller renewed us as {renewed.device[:63]!r}, and we are {identity.device!r}")
     pair = private_pem(key) + renewed.certificate_pem.encode()
-    tried = folder.identity / "renewed.trial.pem"
-    write_durably(tried, pair, mode=0o600)
+    trial_file = folder.identity / "renewed.trial.pem"
+    write_durably(trial_file, pair, mode=0o600)
     try:
-        Credentials(tried, tried, held.ca_file).client_context()  # they fit each other, or UsageError
+        Credentials(
+            trial_file, trial_file, current.ca_file
+        ).client_context()  # UsageError unless key and certificate match
     finally:
-        tried.unlink()
+        trial_file.unlink()
     write_durably(folder.renewed_file, pair, mode=0o600)
 
 
-def _ask(url: str, held: Credentials, body: bytes) -> bytes:
-    """Over a connection that shows the old certificate; where that makes none, for it has expired by the controller's
-    clock, over one that shows nothing: then the right is in the signature alone."""
+def _post_renewal(url: str, current: Credentials, body: bytes) -> bytes:
+    """Post over a connection that presents the old certificate. Where that fails, because it has expired by the
+    controller's clock, over a connection without a client certificate: the authorisation then is the signature alone.
+    """
     try:
-        return post(url, "/v1/renew", held.client_context(), body, "a new certificate")
+        return post(url, "/v1/renew", current.client_context(), body, "a new certificate")
     except LinkError as lost:
         try:
-            return post(url, "/v1/renew", enrolment_context(held.ca_file.read_text()), body, "a new certificate")
+            return post(url, "/v1/renew", enrolment_context(current.ca_file.read_text()), body, "a new certificate")
         except TrustError:
             raise lost from None
 
 
-class Renewing:
-    """Renews in time, for as long as the agent runs. `renewed` is called, on its thread, after each change."""
+class CertificateRenewer:
+    """Renews the certificate in time, on a thread of its own. `on_renewed` is called on that thread after each
+    change."""
 
-    def __init__(self, folder: DataFolder, identity: Identity, renewed: Callable[[], None]) -> None:
+    def __init__(self, folder: DataFolder, identity: Identity, on_renewed: Callable[[], None]) -> None:
         self._folder = folder
         self._identity = identity
-        self._renewed = renewed
+        self._on_renewed = on_renewed
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
 
     def start(self) -> None:
-        """Begin; what is due is renewed at once."""
+        """Start the thread; a certificate that is due is renewed at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """No more. A request on its way is not waited for."""
+        """Stop, without waiting for a request in flight."""
         self._stopping.set()
 
     def _run(self) -> None:
         wait_s = 0.0
         while not self._stopping.wait(wait_s):
             try:
-                wait_s = self._once()
-            except Exception:  # a spoilt file or a full disk: the agent serves on, and tries again
+                wait_s = self._renew_if_due()
+            except Exception:  # a damaged file or a full disk: the agent keeps serving, and the renewal is retried
                 log.exception("could not renew the certificate")
-                wait_s = AGAIN_S
+                wait_s = RETRY_S
 
-    def _once(self) -> float:
-        """Renew if that is due; seconds until the next look."""
-        used = certificate_in_use(self._folder)
-        begins, ends = used.not_valid_before_utc.timestamp(), used.not_valid_after_utc.timestamp()
+    def _renew_if_due(self) -> float:
+        """Renew the certificate if it is due; seconds until the next check."""
+        certificate = certificate_in_use(self._folder)
+        begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
         if (left_s := due_in_s(begins, ends, time())) > 0:
-            return min(left_s, LOOK_S)
+            return min(left_s, RECHECK_S)
         try:
             renew(self._folder, self._identity)
         except LinkError as error:
             log.warning("the certificate is not renewed yet: %s", error)
-            return AGAIN_S
+            return RETRY_S
         except EdgeError as error:
-            log.error("the certificate cannot be renewed, and ends on %s: %s", used.not_valid_after_utc.date(), error)
-            return REFUSED_S
+            log.error(
+                "the certificate cannot be renewed, and ends on %s: %s", certificate.not_valid_after_utc.date(), error
+            )
+            return REFUSED_RETRY_S
         log.info("the certificate is renewed")
-        self._renewed()
-        return LOOK_S
+        self._on_renewed()
+        return RECHECK_S

@@ -1,8 +1,9 @@
-"""From a one-time claim to an identity: own keys, certificate request, certificate.
+"""Enrols the device: exchanges a one-time claim for an identity (own keys, certificate request, certificate).
 
-Two keys are made: one to prove who we are, and one that content keys of encrypted slices are wrapped to, for which the
-first signs. Survives being killed at any point: each key is made once, the controller answers the same token and key
-again while the claim lasts, and `enrolled.json` is written last, when everything it stands for is on disk.
+Two keys are made: one proves the device's identity, the other is the one to which content keys of encrypted slices are
+wrapped, and is signed by the first. Enrolment survives being killed at any point: each key is made once, the controller
+repeats its answer for the same token and key while the claim is valid, and `enrolled.json` is written last, when
+everything that it refers to is on disk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.crypto.key_wrapping import introduce, load_or_make_encryption_key
+from edgesplit.crypto.key_wrapping import load_or_make_encryption_key, sign_encryption_key
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.trust.identity import (
     Claim,
@@ -31,49 +32,55 @@ from edgesplit.trust.identity import (
     load_or_make_key,
 )
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.updates.reconciler import pause_after
+from edgesplit_agent.updates.reconciler import backoff_s
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 15.0
-ANSWER_BYTES = 65_536
+"""Timeout of one request to the controller."""
+MOST_RESPONSE_BYTES = 65_536
+"""Largest response of the controller."""
 
 
 def read_claim(path: Path) -> Claim:
-    """The claim in that file; UsageError where there is none to read."""
+    """The claim in that file; UsageError where it cannot be read, MalformedMessage where it is no claim."""
     try:
         return decode_claim(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read the claim {path}: {error.strerror}") from error
 
 
-Ask = Callable[[bytes], bytes]
-"""The controller's answer to an enrolment request. LinkError: try again; TrustError: it is refused."""
+PostEnrolment = Callable[[bytes], bytes]
+"""Sends an enrolment request and returns the controller's response. LinkError: retry; TrustError: refused."""
 
 
-def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None, ask: Ask | None = None) -> Identity:
-    """Become the device that the claim names, or find that we are it already. `ask`, where not over HTTPS."""
-    known = folder.enrolled()
-    if known is not None:
-        if known.device != claim.device:
+def enrol(
+    folder: DataFolder, claim: Claim, controller_url: str | None = None, post_enrolment: PostEnrolment | None = None
+) -> Identity:
+    """Become the device that the claim names; the stored identity where that device is enrolled here already.
+    `post_enrolment` replaces the request over HTTPS. UsageError where the folder belongs to another device, TrustError
+    where the controller refuses."""
+    existing = folder.read_identity()
+    if existing is not None:
+        if existing.device != claim.device:
             raise UsageError(
-                f"{folder.path} already is device {known.device!r}; give {claim.device!r} a folder of its own"
+                f"{folder.path} already is device {existing.device!r}; give {claim.device!r} a folder of its own"
             )
-        return known
+        return existing
     url = controller_url or claim.controller_url
     key = load_or_make_key(folder.key_file)
     csr_pem = certificate_request(key, claim.device).decode()
-    public, signature = introduce(load_or_make_encryption_key(folder.encryption_key_file), key, csr_pem)
+    public, signature = sign_encryption_key(load_or_make_encryption_key(folder.encryption_key_file), key, csr_pem)
     request = EnrolmentRequest(
         token=claim.token, csr_pem=csr_pem, encryption_key=public, encryption_signature=signature
     )
-    answer = (ask or _by_https(url, claim.ca_pem))(encode_document(request))
-    enrolled = decode_document(answer, Enrolled)
+    response = (post_enrolment or _by_https(url, claim.ca_pem))(encode_document(request))
+    enrolled = decode_document(response, Enrolled)
     if enrolled.device != claim.device:
         raise TrustError(f"the controller enrolled us as {enrolled.device[:63]!r}, the claim says {claim.device!r}")
     write_durably(folder.certificate_file, enrolled.certificate_pem.encode())
     write_durably(folder.ca_file, enrolled.ca_pem.encode())
-    credentials(folder).client_context()  # the certificate fits our key, or UsageError
+    credentials(folder).client_context()  # UsageError unless the certificate matches the key
     identity = Identity(
         device=enrolled.device,
         device_class=claim.device_class,
@@ -82,40 +89,45 @@ def enrol(folder: DataFolder, claim: Claim, controller_url: str | None = None, a
         controller=url,
         tuf_root=claim.tuf_root,
     )
-    folder.write_enrolled(identity)
+    folder.write_identity(identity)
     log.info("enrolled as %s", identity.device)
     return identity
 
 
-def _by_https(url: str, ca_pem: str) -> Ask:
+def _by_https(url: str, ca_pem: str) -> PostEnrolment:
     return lambda request: post(url, "/v1/enrol", enrolment_context(ca_pem), request, "the claim")
 
 
-def enrol_patiently(
+def enrol_with_retries(
     folder: DataFolder, claim: Claim, controller_url: str | None, wait: Callable[[float], bool]
 ) -> Identity | None:
-    """Enrol, however long the network takes; `wait(seconds)` says True when we shall stop, and then None comes back."""
+    """Enrol, with retries for as long as the network fails. `wait(seconds)` returns True when the agent is to stop; the
+    result then is None."""
     tries = 0
     while True:
         try:
             return enrol(folder, claim, controller_url)
         except LinkError as error:
             log.warning("not enrolled yet, trying again: %s", error)
-            if wait(pause_after(min(tries, 5), 0.5)):
+            if wait(backoff_s(min(tries, 5), 0.5)):
                 return None
             tries += 1
 
 
 def credentials(folder: DataFolder) -> Credentials:
-    """What this device shows to broker and offload server: what it was renewed with, else what it enrolled with."""
+    """Certificate and key that this device presents to broker and servers: the renewed pair, otherwise those of
+    enrolment."""
     if folder.renewed_file.exists():
         return Credentials(folder.renewed_file, folder.renewed_file, folder.ca_file)
     return Credentials(folder.key_file, folder.certificate_file, folder.ca_file)
 
 
-def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str, *, most: int = ANSWER_BYTES) -> bytes:
-    """The controller's answer, `most` bytes of it; its TLS certificate must be of our authority. `what` is asked for,
-    for people."""
+def post(
+    url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str, *, max_bytes: int = MOST_RESPONSE_BYTES
+) -> bytes:
+    """Post to the controller, whose TLS certificate must be of our authority; at most `max_bytes` of the response.
+    `what` names the requested thing in error messages. LinkError where the network fails or the controller is not
+    ready, TrustError where it refuses or is not ours."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
@@ -125,7 +137,7 @@ def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str, *, mo
             "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}
         )
         response = connection.getresponse()
-        answer = response.read(most)
+        content = response.read(max_bytes)
     except ssl.SSLCertVerificationError as error:
         raise TrustError(f"{url} is not the controller of our authority: {error.verify_message}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a chunk of negative length
@@ -135,13 +147,14 @@ def post(url: str, path: str, tls: ssl.SSLContext, body: bytes, what: str, *, mo
     if response.status >= 500 or response.status in (408, 429):
         raise LinkError(f"the controller at {url} is not ready: {response.status}")
     if response.status not in (200, 201):
-        raise TrustError(f"the controller refused {what} ({response.status}): {_reason(answer)}")
-    return answer
+        raise TrustError(f"the controller refused {what} ({response.status}): {_error_text(content)}")
+    return content
 
 
-def _reason(answer: bytes) -> str:
+def _error_text(answer: bytes) -> str:
+    """The controller's error text in a response."""
     try:
-        said = json.loads(answer)
-        return str(said.get("error") or said.get("detail"))[:300]
+        error = json.loads(answer)
+        return str(error.get("error") or error.get("detail"))[:300]
     except (ValueError, AttributeError):
         return answer[:100].decode("utf-8", "replace")

@@ -1,9 +1,9 @@
-"""A gateway's offload server beside the agent: its certificate, the revocation list it goes by, and its process.
+"""Runs a gateway's offload server beside the agent: its certificate, its revocation list and its process.
 
 The agent fetches and verifies what the server runs; the server opens the same folder of releases and verifies again.
-Its certificate is for a key of its own and for the gateway's name alone. The list of who is revoked is asked of the
-controller every few seconds, over TLS, and believed only with the authority's signature; while the controller cannot be
-reached the last one stays in force. A server that ends is started again.
+Its certificate is for a key of its own and for the gateway's name alone. The revocation list is fetched from the
+controller every few seconds, over TLS, and accepted only with the authority's signature; while the controller cannot be
+reached the last list stays in force. A server that ends is restarted.
 """
 
 from __future__ import annotations
@@ -23,48 +23,58 @@ from cryptography import x509
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.links import host_and_port
-from edgesplit.msgspec_warmup import settle
-from edgesplit.process.supervised import Child
+from edgesplit.links import parse_host_and_port
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
-from edgesplit.trust.revocation import AuthorityKey, authority_key, revoked_in
+from edgesplit.trust.revocation import AuthorityKey, authority_key, revoked_serials
 from edgesplit_agent.control.certificate_renewal import due_in_s
 from edgesplit_agent.control.enrolment import credentials, post
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 3.0
-"""Between two looks for a newer revocation list."""
+POLL_S = 3.0
+"""Seconds between two requests for the revocation list."""
 START_S = 60.0
+"""Timeout of the server's start."""
 STOP_S = 20.0
+"""Timeout of waiting for this thread when the agent stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
-    """The next tier."""
+class NextTier:
+    """Address of the next tier."""
 
     url: str
     via: tuple[str, int] | None = None
-    """Connect there instead (an emulated link in front of it)."""
+    """Connect to this address instead (an emulated link in front of the next tier)."""
 
 
 class GatewayServer:
-    """Tends one offload server for as long as the agent runs."""
+    """Keeps one offload server running for as long as the agent runs."""
 
     def __init__(
-        self, folder: DataFolder, identity: Identity, listen: str, onward: Onward, more: Sequence[str] = ()
+        self,
+        folder: DataFolder,
+        identity: Identity,
+        listen: str,
+        next_tier: NextTier,
+        further_options: Sequence[str] = (),
     ) -> None:
-        """`listen`: HOST:PORT, or :PORT for every address of this machine. `more`: for the server's command line."""
-        self._more = tuple(more)
+        """`listen`: HOST:PORT, or :PORT for every address of this machine. `further_options`: appended to the server's
+        command line."""
+        self._further_options = tuple(further_options)
         self._folder = folder
         self._identity = identity
         self._listen = listen_address(listen)
-        self._onward = onward
-        self._home = folder.path / "gateway"
-        self._credentials = Credentials(self._home / "key.pem", self._home / "certificate.pem", folder.ca_file)
-        self._revoked_file = self._home / "revoked.pem"
-        self._child: Child | None = None
+        self._next_tier = next_tier
+        self._server_folder = folder.path / "gateway"
+        self._credentials = Credentials(
+            self._server_folder / "key.pem", self._server_folder / "certificate.pem", folder.ca_file
+        )
+        self._revoked_file = self._server_folder / "revoked.pem"
+        self._process: SupervisedProcess | None = None
         self._outdated = False
         self._changed = threading.Condition()
         self._stopping = False
@@ -73,154 +83,160 @@ class GatewayServer:
         """Why devices cannot offload here; empty while they can."""
 
     def start(self) -> None:
-        """Begin; the server listens as soon as it may."""
+        """Start the thread; the server listens once its certificate and revocation list are here."""
         self._thread.start()
 
-    def renewed(self) -> None:
-        """The agent's own certificate has changed: the server shows the new one to the next tier."""
+    def on_renewed(self) -> None:
+        """The agent's own certificate has changed: restart the server, which presents it to the next tier."""
         with self._changed:
             self._outdated = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the server; requests that run get a few seconds."""
+        """End the server; requests in flight get a few seconds."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._end_child()
+        self._stop_process()
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._stopping:
             try:
-                self._tend()
-                self._note("")
+                self._reconcile()
+                self._set_trouble("")
             except (EdgeError, OSError) as error:
-                self._note(str(error))
-            except Exception as error:  # a fault of ours must not end the gateway for ever
+                self._set_trouble(str(error))
+            except Exception as error:  # a programming error must not end the gateway for ever
                 log.exception("the gateway's server cannot be tended")
-                self._note(str(error))
+                self._set_trouble(str(error))
             with self._changed:
                 if not self._stopping and not self._outdated:
-                    self._changed.wait(LOOK_S)
+                    self._changed.wait(POLL_S)
 
-    def _note(self, trouble: str) -> None:
+    def _set_trouble(self, trouble: str) -> None:
+        """Set `trouble`, and log it where it is new."""
         if trouble and trouble != self.trouble:
             log.error("devices cannot offload here: %s", trouble)
         self.trouble = trouble
 
-    def _tend(self) -> None:
-        """Certificate, list, process: what is missing or old is made good."""
-        fresh = self._keep_certificate()
-        self._keep_list()
+    def _reconcile(self) -> None:
+        """Bring certificate, revocation list and process up to date, each where it is missing or outdated."""
+        fresh = self._renew_certificate()
+        self._update_revocation_list()
         with self._changed:
             outdated, self._outdated = self._outdated, False
-        if self._child is not None and (fresh or outdated):
-            self._end_child()
-        if self._child is None:
-            self._begin_child(self._made_child())
+        if self._process is not None and (fresh or outdated):
+            self._stop_process()
+        if self._process is None:
+            self._start_process(self._make_process())
 
-    def _begin_child(self, child: Child) -> None:
+    def _start_process(self, process: SupervisedProcess) -> None:
         with self._changed:
             if self._stopping:
                 return
-            self._child = child
+            self._process = process
         try:
-            child.start(START_S)
+            process.start(START_S)
         except UsageError:
-            self._end_child()
+            self._stop_process()
             raise
         log.info("devices can offload here, at %s port %d", *self._listen)
 
-    def _end_child(self) -> None:
+    def _stop_process(self) -> None:
         with self._changed:
-            child, self._child = self._child, None
-        if child is not None:
-            child.stop()
+            process, self._process = self._process, None
+        if process is not None:
+            process.stop()
 
-    def _keep_certificate(self) -> bool:
-        """Have a certificate for the server's key that does not end soon; was one got now?"""
-        if not self._due():
+    def _renew_certificate(self) -> bool:
+        """Renew the server's certificate where it is due; whether a new one was installed. A failed renewal is
+        tolerated while the present certificate is valid."""
+        if not self._is_certificate_due():
             return False
         key = load_or_make_key(self._credentials.key_file)
         csr_pem = certificate_request(key, self._identity.device).decode()
         try:
-            answer = self._ask("certificate", json.dumps({"csr_pem": csr_pem}).encode())
+            response = self._post("certificate", json.dumps({"csr_pem": csr_pem}).encode())
         except EdgeError as error:
-            if self._usable():
+            if self._is_certificate_valid():
                 log.warning("the server's certificate is not renewed yet: %s", error)
                 return False
             raise
-        write_durably(self._credentials.certificate_file, _certificate_of(answer))
-        self._credentials.server_context()  # it fits our key, or UsageError
+        write_durably(self._credentials.certificate_file, _parse_certificate(response))
+        self._credentials.server_context()  # UsageError unless the certificate matches the key
         return True
 
-    def _due(self) -> bool:
-        held = self._certificate()
-        if held is None:
+    def _is_certificate_due(self) -> bool:
+        certificate = self._certificate()
+        if certificate is None:
             return True
-        begins, ends = held.not_valid_before_utc.timestamp(), held.not_valid_after_utc.timestamp()
+        begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
         return due_in_s(begins, ends, time()) <= 0
 
-    def _usable(self) -> bool:
-        held = self._certificate()
-        return held is not None and held.not_valid_after_utc.timestamp() > time()
+    def _is_certificate_valid(self) -> bool:
+        certificate = self._certificate()
+        return certificate is not None and certificate.not_valid_after_utc.timestamp() > time()
 
     def _certificate(self) -> x509.Certificate | None:
+        """The installed certificate; None where there is none that fits the key."""
         try:
-            held = x509.load_pem_x509_certificate(self._credentials.certificate_file.read_bytes())
+            certificate = x509.load_pem_x509_certificate(self._credentials.certificate_file.read_bytes())
             self._credentials.server_context()
         except (OSError, ValueError, EdgeError):
             return None
-        return held
+        return certificate
 
-    def _keep_list(self) -> None:
-        """Take over a revocation list that says something else than the one we have. The first must come."""
+    def _update_revocation_list(self) -> None:
+        """Fetch the revocation list and store it where it differs from the present one. Without any list the error is
+        raised: the server must not start without."""
         authority = authority_key(self._folder.ca_file)
         try:
-            raw = self._ask("revoked", b"{}")
-            serials = revoked_in(raw, authority)
+            raw = self._post("revoked", b"{}")
+            serials = revoked_serials(raw, authority)
         except EdgeError as error:
             if not self._revoked_file.exists():
                 raise
             if not isinstance(error, LinkError):
                 log.error("the revocation list of before stays in force: %s", error)
             return
-        if serials != self._known(authority):
+        if serials != self._stored_revocations(authority):
             write_durably(self._revoked_file, raw)
 
-    def _known(self, authority: AuthorityKey) -> frozenset[int] | None:
+    def _stored_revocations(self, authority: AuthorityKey) -> frozenset[int] | None:
+        """Serial numbers of the stored revocation list; None where there is none."""
         try:
-            return revoked_in(self._revoked_file.read_bytes(), authority)
+            return revoked_serials(self._revoked_file.read_bytes(), authority)
         except (OSError, EdgeError):
             return None
 
-    def _ask(self, what: str, body: bytes) -> bytes:
+    def _post(self, what: str, body: bytes) -> bytes:
         tls, url = credentials(self._folder).client_context(), self._identity.controller
-        return post(url, f"/v1/gateway/{what}", tls, body, f"a gateway's {what}", most=LIMITS.metadata_bytes)
+        return post(url, f"/v1/gateway/{what}", tls, body, f"a gateway's {what}", max_bytes=LIMITS.metadata_bytes)
 
-    def _made_child(self) -> Child:
-        root = self._home / "root.json"
+    def _make_process(self) -> SupervisedProcess:
+        """The server's process, not started yet."""
+        root = self._server_folder / "root.json"
         write_durably(root, self._identity.tuf_root.encode())
         self._folder.releases.mkdir(parents=True, exist_ok=True)
         own = credentials(self._folder)
         host, port = self._listen
-        words: dict[str, object] = {
+        options: dict[str, object] = {
             "--releases": self._folder.releases, "--root": root,
             "--cert": self._credentials.certificate_file, "--key": self._credentials.key_file,
             "--ca": self._credentials.ca_file, "--revoked": self._revoked_file,
             "--host": host, "--port": port, "--die-with-parent": os.getpid(),
-            "--onward": self._onward.url, "--onward-cert": own.certificate_file, "--onward-key": own.key_file,
+            "--onward": self._next_tier.url, "--onward-cert": own.certificate_file, "--onward-key": own.key_file,
         }  # fmt: skip
-        if self._onward.via is not None:
-            words["--onward-via"] = f"{self._onward.via[0]}:{self._onward.via[1]}"
-        return Child(
+        if self._next_tier.via is not None:
+            options["--onward-via"] = f"{self._next_tier.via[0]}:{self._next_tier.via[1]}"
+        return SupervisedProcess(
             "offload server",
-            [*_COMMAND, *(str(word) for pair in words.items() for word in pair), *self._more],
-            announces="listening on",
-            log_file=self._home / "offload.log",
-            pid_file=self._home / "pid",
+            [*_COMMAND, *(str(part) for option in options.items() for part in option), *self._further_options],
+            ready_line="listening on",
+            log_file=self._server_folder / "offload.log",
+            pid_file=self._server_folder / "pid",
         )
 
 
@@ -228,19 +244,19 @@ _COMMAND: Sequence[str] = (sys.executable, "-m", "edgesplit_offload.main")
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or :PORT for every address; else UsageError."""
-    return host_and_port(f"0.0.0.0{text}" if text.startswith(":") else text, "gateway's server")
+    """Host and port of HOST:PORT, or of :PORT for every address; otherwise UsageError."""
+    return parse_host_and_port(f"0.0.0.0{text}" if text.startswith(":") else text, "gateway's server")
 
 
-class _Given(msgspec.Struct):
+class _CertificateResponse(msgspec.Struct):
     certificate_pem: str
 
 
-def _certificate_of(answer: bytes) -> bytes:
+def _parse_certificate(answer: bytes) -> bytes:
     try:
-        return msgspec.json.decode(answer, type=_Given).certificate_pem.encode()
+        return msgspec.json.decode(answer, type=_CertificateResponse).certificate_pem.encode()
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MalformedMessage(f"a gateway's certificate: {error}") from error
 
 
-settle(__name__)
+warm_up_structs(__name__)

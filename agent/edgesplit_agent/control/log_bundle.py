@@ -1,9 +1,9 @@
-"""Answers a job: the agent's recent log, versions and state, bounded and without secrets.
+"""Answers a job with a log bundle: the agent's recent log, versions and state, bounded in size and without secrets.
 
-A job is no way to run anything here: its kinds are a closed list, it names no file and carries no code, and what it may
-have at most is a number. What is told goes to the controller alone (the broker lets nobody else read it). It is not
-signed, because whoever could forge one, the broker's owner, would get what passes through the broker in clear anyway,
-and no more often than once in `PAUSE_S`.
+A job cannot execute anything here: its kinds are a closed list, it names no file and carries no code; its only
+parameter is the largest size. The bundle goes to the controller alone (the broker lets no other client read it). Jobs
+are not signed: only the broker's operator could forge one, and would learn nothing that does not pass through the
+broker in clear anyway, at most once per `PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -27,59 +27,70 @@ from typing import Any
 import msgspec
 
 from edgesplit.errors import EdgeError, LinkError
-from edgesplit.mqtt.messages import BundlePiece, Job, JobRefused
-from edgesplit.observability.redaction import redacted, without
-from edgesplit_agent.host.clock import moment
-from edgesplit_agent.host.log_buffer import Logbook
-from edgesplit_agent.host.machine import board
+from edgesplit.mqtt.messages import DeviceJob, JobRefused, LogPiece
+from edgesplit.observability.redaction import redact, redact_known
+from edgesplit_agent.host.clock import current_moment
+from edgesplit_agent.host.log_buffer import LogBuffer
+from edgesplit_agent.host.machine import machine_figures
 from edgesplit_agent.state.data_folder import DataFolder
 
 log = logging.getLogger(__name__)
 
 FORMAT = "edgesplit.bundle/1"
+"""Format tag of the bundle."""
 PIECE_BYTES = 49_152
+"""Size of one MQTT message's part of the bundle."""
 PAUSE_S = 20.0
-"""Between two answers."""
+"""Least seconds between two log bundles."""
 SEND_S = 20.0
+"""Timeout of sending one piece."""
 PACKAGES = ("edgesplit", "numpy", "onnxruntime", "ai-edge-litert", "paho-mqtt", "tuf", "cryptography", "msgspec")
+"""Installed packages whose versions are included."""
 MOST_FILES = 2_000
-Answer = Callable[[Iterator[BundlePiece | JobRefused], float], None]
+"""Maximum number of files listed."""
+SendPieces = Callable[[Iterator[LogPiece | JobRefused], float], None]
+"""Sends the pieces of an answer, each with this timeout in seconds."""
 
 
-class Diagnosis:
-    """Answers jobs on a thread of its own. `status` is what the agent says of itself."""
+class LogBundleService:
+    """Answers jobs on a thread of its own. `status` returns the agent's status; `answer` sends the pieces."""
 
     def __init__(
-        self, folder: DataFolder, device: str, book: Logbook, status: Callable[[], Mapping[str, Any]], answer: Answer
+        self,
+        folder: DataFolder,
+        device: str,
+        log_buffer: LogBuffer,
+        status: Callable[[], Mapping[str, Any]],
+        answer: SendPieces,
     ) -> None:
         self._folder = folder
         self._device = device
-        self._book = book
+        self._log_buffer = log_buffer
         self._status = status
         self._answer = answer
-        self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=4)
+        self._jobs: queue.Queue[DeviceJob | None] = queue.Queue(maxsize=4)
         self._answered_at = float("-inf")
-        self._thread = threading.Thread(target=self._work, name="diagnosis", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="diagnosis", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more; what is on its way is not waited for."""
+        """Stop after the present job, without waiting for it."""
         try:
             self._jobs.put_nowait(None)
         except queue.Full:
             return
 
-    def asked(self, job: Job) -> None:
-        """A job came. Any thread; returns at once."""
+    def on_job(self, job: DeviceJob) -> None:
+        """Queue a job; one beyond the queue's length is dropped. May be called from any thread and returns at once."""
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
             log.warning("job %s is one too many", job.id)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 self._answer(self.pieces(job, monotonic()), SEND_S)
@@ -88,61 +99,66 @@ class Diagnosis:
             except Exception:
                 log.exception("job %s could not be answered", job.id)
 
-    def pieces(self, job: Job, now: float) -> Iterator[BundlePiece | JobRefused]:
-        """The answer to a job that came at `now` (monotonic)."""
+    def pieces(self, job: DeviceJob, now: float) -> Iterator[LogPiece | JobRefused]:
+        """The messages that answer a job received at `now` (monotonic): the pieces of a log bundle, or a refusal."""
         if now - self._answered_at < PAUSE_S:
             yield JobRefused(id=job.id, why=f"another was answered less than {PAUSE_S:g} s ago")
             return
         self._answered_at = now
-        whole = self.bundle(job.most_bytes)
-        if len(whole) > job.most_bytes:
-            yield JobRefused(id=job.id, why=f"the least there is to tell takes {len(whole)} bytes")
+        content = self.log_bundle(job.most_bytes)
+        if len(content) > job.most_bytes:
+            yield JobRefused(id=job.id, why=f"the least there is to tell takes {len(content)} bytes")
             return
-        digest = hashlib.sha256(whole).hexdigest()
-        for offset in range(0, len(whole), PIECE_BYTES):
-            data = whole[offset : offset + PIECE_BYTES]
-            yield BundlePiece(id=job.id, offset=offset, total=len(whole), sha256=digest, data=data)
+        digest = hashlib.sha256(content).hexdigest()
+        for offset in range(0, len(content), PIECE_BYTES):
+            data = content[offset : offset + PIECE_BYTES]
+            yield LogPiece(id=job.id, offset=offset, total=len(content), sha256=digest, data=data)
 
-    def bundle(self, most_bytes: int) -> bytes:
-        """The compressed answer; the oldest lines are left away until it is no longer than that, as far as they do."""
-        lines, secrets = self._book.lines(), known_secrets(self._folder)
+    def log_bundle(self, max_bytes: int) -> bytes:
+        """The compressed log bundle. Halves of the log, oldest lines first, are dropped until it has at most
+        `max_bytes`; without any lines it may still be larger."""
+        lines, secrets = self._log_buffer.lines(), known_secrets(self._folder)
         facts = _redacted_values(self._facts())
-        left_away = self._book.dropped
+        lines_dropped = self._log_buffer.dropped
         while True:
-            whole = {**facts, "lines_left_away": left_away, "log": lines}
-            packed = gzip.compress(without(json.dumps(whole), secrets).encode(), 6, mtime=0)
-            if len(packed) <= most_bytes or not lines:
+            document = {**facts, "lines_left_away": lines_dropped, "log": lines}
+            packed = gzip.compress(redact_known(json.dumps(document), secrets).encode(), 6, mtime=0)
+            if len(packed) <= max_bytes or not lines:
                 return packed
-            gone = max(1, len(lines) // 2)
-            lines, left_away = lines[gone:], left_away + gone
+            dropped_now = max(1, len(lines) // 2)
+            lines, lines_dropped = lines[dropped_now:], lines_dropped + dropped_now
 
     def _facts(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "device": self._device,
-            "moment": msgspec.to_builtins(moment()),
+            "moment": msgspec.to_builtins(current_moment()),
             "versions": _versions(),
-            "machine": {"platform": platform.platform(), "board": msgspec.to_builtins(board(self._folder.path))},
+            "machine": {
+                "platform": platform.platform(),
+                "board": msgspec.to_builtins(machine_figures(self._folder.path)),
+            },
             "files": _files(self._folder.path),
-            "status": _safely(self._status),
+            "status": _status_or_error(self._status),
         }
 
 
 def known_secrets(folder: DataFolder) -> frozenset[str]:
-    """The lines of private keys that lie here, as text: none of them may be in what is told."""
-    found: set[str] = set()
+    """The key material that lies here, as text (lines of private keys, content keys): none of it may appear in a
+    bundle."""
+    secrets: set[str] = set()
     for path in (folder.key_file, folder.encryption_key_file, folder.renewed_file):
         text = _text(path)
         for private in re.findall(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(.*?)-----END", text, re.DOTALL):
-            found.update(line.strip() for line in private.splitlines())
+            secrets.update(line.strip() for line in private.splitlines())
     for path in folder.releases.glob("*/keys.json") if folder.releases.is_dir() else ():
         try:
             keys = json.loads(_text(path) or "{}")
             for value in keys.values() if isinstance(keys, dict) else ():
-                found.update((str(value), base64.b64decode(str(value)).hex()))
+                secrets.update((str(value), base64.b64decode(str(value)).hex()))
         except ValueError:
             continue
-    return frozenset(word for word in found if len(word) >= 8)
+    return frozenset(secret for secret in secrets if len(secret) >= 8)
 
 
 def _text(path: Path) -> str:
@@ -153,31 +169,32 @@ def _text(path: Path) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _files(root: Path) -> list[dict[str, Any]]:
-    """What lies in the data folder, by name and size; nothing of what is in it."""
-    found: list[dict[str, Any]] = []
+    """Names, sizes and modes of the files in the data folder, without their content."""
+    listed: list[dict[str, Any]] = []
     for path in sorted(root.rglob("*")):
-        if len(found) == MOST_FILES:
+        if len(listed) == MOST_FILES:
             break
         try:
-            seen = path.lstat()
+            status = path.lstat()
         except OSError:
             continue
         name = "/".join(part[:24] for part in path.relative_to(root).parts)
-        found.append({"name": name, "bytes": seen.st_size, "mode": oct(seen.st_mode & 0o777)})
-    return found
+        listed.append({"name": name, "bytes": status.st_size, "mode": oct(status.st_mode & 0o777)})
+    return listed
 
 
-def _safely(status: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _status_or_error(status: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The agent's status, or the error that prevented it."""
     try:
         return status()
     except (EdgeError, OSError, RuntimeError) as error:
@@ -185,11 +202,11 @@ def _safely(status: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _redacted_values(value: Any) -> Any:
-    """Every text in it, redacted; keys are ours."""
+    """`value` with every text in it redacted; keys of mappings are ours and stay."""
     if isinstance(value, str):
-        return redacted(value)
+        return redact(value)
     if isinstance(value, Mapping):
-        return {str(key): _redacted_values(one) for key, one in value.items()}
+        return {str(key): _redacted_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_redacted_values(one) for one in value]
-    return value if value is None or isinstance(value, bool | int | float) else redacted(str(value))
+        return [_redacted_values(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else redact(str(value))

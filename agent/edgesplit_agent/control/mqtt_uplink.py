@@ -1,8 +1,9 @@
-"""The device's side of MQTT: who is here, what is wanted, what runs, how it goes.
+"""The device's MQTT session: announces the device, receives the desired state, reports the actual state, sends
+telemetry.
 
-Each connection has a number of its own, on disk before it is used; its last will carries the same number, so the
-controller can tell this session's death from an older one's. Callbacks only hand over: no step of an update and no
-wait happens on the network's thread.
+Each connection has a number of its own, which is on disk before it is used; its last will carries the same number, so
+that the controller can tell the death of this session from that of an older one. Callbacks of the network's thread only
+hand over: no step of an update and no wait happens there.
 """
 
 from __future__ import annotations
@@ -16,53 +17,60 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import edgesplit
-from edgesplit.concurrency import THREADS, Pace, Running
+from edgesplit.concurrency import THREAD_CONCURRENCY, Concurrency, TaskHandle
 from edgesplit.errors import LinkError
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Birth, Death, Job, Kept, ModelState, Reported
+from edgesplit.mqtt.messages import Ack, Birth, Death, DeviceJob, ModelState, Reported
 from edgesplit.mqtt.session import OnMessage, Session, Will
-from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, own_chunk
+from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher, chunk_digest
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.telemetry.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
 SLACK_S = 0.1
+"""Tolerance of the telemetry interval."""
 KEEPALIVE_S = 10
+"""MQTT keep-alive."""
 GOODBYE_S = 2.0
+"""Timeout of the orderly `Death` message."""
 REPORT_S = 5.0
+"""Timeout of a report's acknowledgement."""
 _CHUNK_PREFIX = messages.chunk_topic("")
 
 
-class Sample(Protocol):
-    """Where telemetry comes from."""
+class SampleTelemetry(Protocol):
+    """Samples telemetry."""
 
     def __call__(self, session: int, sequence: int, take: bool) -> tuple[messages.Telemetry | None, object]:
-        """Telemetry (with `take`, which begins new windows), and what is worth being told early when it changes."""
+        """Telemetry (with `take`, which begins new telemetry windows; otherwise None), and a value whose change makes a
+        message due early."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class TelemetrySchedule:
     """How often telemetry is sent."""
 
     every_s: float = 2.0
-    """Until the controller says how often it wants some (`Kept.every_s`)."""
+    """Interval, until the controller sets it (`Kept.every_s`)."""
     at_once_s: float = 1.0
-    """Between messages when something changed."""
+    """Least seconds between messages when something changed."""
     offline_every_s: float = 60.0
-    """Between messages that are kept for later: each stands for all that happened since the one before it."""
+    """Interval between messages that are stored while the link is lost: each covers everything since the one before it.
+    """
     offline_at_once_s: float = 10.0
+    """Least seconds between stored messages when something changed."""
 
     def is_due(self, connected: bool, changed: bool, since_s: float) -> bool:
-        """Whether it is time for telemetry, so long after the last."""
+        """Whether telemetry is due, `since_s` after the last."""
         if connected:
             return changed or since_s >= self.every_s - SLACK_S
         return since_s >= self.offline_every_s or (changed and since_s >= self.offline_at_once_s)
 
 
 class Connection(Protocol):
-    """What is needed of `edgesplit.mqtt.session.Session`, whose words these are."""
+    """The part of `edgesplit.mqtt.session.Session` that is needed here."""
 
     problem: str
 
@@ -80,7 +88,7 @@ class Connection(Protocol):
 
 
 class Connect(Protocol):
-    """Makes a connection that is still to be started."""
+    """Makes a connection, which is still to be started."""
 
     def __call__(
         self,
@@ -96,12 +104,12 @@ class Connect(Protocol):
         will: Callable[[], Will],
         keepalive_s: int,
     ) -> Connection:
-        """As `edgesplit.mqtt.session.Session` does."""
+        """The connection; the parameters are those of `edgesplit.mqtt.session.Session`."""
         ...
 
 
 class Uplink:
-    """One device's MQTT session with everything that goes over it."""
+    """One device's MQTT session and everything that is sent and received over it."""
 
     def __init__(
         self,
@@ -110,42 +118,42 @@ class Uplink:
         address: tuple[str, int],
         tls: ssl.SSLContext,
         *,
-        sample: Sample,
+        sample: SampleTelemetry,
         emulated: bool,
         local_url: str,
         certificate: Callable[[], str] = str,
         fetch_bytes_per_s: float = math.inf,
         simulated: bool = False,
         built_for: str = "",
-        rhythm: Rhythm | None = None,
+        schedule: TelemetrySchedule | None = None,
         connect: Connect = Session,
-        pace: Pace = THREADS,
+        concurrency: Concurrency = THREAD_CONCURRENCY,
         outbox: Outbox | None = None,
-        on_job: Callable[[Job], None] = lambda job: None,
+        on_job: Callable[[DeviceJob], None] = lambda job: None,
     ) -> None:
-        """`certificate` tells the serial number of the certificate that a new connection shows; `connect` and `pace`
-        are a simulation's own. `outbox` keeps telemetry while the link is gone; without one it is lost. `on_job` is
-        called on the network's thread."""
+        """`certificate` returns the serial number of the certificate that a new connection presents; `connect` and
+        `concurrency` are replaced by a simulation. `outbox` stores telemetry while the link is lost; without one it is
+        dropped. `on_job` is called on the network's thread."""
         self._outbox = outbox
         self._on_job = on_job
-        self._reports = 0
+        self._report_count = 0
         self._certificate = certificate
         self._simulated = simulated
         self._built_for = built_for
-        self._rhythm = rhythm or Rhythm()
-        self._pace = pace
+        self._schedule = schedule or TelemetrySchedule()
+        self._concurrency = concurrency
         self._start_mark = secrets.token_hex(8)
         self._folder = folder
         self._identity = identity
         self._sample = sample
         self._emulated = emulated
         self._local_url = local_url
-        self._started = pace.monotonic()
-        self._on_offer: Callable[[bytes], None] = lambda raw: None
-        self._on_change: Callable[[bool], None] = lambda online: None
+        self._started = concurrency.monotonic()
+        self._on_statement: Callable[[bytes], None] = lambda raw: None
+        self._on_connection: Callable[[bool], None] = lambda online: None
         self._stopping = False
-        self._changed = pace.condition()
-        self._telling: Running | None = None
+        self._changed = concurrency.condition()
+        self._telemetry_thread: TaskHandle | None = None
         self.session_number = 0
         device = identity.device
         self._session = connect(
@@ -153,26 +161,27 @@ class Uplink:
             address[1],
             device,
             tls,
-            on_message=self._received,
-            on_connect=self._connected,
-            on_disconnect=self._disconnected,
+            on_message=self._on_message,
+            on_connect=self._on_session_connected,
+            on_disconnect=self._on_session_disconnected,
             will=self._will,
             keepalive_s=KEEPALIVE_S,
         )
-        self.metadata = MetadataFetcher(self._session, device, pace=pace)
-        self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s, pace=pace)
+        self.metadata = MetadataFetcher(self._session, device, concurrency=concurrency)
+        self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s, concurrency=concurrency)
 
-    def start(self, on_offer: Callable[[bytes], None], on_change: Callable[[bool], None]) -> None:
-        """Connect, and stay connected. `on_offer(signed statement)`, `on_change(is online)`."""
-        self._on_offer, self._on_change = on_offer, on_change
+    def start(self, on_statement: Callable[[bytes], None], on_connection: Callable[[bool], None]) -> None:
+        """Connect, and stay connected. `on_statement` receives each signed statement, `on_connection` whether the
+        broker is connected."""
+        self._on_statement, self._on_connection = on_statement, on_connection
         device = self._identity.device
         self._session.subscribe([messages.topic(device, kind) for kind in ("fetched", "kept")], qos=0)
         self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job")], qos=1)
         self._session.start()
-        self._telling = self._pace.start(self._tell, "telemetry")
+        self._telemetry_thread = self._concurrency.start(self._telemetry_loop, "telemetry")
 
     def stop(self) -> None:
-        """Say goodbye in our own words, and go."""
+        """Publish an orderly `Death`, then disconnect."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -183,21 +192,21 @@ class Uplink:
                 log.info("left without a goodbye: %s", error)
         self._session.stop()
         if self._outbox is not None:
-            self._outbox.lost()
-            self._outbox.tend(self._pace.monotonic(), at_once=True)
+            self._outbox.on_disconnected()
+            self._outbox.flush(self._concurrency.monotonic(), at_once=True)
 
-    def renew(self) -> None:
-        """Connect anew, for our certificate has changed."""
+    def reconnect(self) -> None:
+        """Reconnect, with the certificate that has been renewed."""
         self._session.reconnect()
 
     @property
     def connected(self) -> bool:
-        """The broker is there."""
+        """Whether the broker is connected."""
         return self._session.connected
 
     @property
     def problem(self) -> str:
-        """Why it is not."""
+        """Why the broker is not connected; empty where it is."""
         return self._session.problem
 
     def report(
@@ -208,30 +217,31 @@ class Uplink:
         trouble: str = "",
         kept: tuple[ModelState, ...] = (),
     ) -> None:
-        """Tell what runs, and what is kept for others; LinkError unless the broker has it."""
-        self._reports += 1
-        said = Reported(self.session_number, counter, models, safe_mode, trouble, kept, number=self._reports)
-        self._publish("reported", said, wait_s=REPORT_S)
+        """Publish the reported state: what runs, and what is stored for other devices. LinkError unless the broker
+        acknowledges it."""
+        self._report_count += 1
+        message = Reported(self.session_number, counter, models, safe_mode, trouble, kept, number=self._report_count)
+        self._publish("reported", message, wait_s=REPORT_S)
 
-    def answer(self, pieces: Iterable[messages.BundlePiece | messages.JobRefused], wait_s: float) -> None:
-        """Answer a job, piece by piece; LinkError where the broker does not take one in time."""
+    def answer(self, pieces: Iterable[messages.LogPiece | messages.JobRefused], wait_s: float) -> None:
+        """Publish the pieces that answer a job; LinkError where the broker does not acknowledge one within `wait_s`."""
         topic = messages.topic(self._identity.device, "bundle")
         for piece in pieces:
             self._session.publish(topic, messages.encode(piece), qos=1, wait_s=wait_s)
 
-    def _publish(self, kind: messages.Kind, message: messages.Message, wait_s: float | None) -> None:
+    def _publish(self, kind: messages.TopicKind, message: messages.Message, wait_s: float | None) -> None:
         topic = messages.topic(self._identity.device, kind)
         self._session.publish(topic, messages.encode(message), qos=1, retain=True, wait_s=wait_s)
 
     def _will(self) -> tuple[str, bytes, bool]:
-        """Asked before each connection, which so gets its number."""
-        self.session_number = self._folder.next_session(self._pace.time())
+        """The last will. Called before each connection, which gets its session number here."""
+        self.session_number = self._folder.next_session(self._concurrency.time())
         return messages.topic(self._identity.device, "birth"), messages.encode(Death(self.session_number)), True
 
-    def _connected(self) -> None:
+    def _on_session_connected(self) -> None:
         birth = Birth(
             session=self.session_number,
-            boot_s=self._pace.monotonic() - self._started,
+            boot_s=self._concurrency.monotonic() - self._started,
             version=edgesplit.__version__,
             device_class=self._identity.device_class,
             emulated=self._emulated,
@@ -243,89 +253,92 @@ class Uplink:
         )
         self._publish("birth", birth, wait_s=None)
         if self._outbox is not None:
-            self._outbox.connected(self._pace.monotonic(), self._pace.dice.random())
+            self._outbox.on_connected(self._concurrency.monotonic(), self._concurrency.rng.random())
         log.info("connected to the broker, session %d", self.session_number)
-        self._on_change(True)
+        self._on_connection(True)
 
-    def _disconnected(self) -> None:
+    def _on_session_disconnected(self) -> None:
         if self._outbox is not None:
-            self._outbox.lost()
-        self._on_change(False)
+            self._outbox.on_disconnected()
+        self._on_connection(False)
 
-    def _received(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+    def _on_message(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        """Dispatch a message by its topic. Called on the network's thread."""
         if topic.startswith(_CHUNK_PREFIX):
-            self.chunks.received(topic[len(_CHUNK_PREFIX) :], payload)
+            self.chunks.on_message(topic[len(_CHUNK_PREFIX) :], payload)
         elif topic == messages.topic(self._identity.device, "fetched"):
-            if sha256 := own_chunk(correlation):
-                self.chunks.received(sha256, payload)
+            if sha256 := chunk_digest(correlation):
+                self.chunks.on_message(sha256, payload)
             else:
-                self.metadata.received(payload, correlation)
+                self.metadata.on_message(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
-            self._on_offer(payload)  # an empty one is unsigned and says nothing: what runs stays
+            self._on_statement(payload)  # an empty payload (a cleared retained message) is not signed: ignored
         elif topic == messages.topic(self._identity.device, "kept"):
-            self._kept(messages.decode(payload, Kept))
+            self._on_ack(messages.decode(payload, Ack))
         elif topic == messages.topic(self._identity.device, "job"):
-            self._on_job(messages.decode(payload, Job))
+            self._on_job(messages.decode(payload, DeviceJob))
 
-    def _kept(self, kept: Kept) -> None:
+    def _on_ack(self, kept: Ack) -> None:
         if kept.every_s is not None:
-            self._rhythm = replace(self._rhythm, every_s=kept.every_s)
+            self._schedule = replace(self._schedule, every_s=kept.every_s)
         if self._outbox is not None:
-            self._outbox.kept(kept, self._pace.monotonic())
+            self._outbox.on_ack(kept, self._concurrency.monotonic())
 
-    def _tell(self) -> None:
-        """Telemetry, every so often and soon after a change, for as long as we live; and what is late, as it may go."""
-        pulse = _Pulse(last_sent=self._pace.monotonic())
-        while not self._stops_within(self._rhythm.at_once_s):
+    def _telemetry_loop(self) -> None:
+        """Send telemetry periodically and soon after a change, and stored telemetry as the outbox permits, until the
+        agent stops."""
+        cursor = TelemetryCursor(last_sent=self._concurrency.monotonic())
+        while not self._is_stopping_within(self._schedule.at_once_s):
             try:
-                self._beat(pulse)
+                self._send_telemetry(cursor)
                 if self._outbox is not None:
-                    self._send_late(self._outbox)
+                    self._send_backlog(self._outbox)
             except Exception:
                 log.exception("no telemetry this time")
 
-    def _beat(self, pulse: _Pulse) -> None:
-        session, connected, now = self.session_number, self._session.connected, self._pace.monotonic()
+    def _send_telemetry(self, cursor: TelemetryCursor) -> None:
+        """Send or store telemetry, if it is due."""
+        session, connected, now = self.session_number, self._session.connected, self._concurrency.monotonic()
         if not session or (not connected and self._outbox is None):
-            return  # without a number it could not be told from another start's
-        pulse.begin(session)
-        _, worth = self._sample(session, pulse.sequence, take=False)
-        if not self._rhythm.is_due(connected, worth != pulse.last_seen, now - pulse.last_sent):
+            return  # without a session number the message could not be told apart from another start's
+        cursor.use_session(session)
+        _, notable = self._sample(session, cursor.sequence, take=False)
+        if not self._schedule.is_due(connected, notable != cursor.last_seen, now - cursor.last_sent):
             return
-        message, worth = self._sample(session, pulse.sequence, take=True)
-        pulse.last_sent, pulse.last_seen = now, worth
+        message, notable = self._sample(session, cursor.sequence, take=True)
+        cursor.last_sent, cursor.last_seen = now, notable
         if message is None:
             return
-        pulse.sequence += 1
+        cursor.sequence += 1
         payload = messages.encode(message)
         sent = connected and self._session.publish(messages.topic(self._identity.device, "telemetry"), payload)
         if self._outbox is not None and sent:
-            self._outbox.sent(message, payload, now)
+            self._outbox.on_sent(message, payload, now)
         elif self._outbox is not None:
-            self._outbox.unsent(message, payload)
+            self._outbox.on_unsent(message, payload)
 
-    def _send_late(self, outbox: Outbox) -> None:
-        now = self._pace.monotonic()
-        outbox.tend(now)
-        late = outbox.due(now, self._pace.dice.random()) if self._session.connected else None
-        if late is not None:
-            self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(late), qos=1)
+    def _send_backlog(self, outbox: Outbox) -> None:
+        now = self._concurrency.monotonic()
+        outbox.flush(now)
+        backlog = outbox.next_batch(now, self._concurrency.rng.random()) if self._session.connected else None
+        if backlog is not None:
+            self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(backlog), qos=1)
 
-    def _stops_within(self, seconds: float) -> bool:
+    def _is_stopping_within(self, seconds: float) -> bool:
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._stopping, seconds))
 
 
 @dataclass
-class _Pulse:
-    """Where the telemetry of this agent stands."""
+class TelemetryCursor:
+    """Position in the stream of telemetry messages."""
 
     last_sent: float
     session: int = 0
     sequence: int = 0
     last_seen: object = None
 
-    def begin(self, session: int) -> None:
-        """Sequences count within their session."""
+    def use_session(self, session: int) -> None:
+        """Restart the sequence numbers where the session is a new one."""
         if session != self.session:
             self.session, self.sequence = session, 0

@@ -1,7 +1,7 @@
-"""The device's clocks: one that may be set, and one that only goes on, which knows one boot.
+"""Clocks of the device: the settable wall clock, and the time since boot, which is never set but belongs to one boot.
 
-A Raspberry Pi has no clock of its own that outlives a power cut; what it measured before its time was set is dated by
-the second clock.
+A Raspberry Pi has no clock that outlives a power cut. What it measured before its wall clock was set is dated by the
+time since boot.
 """
 
 from __future__ import annotations
@@ -9,33 +9,35 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from edgesplit.mqtt.telemetry import Moment
+from edgesplit.mqtt.telemetry import DeviceTime
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-PLAUSIBLE = 1_735_689_600.0
-"""Unix seconds of 2025-01-01: a clock that shows less was never set."""
+MIN_PLAUSIBLE_TIME = 1_735_689_600.0
+"""Unix time of 2025-01-01: a wall clock below this was never set."""
 
 
-def boot_mark(path: Path = BOOT_ID) -> str:
-    """A mark of this boot of the machine; empty where the kernel does not tell, and then boots look alike to nobody."""
+def boot_id(path: Path = BOOT_ID) -> str:
+    """Identifier of this boot of the machine; empty where the kernel gives none, in which case two boots are never
+    taken for the same."""
     try:
         return path.read_text("ascii").strip().replace("-", "")[:16]
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-_BOOT = boot_mark()
+_BOOT = boot_id()
 
 
-def moment() -> Moment:
-    """Now."""
-    return Moment(at=max(0.0, time.time()), boot=_BOOT, up_s=time.clock_gettime(time.CLOCK_BOOTTIME))
+def current_moment() -> DeviceTime:
+    """The current time by both clocks."""
+    return DeviceTime(at=max(0.0, time.time()), boot=_BOOT, up_s=time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-def age_s(then: Moment, now: Moment) -> float:
-    """How long ago `then` was. Of another boot by a clock that may have been wrong; 0 where that cannot be known."""
+def age_s(then: DeviceTime, now: DeviceTime) -> float:
+    """Seconds since `then`: by the time since boot within one boot, else by the wall clock; 0 where neither is
+    reliable."""
     if then.boot and then.boot == now.boot:
         return max(0.0, now.up_s - then.up_s)
-    if then.at >= PLAUSIBLE and now.at >= PLAUSIBLE:
+    if then.at >= MIN_PLAUSIBLE_TIME and now.at >= MIN_PLAUSIBLE_TIME:
         return max(0.0, now.at - then.at)
     return 0.0

@@ -1,4 +1,4 @@
-"""The newest lines of this process's log, in memory, bounded, and without secrets: for who asks from afar."""
+"""In-memory buffer of the newest log lines, bounded and redacted, for remote diagnosis."""
 
 from __future__ import annotations
 
@@ -7,52 +7,55 @@ import threading
 from collections import deque
 
 from edgesplit.observability import log_format
-from edgesplit.observability.redaction import redacted
+from edgesplit.observability.redaction import redact
 
-MOST_BYTES = 512 * 1024
-LONGEST_LINE = 4_096
+MAX_BYTES = 512 * 1024
+"""Maximum number of characters kept."""
+MAX_LINE_LENGTH = 4_096
+"""Maximum length of a line."""
 
 
-class Logbook(logging.Handler):
-    """Keeps what is logged, as JSON lines. Put it on the root logger with `keep_log`."""
+class LogBuffer(logging.Handler):
+    """Logging handler that keeps the newest records as JSON lines. Install it on the root logger with
+    `install_log_buffer`."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         super().__init__()
-        log_format.equip(self, "json")
-        self._most = most_bytes
+        log_format.install_format(self, "json")
+        self._max_bytes = max_bytes
         self._lines: deque[str] = deque()
         self._size = 0
-        self._guard = threading.Lock()
+        self._lines_lock = threading.Lock()
         self.dropped = 0
-        """Older lines that gave way."""
+        """Number of older lines that were dropped."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line more."""
+        """Add one record."""
         try:
-            line = redacted(self.format(record))[:LONGEST_LINE]
-        except Exception:  # a line that cannot be written down must not stop who logged it
+            line = redact(self.format(record))[:MAX_LINE_LENGTH]
+        except Exception:  # logging must not fail the code that logs
             self.handleError(record)
             return
-        with self._guard:
+        with self._lines_lock:
             self._lines.append(line)
             self._size += len(line)
-            while self._size > self._most:
+            while self._size > self._max_bytes:
                 self._size -= len(self._lines.popleft())
                 self.dropped += 1
 
     def lines(self) -> list[str]:
-        """What is kept, oldest first."""
-        with self._guard:
+        """The lines kept, oldest first."""
+        with self._lines_lock:
             return list(self._lines)
 
 
-_book: Logbook | None = None
+_buffer: LogBuffer | None = None
 
 
-def keep_log() -> Logbook:
-    """This process's logbook, begun with the first call."""
-    global _book
-    if _book is None:
-        _book = Logbook()
-        logging.getLogger().addHandler(_book)
-    return _book
+def install_log_buffer() -> LogBuffer:
+    """This process's log buffer, installed on the first call."""
+    global _buffer
+    if _buffer is None:
+        _buffer = LogBuffer()
+        logging.getLogger().addHandler(_buffer)
+    return _buffer

@@ -1,4 +1,4 @@
-"""Disk and memory of the machine, as the kernel tells them."""
+"""Disk and memory of the machine, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import re
 from pathlib import Path
 
-from edgesplit.mqtt.telemetry import BoardSeen
+from edgesplit.mqtt.telemetry import MachineState
 
 _MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s+(\d{1,15}) kB$", re.MULTILINE)
 
 
-def board(folder: Path, meminfo: Path = Path("/proc/meminfo")) -> BoardSeen:
-    """The disk that `folder` lies on, and the memory; what cannot be read is unknown."""
-    free, whole = _disk(folder)
+def machine_figures(folder: Path, meminfo: Path = Path("/proc/meminfo")) -> MachineState:
+    """Space on the disk that contains `folder`, and memory, in bytes; None for what cannot be read."""
+    disk_free, disk_total = _disk(folder)
     memory = _memory(meminfo)
-    return BoardSeen(
-        disk_free_bytes=free,
-        disk_bytes=whole,
+    return MachineState(
+        disk_free_bytes=disk_free,
+        disk_bytes=disk_total,
         memory_free_bytes=memory.get("MemAvailable"),
         memory_bytes=memory.get("MemTotal"),
     )

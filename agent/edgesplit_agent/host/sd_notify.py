@@ -1,6 +1,5 @@
-"""What a service tells whoever started it, by systemd's protocol (sd_notify(3)): a datagram per change, to a socket
-named in the environment. Where there is none, nothing is told and nothing fails.
-"""
+"""Notification of the service manager by systemd's protocol (sd_notify(3)): one datagram per change, to a socket named
+in the environment. Without such a socket every call does nothing."""
 
 from __future__ import annotations
 
@@ -15,52 +14,54 @@ log = logging.getLogger(__name__)
 SOCKET: Final = "NOTIFY_SOCKET"
 WATCHDOG_US: Final = "WATCHDOG_USEC"
 WATCHDOG_PID: Final = "WATCHDOG_PID"
-LONGEST_STATUS = 200
+MAX_STATUS_LENGTH = 200
+"""Maximum length of a status text."""
 
 
-class Manager:
-    """systemd, or `edgesplit-agent supervise`."""
+class ServiceManager:
+    """The service manager: systemd, or `edgesplit-agent supervise`."""
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s = watchdog_s
-        """It waits no longer than this for a sign of life; 0: it does not wait for any."""
+        """Watchdog timeout in seconds: without a sign of life for longer the service is restarted; 0: none."""
 
     @classmethod
-    def of(cls, environment: MutableMapping[str, str]) -> Manager:
-        """The one that the environment names; taken out of it, so that no child speaks for us."""
+    def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
+        """The service manager named in the environment; its variables are removed, so that no child process notifies
+        for us."""
         address = environment.pop(SOCKET, "")
         watchdog_us, pid = environment.pop(WATCHDOG_US, ""), environment.pop(WATCHDOG_PID, "")
         ours = pid in ("", str(os.getpid())) and watchdog_us.isdigit()
         return cls(address, int(watchdog_us) / 1e6 if ours else 0.0)
 
     @property
-    def listens(self) -> bool:
-        """Whether there is one."""
+    def is_present(self) -> bool:
+        """Whether there is a service manager."""
         return bool(self._address)
 
     def ready(self, status: str) -> None:
-        """From now on it may expect signs of life."""
-        self._tell("READY=1", f"STATUS={status[:LONGEST_STATUS]}")
+        """Report that start-up is complete; the watchdog runs from now on."""
+        self._send("READY=1", f"STATUS={status[:MAX_STATUS_LENGTH]}")
 
     def alive(self) -> None:
-        """A sign of life."""
-        self._tell("WATCHDOG=1")
+        """Send a sign of life to the watchdog."""
+        self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """What goes on, for people."""
-        self._tell(f"STATUS={text[:LONGEST_STATUS]}")
+        """Report what the service is doing, for operators."""
+        self._send(f"STATUS={text[:MAX_STATUS_LENGTH]}")
 
     def stopping(self) -> None:
-        """We end because we were told to."""
-        self._tell("STOPPING=1")
+        """Report an orderly stop."""
+        self._send("STOPPING=1")
 
-    def _tell(self, *lines: str) -> None:
+    def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        said = "\n".join(line.replace("\n", " ") for line in lines)
+        message = "\n".join(line.replace("\n", " ") for line in lines)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as ours:
-                ours.sendto(said.encode(), self._address)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
+                sock.sendto(message.encode(), self._address)
         except OSError as error:
             log.debug("the service manager does not listen: %s", error)

@@ -1,9 +1,12 @@
-"""Servers that are not ours, as far halves are asked there: any that speaks the Open Inference Protocol over HTTP.
+"""Foreign servers as offload targets: servers of other operators that speak the Open Inference Protocol over HTTP.
 
-Which one a release uses its signed plan says. What differs from our own server: no certificate of ours is shown, TLS is
-checked by the system's authorities or a given one; request ids need not be echoed (another's is refused all the same);
-nobody tells the seconds spent there, so the plan's are believed; a server that takes no binary tensors is asked in JSON
-from then on; and every refusal is the server's, because what is sent was computed here and checked.
+The release's signed plan names the server. Differences from an edgesplit offload server:
+
+- No device certificate is presented; TLS is verified by the system's authorities or a configured one.
+- Request ids need not be echoed (an answer with another id is refused all the same).
+- The server does not report its own seconds, so the plan's figures are used.
+- A server without binary tensors is sent JSON from then on.
+- Every refusal counts as a server error, because the request was computed and checked by the agent.
 """
 
 from __future__ import annotations
@@ -20,24 +23,24 @@ import msgspec
 
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.offload_client.pool import (
     HEALTH,
     PROBE_BYTES,
-    Ask,
-    Call,
+    CancellableCall,
     Cause,
     Coding,
-    Outcome,
-    Remote,
-    RemoteAnswer,
-    RemoteFailure,
-    Wish,
+    HttpRequest,
+    OffloadAnswer,
+    OffloadClient,
+    OffloadFailure,
+    OffloadRequest,
+    OffloadResult,
     infer_path,
 )
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
-from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.releases.loaded_release import LoadedRelease
 
 if TYPE_CHECKING:
     from edgesplit.link_emulation import ShapedLink
@@ -45,32 +48,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROBE_EVERY_S = 60.0
-"""A foreign server has no place for probes: what it is sent instead is refused, and may be written to its log."""
+PROBE_INTERVAL_S = 60.0
+"""Minimum seconds between two probes: the substitute for a probe is refused by the server and may be written to its
+log."""
 NOT_UNDERSTOOD = (400, 415, 422, 500)
-"""What servers say that cannot read binary tensors; MLServer says 500."""
-BINARY = "binary_tensor_data"
-"""The extension, as servers name it that list what they have."""
-PROBED_MODEL = "edgesplit-link-probe"
+"""HTTP statuses of servers that cannot read binary tensors; MLServer answers 500."""
+BINARY_EXTENSION = "binary_tensor_data"
+"""Name of the binary tensor extension in a server's metadata."""
+PROBE_MODEL = "edgesplit-link-probe"
+"""Name of a model that no server has, used to measure the link."""
 
 
 def coding_of(row: Row, plan: Plan) -> Coding:
-    """How the body of the row's request is compressed: by zstd for our server, by gzip for Triton."""
+    """Compression of the row's request body: zstd for an edgesplit server, gzip for Triton, empty for none."""
     if not row.compress:
         return ""
     return "gzip" if plan.offload else "zstd"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trust:
-    """How foreign servers are met over TLS; all None: by the system's authorities, without a certificate."""
+class ForeignTls:
+    """TLS settings for foreign servers; all None: the system's authorities and no client certificate."""
 
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """UsageError names the file that is no use."""
+        """The TLS context. UsageError names a file that cannot be used."""
         if (self.certificate_file is None) != (self.key_file is None):
             raise UsageError("--foreign-cert and --foreign-key go together")
         try:
@@ -78,141 +83,152 @@ class Trust:
             if self.certificate_file is not None:
                 context.load_cert_chain(self.certificate_file, self.key_file)
         except OSError as error:  # ssl.SSLError is one
-            shown = ", ".join(str(one) for one in (self.ca_file, self.certificate_file, self.key_file) if one)
-            raise UsageError(f"cannot meet foreign servers by {shown}: {error}") from error
+            files = ", ".join(str(file) for file in (self.ca_file, self.certificate_file, self.key_file) if file)
+            raise UsageError(f"cannot meet foreign servers by {files}: {error}") from error
         return context
 
 
-class ForeignRemote(Remote):
-    """A pool of connections to one such server."""
+class ForeignOffloadClient(OffloadClient):
+    """Connection pool to one foreign server."""
 
     def __init__(
         self, server: ForeignServer, tls: ssl.SSLContext | None = None, *, via: tuple[str, int] | None = None
     ) -> None:
         super().__init__(server.url, tls, via=via)
-        self._json: bool | None = None
-        """Whether it wants tensors in JSON; None while nobody knows."""
+        self._needs_json: bool | None = None
+        """Whether the server needs tensors as JSON; None until an answer shows it."""
         self._probed_at = float("-inf")
 
-    def infer(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
-        """As `Remote.infer`. Where a first request is refused, it is asked once more in JSON."""
+    def infer(self, request: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadResult:
+        """Send one request; a first request that the server refuses is sent once more as JSON. See
+        `OffloadClient.infer`."""
         start = perf_counter()
-        if not self._json:
-            outcome = super().infer(asked, call, timeout_s)
-            refused = isinstance(outcome, RemoteFailure) and outcome.status in NOT_UNDERSTOOD
-            understood = isinstance(outcome, RemoteAnswer) or (
-                refused and self._json is None and self._lists_binary(timeout_s)
+        if not self._needs_json:
+            outcome = super().infer(request, call, timeout_s)
+            refused = isinstance(outcome, OffloadFailure) and outcome.status in NOT_UNDERSTOOD
+            understood = isinstance(outcome, OffloadAnswer) or (
+                refused and self._needs_json is None and self._lists_binary(timeout_s)
             )
-            if understood and self._json is None:
-                self._json = False
-            if self._json is False or not refused:
+            # An answer, or metadata that lists the extension, settles that binary tensors are understood.
+            if understood and self._needs_json is None:
+                self._needs_json = False
+            if self._needs_json is False or not refused:
                 return outcome
         left_s = timeout_s - (perf_counter() - start)
         body = oip.encode_json_request(
-            oip.InferRequest(asked.tensors, tuple(spec.name for spec in asked.receives), asked.id)
+            oip.InferRequest(request.tensors, tuple(spec.name for spec in request.receives), request.id)
         )
         headers = {"content-type": "application/json", "content-length": str(len(body))}
-        answer = self._asked(asked, Wish("POST", infer_path(asked.name), headers, [body]), call, left_s)
-        if isinstance(answer, RemoteAnswer) and self._json is None:
+        answer = self._exchange_checked(
+            request, HttpRequest("POST", infer_path(request.name), headers, [body]), call, left_s
+        )
+        if isinstance(answer, OffloadAnswer) and self._needs_json is None:
             log.warning("%s takes no binary tensors: it is asked in JSON, which is several times as long", self.url)
-            self._json = True
+            self._needs_json = True
         return answer
 
-    def ping(self, timeout_s: float) -> float | RemoteFailure:
-        """Seconds of the smallest exchange there is. Whoever answers lives, whatever it says of its health."""
-        outcome = self._exchange(Wish("GET", HEALTH, {}, ()), Call(), timeout_s)
-        if isinstance(outcome, RemoteFailure):
+    def ping(self, timeout_s: float) -> float | OffloadFailure:
+        """Seconds of the smallest exchange. Any answer below status 500 counts as alive, whatever it reports about its
+        health."""
+        outcome = self._exchange(HttpRequest("GET", HEALTH, {}, ()), CancellableCall(), timeout_s)
+        if isinstance(outcome, OffloadFailure):
             return outcome
         if outcome.status >= 500:
-            return RemoteFailure("server", f"health says {outcome.status}", outcome.elapsed_s, outcome.status)
+            return OffloadFailure("server", f"health says {outcome.status}", outcome.elapsed_s, outcome.status)
         return outcome.elapsed_s
 
-    def probe(self, timeout_s: float) -> RemoteAnswer | RemoteFailure:
-        """What the link does with a body large enough to tell its rate: a request for a model that is not there. Seldom
-        sent; in between, nothing is learnt."""
-        if monotonic() - self._probed_at < PROBE_EVERY_S:
-            return RemoteFailure("rejected", "a foreign server is probed seldom")
+    def probe(self, timeout_s: float) -> OffloadAnswer | OffloadFailure:
+        """Measure the link with a body large enough to determine its rate: a request for a model that does not exist.
+
+        At most once per `PROBE_INTERVAL_S`; in between the result is a failure of cause `rejected`, from which nothing
+        is learnt.
+        """
+        if monotonic() - self._probed_at < PROBE_INTERVAL_S:
+            return OffloadFailure("rejected", "a foreign server is probed seldom")
         self._probed_at = monotonic()
-        body = msgspec.json.encode({"id": "probe", "inputs": [_PROBE]})
+        body = msgspec.json.encode({"id": "probe", "inputs": [_PROBE_TENSOR]})
         headers = {"content-type": "application/json", "content-length": str(len(body))}
-        outcome = self._exchange(Wish("POST", infer_path(PROBED_MODEL), headers, [body]), Call(), timeout_s)
-        if isinstance(outcome, RemoteFailure):
+        outcome = self._exchange(
+            HttpRequest("POST", infer_path(PROBE_MODEL), headers, [body]), CancellableCall(), timeout_s
+        )
+        if isinstance(outcome, OffloadFailure):
             return outcome
-        return RemoteAnswer({}, outcome.elapsed_s, 0.0, 1.0, len(body), len(outcome.body))
+        return OffloadAnswer({}, outcome.elapsed_s, 0.0, 1.0, len(body), len(outcome.body))
 
     def _lists_binary(self, timeout_s: float) -> bool:
-        """Does the server say of itself that it takes binary tensors? Triton does: then a refusal is about the rest."""
-        outcome = self._exchange(Wish("GET", "/v2", {}, ()), Call(), timeout_s)
-        if isinstance(outcome, RemoteFailure) or outcome.status != 200:
+        """Whether the server's metadata lists binary tensors, as Triton's does: then a refusal has another reason."""
+        outcome = self._exchange(HttpRequest("GET", "/v2", {}, ()), CancellableCall(), timeout_s)
+        if isinstance(outcome, OffloadFailure) or outcome.status != 200:
             return False
         try:
-            return BINARY in msgspec.json.decode(outcome.body, type=_About).extensions
+            return BINARY_EXTENSION in msgspec.json.decode(outcome.body, type=_ServerMetadata).extensions
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return False
 
     def _cause(self, status: int) -> Cause:
-        """Triton says 400 of much, by its version also of a model that it has not."""
+        """Every refusal is the server's: Triton answers 400 to many errors, in some versions also for an unknown
+        model."""
         return "server"
 
-    def _may_lack(self, answered_id: str) -> bool:
-        """One connection carries one request at a time, so an answer without an id is still this request's."""
+    def _is_id_optional(self, answered_id: str) -> bool:
+        """An answer without an id is accepted: one connection carries one request at a time."""
         return not answered_id
 
 
-class _About(msgspec.Struct):
-    """What a server says of itself, as far as it is asked."""
+class _ServerMetadata(msgspec.Struct):
+    """The part of a server's metadata that is read."""
 
     extensions: list[str] = []
 
 
-_PROBE = {"name": "x", "datatype": "UINT8", "shape": [PROBE_BYTES // 2], "data": [0] * (PROBE_BYTES // 2)}
+_PROBE_TENSOR = {"name": "x", "datatype": "UINT8", "shape": [PROBE_BYTES // 2], "data": [0] * (PROBE_BYTES // 2)}
 
 
 class ForeignServers:
-    """The connections to every foreign server that a release here names; kept while they are in use."""
+    """Connection pools to all foreign servers named by the releases served; kept while in use. Thread-safe."""
 
-    def __init__(self, trust: Trust, link: Link | None = None) -> None:
-        """`link`: emulate such a link to each of them."""
+    def __init__(self, trust: ForeignTls, link: Link | None = None) -> None:
+        """`link`: emulate this link to each server."""
         self._trust = trust
         self._link = link
         self._lock = threading.Lock()
-        self._remotes: dict[str, Remote] = {}
+        self._clients: dict[str, OffloadClient] = {}
         self._shaped: dict[str, ShapedLink] = {}
 
-    def of(self, release: ActiveRelease) -> Remote | None:
-        """That of the release's plan; None where the device's own server finishes it."""
-        return self.at(release.plan.offload) if release.plan.offload else None
+    def for_release(self, release: LoadedRelease) -> OffloadClient | None:
+        """The pool for the release's server; None where the device's own offload target is used."""
+        return self.client_for(release.plan.offload) if release.plan.offload else None
 
-    def at(self, address: str) -> Remote:
-        """Connections to that server, shared by all who ask for it."""
+    def client_for(self, address: str) -> OffloadClient:
+        """The pool for the server at `address`, shared by all callers."""
         with self._lock:
-            remote = self._remotes.get(address)
+            remote = self._clients.get(address)
             if remote is None or remote.is_closed:
-                remote = self._remotes[address] = self._make(address)
+                remote = self._clients[address] = self._connect(address)
             return remote
 
     def stop(self) -> None:
-        """Close what is open."""
+        """Close all connections and emulated links."""
         with self._lock:
-            for remote in self._remotes.values():
+            for remote in self._clients.values():
                 remote.close()
             for link in self._shaped.values():
                 link.stop()
 
-    def _make(self, address: str) -> Remote:
+    def _connect(self, address: str) -> OffloadClient:
         server = ForeignServer.parse(address)
         if not server.tls:
             log.warning("%s is not TLS: whoever is on the way may read, and answer in its place", address)
         tls = self._trust.context() if server.tls else None
         if self._link is None:
-            return ForeignRemote(server, tls)
+            return ForeignOffloadClient(server, tls)
         if address not in self._shaped:
             from edgesplit.link_emulation import ShapedLink
 
             self._shaped[address] = ShapedLink(server.host, server.port, self._link)
             self._shaped[address].start()
             log.warning("the link to %s is emulated", address)
-        return ForeignRemote(server, tls, via=("127.0.0.1", self._shaped[address].port))
+        return ForeignOffloadClient(server, tls, via=("127.0.0.1", self._shaped[address].port))
 
 
-settle(__name__)
+warm_up_structs(__name__)

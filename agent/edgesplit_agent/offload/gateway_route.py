@@ -1,7 +1,7 @@
-"""To whom this device offloads: the cloud's server that it enrolled with, or the gateway that its statement names.
+"""Offload route of this device: directly to the cloud's server of its enrolment, or through a gateway.
 
-Only a signed statement leads elsewhere, and the gateway's certificate must carry its name, wherever it is reached; so
-neither the broker nor the network sends a device to a server of their own.
+Only a signed statement can name a gateway, and the gateway's certificate must carry its name, whatever address it is
+reached at. Neither the broker nor the network can redirect a device to another server.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import gateway_host
-from edgesplit.links import host_and_port, parse_link
-from edgesplit.offload_client.pool import Remote
+from edgesplit.links import parse_host_and_port, parse_link
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.release.manifest import Gateway
 
 if TYPE_CHECKING:
@@ -22,59 +22,67 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Way:
-    """Leads one `Remote`, which begins at `home`: HOST:PORT to connect to instead, or None."""
+class GatewayRoute:
+    """Directs one `OffloadClient` to the gateway of the statement, or back to its home address."""
 
-    def __init__(self, remote: Remote | None, home: tuple[str, int] | None, *, link: str = "", stays: bool = False):
-        """`link`: emulated, to a gateway too. `stays`: an operator of this device has said where to offload."""
+    def __init__(
+        self, remote: OffloadClient | None, home: tuple[str, int] | None, *, link: str = "", is_fixed: bool = False
+    ):
+        """Start at `home`.
+
+        - `home`: (host, port) to connect to instead of the client's URL, or None.
+        - `link`: emulated link, applied to a gateway too; empty for none.
+        - `stays`: the device's operator fixed the offload target (--offload), so statements do not change it.
+        """
         self._remote = remote
         self._home = (remote.url, home) if remote is not None else ("", None)
         self._link = link
-        self._stays = stays
+        self._is_fixed = is_fixed
         self._lock = threading.Lock()
         self._gateway: Gateway | None = None
         self._shaped: ShapedLink | None = None
 
     @property
     def gateway(self) -> str:
-        """The gateway's name; empty where this device offloads to the cloud."""
+        """Name of the gateway; empty where this device offloads to the cloud directly."""
         return self._gateway.device if self._gateway else ""
 
-    def lead(self, gateway: Gateway | None) -> None:
-        """Offload through that gateway from now on, or with None to the cloud."""
+    def use(self, gateway: Gateway | None) -> None:
+        """Offload through `gateway` from now on, or directly to the cloud with None. An unusable gateway is logged and
+        ignored."""
         with self._lock:
             if self._remote is None or gateway == self._gateway:
                 return
-            if self._stays:
+            if self._is_fixed:
                 log.warning("the statement names a gateway, and --offload says otherwise: that stays")
                 return
             try:
-                self._go(self._remote, gateway)
+                self._switch(self._remote, gateway)
             except UsageError as error:
                 log.error("the statement's gateway cannot be used: %s", error)
 
     def stop(self) -> None:
-        """End the emulated link to a gateway."""
+        """Stop the emulated link to a gateway."""
         with self._lock:
             if self._shaped is not None:
                 self._shaped.stop()
 
-    def _go(self, remote: Remote, gateway: Gateway | None) -> None:
-        old = self._shaped
+    def _switch(self, remote: OffloadClient, gateway: Gateway | None) -> None:
+        old = self._shaped  # stopped last, when nothing connects through it any more
         if gateway is None:
             self._shaped = None
-            remote.lead_to(*self._home)
+            remote.retarget(*self._home)
         else:
-            via = host_and_port(gateway.address, "gateway")
+            via = parse_host_and_port(gateway.address, "gateway")
             url = f"https://{gateway_host(gateway.device)}"
-            self._shaped = self._emulated(via)
-            remote.lead_to(url, ("127.0.0.1", self._shaped.port) if self._shaped else via)
+            self._shaped = self._emulate_link(via)
+            remote.retarget(url, ("127.0.0.1", self._shaped.port) if self._shaped else via)
         self._gateway = gateway
         log.info("offloading through %s", gateway.device if gateway else "no gateway")
         if old is not None:
             old.stop()
 
-    def _emulated(self, target: tuple[str, int]) -> ShapedLink | None:
+    def _emulate_link(self, target: tuple[str, int]) -> ShapedLink | None:
         if not self._link:
             return None
         from edgesplit.link_emulation import ShapedLink

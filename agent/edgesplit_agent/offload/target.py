@@ -1,8 +1,10 @@
-"""One offload server as the engine sees it: its connections, what the link to it is like, whether it is left alone.
+"""One offload target as the engine sees it: its connections, the estimated link to it, and its circuit breaker.
 
-Requests teach it; where none do, a thread probes: a cloud that failed, when its pause is over; one that left a request
-unanswered, at once, to tell a dead one from a slow one; a link on which nothing was sent for a while. How the link is
-estimated is `link_meter`, when the cloud is left alone `breaker`.
+Requests teach the estimates. Where there are none, a watcher thread probes: a target that failed, when the breaker's
+pause is over; one that left a request unanswered, at once, to tell a dead target from a slow one; a link on which
+nothing was sent for a while; and after a cancelled request it opens another connection. How the link is estimated is in
+`policy.link_estimator`, when the target is avoided in `offload_client.circuit_breaker`. Faults that this design answers
+are in docs/decisions/0045-links-that-flap.md.
 """
 
 from __future__ import annotations
@@ -13,224 +15,259 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from edgesplit.offload_client.circuit_breaker import Breaker
-from edgesplit.offload_client.pool import PROBE_BYTES, Ask, Call, Outcome, Remote, RemoteAnswer, RemoteFailure
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import (
+    PROBE_BYTES,
+    CancellableCall,
+    OffloadAnswer,
+    OffloadClient,
+    OffloadFailure,
+    OffloadRequest,
+    OffloadResult,
+)
 from edgesplit.plan import Conditions, Link, Row
-from edgesplit_agent.policy.link_estimator import LinkMeter, probe_due
-from edgesplit_agent.policy.row_selection import Choice, Situation
+from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
+from edgesplit_agent.policy.row_selection import RowChoice, SelectionContext
 
 log = logging.getLogger(__name__)
 
 IDLE_PROBE_S = 2.0
-"""The link is probed when nothing else was sent for this long."""
+"""The link is probed when nothing else was sent for this many seconds."""
 PING_TIMEOUT_S = 1.0
+"""Base timeout of a ping in seconds when there is no suspicion."""
 DOUBT_S = 0.4
-"""A cloud that left a request unanswered is given this, and a few round trips, to show that it lives."""
+"""Base timeout of a ping to a target that left a request unanswered; a few round trips are added."""
 PROBE_TIMEOUT_S = 5.0
+"""Timeout of a rate probe in seconds."""
 OVERDUE_S = 0.75
-"""A request unanswered for so long, and three times what it should take, with no other answered since: nobody there."""
+"""A request unanswered for this long, and for three times its prediction, while no other was answered: the target is
+dead."""
 UNHEARD_S = 0.5
-"""A cloud that loses every race is believed to live for so long since it was last heard of; then it is pinged."""
+"""A target that loses a race is pinged if nothing was heard of it for this many seconds."""
 UNANSWERED_S = 10.0
-"""Pings do not answer requests: a cloud that loses every race and answered none for so long is as good as gone."""
+"""A target that loses every race and answered no request for this many seconds counts as failed: pings alone do not
+answer requests."""
 LONGEST_WAIT_S = 3600.0
-WAKE_UP = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
-"""Assumed until the first plan says what link it was made for."""
+"""Maximum sleep of the watcher in seconds."""
+INITIAL_LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
+"""Link assumed until the first plan gives the one it was made for."""
 
 
-class Cloud:
-    """Thread-safe. With no `remote` it is never there, and only what the device teaches is kept."""
+class OffloadTarget:
+    """One offload target. Thread-safe. Without a `remote` it is never available, and only the device's speed is
+    learnt."""
 
-    def __init__(self, remote: Remote | None, idle_probe_s: float = IDLE_PROBE_S) -> None:
+    def __init__(self, remote: OffloadClient | None, idle_probe_s: float = IDLE_PROBE_S) -> None:
         self._remote = remote
         self._idle_probe_s = idle_probe_s
         self._lock = threading.Lock()
-        self._meter: LinkMeter | None = None
-        self._breaker = Breaker()
-        self._leaves: dict[int, float] = {}
-        """Requests that may go to it and are not back, by thread: since when the breaker's state is, in which they were
-        let go. Those that hang from before take nobody's room on trial."""
+        self._estimate: LinkEstimate | None = None
+        self._breaker = CircuitBreaker()
+        self._reservations: dict[int, float] = {}
+        """Requests in flight by thread id, with the `since` of the breaker state that admitted each: requests that
+        hang from an earlier state do not use up the places of a trial."""
         self._last_sent = float("-inf")
         self._answered_at = float("-inf")
-        """When a request was last answered, in full or by a refusal of its input."""
+        """Monotonic time at which a request was last answered, in full or by a refusal of its input."""
         self._heard_at = float("-inf")
-        """When anything was."""
-        self._doubted_at: float | None = None
-        self._cold = False
-        """A request was called off, and its connection with it: another is opened before the next request needs it."""
+        """Monotonic time of the last answer to a request or a ping."""
+        self._suspected_at: float | None = None
+        self._needs_connection = False
+        """A request was cancelled, and its connection with it: open another before the next request needs one."""
         self._last_bytes = 0
-        """That the last request sent up, and which may still be on their way."""
+        """Bytes of the last request, which may still be in flight."""
         self._watch = threading.Condition()
         self._stopping = False
         self._watcher = threading.Thread(target=self._watch_link, name="link", daemon=True)
 
-    # What owners call
+    # Life cycle
 
     def start(self) -> None:
-        """Begin to watch the link."""
+        """Start watching the link."""
         if self._remote is not None and not self._stopping:
             self._watcher.start()
 
     def stop(self) -> None:
-        """Close the connections; what waits on them finishes alone."""
+        """Close the connections; requests that wait for an answer finish locally."""
         with self._watch:
             self._stopping = True
             self._watch.notify_all()
         if self._remote is not None:
             self._remote.close()
 
-    def suppose(self, link: Link) -> None:
-        """The link that a plan was made for: as good as any until one was measured."""
+    def assume_link(self, link: Link) -> None:
+        """Assume the link for which a plan was made, unless one was measured already."""
         with self._lock:
-            self._meter = self._meter or LinkMeter.of(link)
+            self._estimate = self._estimate or LinkEstimate.from_link(link)
         self._wake_watcher()
 
     @property
     def is_warm(self) -> bool:
-        """A connection is open and free: the next request pays no handshake."""
+        """Whether an open connection is free, so that the next request needs no handshake."""
         return self._remote is not None and self._remote.is_warm
 
     @property
-    def breaker(self) -> Breaker:
-        """How it is doing."""
+    def breaker(self) -> CircuitBreaker:
+        """The current state of the circuit breaker."""
         return self._breaker
 
     @property
-    def out(self) -> int:
-        """Requests that are with it, or on their way."""
-        return len(self._leaves)
+    def in_flight(self) -> int:
+        """Number of requests in flight to this target."""
+        return len(self._reservations)
 
     @property
     def conditions(self) -> Conditions:
-        """What is known of link, server and device now."""
+        """Current estimates of link, server and device."""
         with self._lock:
-            return self._conditions(self._breaker.lets_through)
+            return self._conditions(self._breaker.is_allowing)
 
     # One request
 
-    def decide(self, choose: Callable[[Situation], Choice | None]) -> Choice | None:
-        """What `choose` takes in today's situation. A row that needs this cloud may go there until `leave`."""
+    def select(self, select_row: Callable[[SelectionContext], RowChoice | None]) -> RowChoice | None:
+        """The choice that `select` makes in the current situation, under the lock.
+
+        A choice that offloads reserves a place with the circuit breaker until `release`, so that concurrent requests
+        cannot exceed what the breaker admits while it is half-open (trial).
+        """
         with self._lock:
             breaker = self._breaker
-            out = sum(since == breaker.since for since in self._leaves.values())
-            there = self._remote is not None and breaker.has_room(out)
+            # On trial the breaker admits few requests: only those admitted in this state count against its room.
+            in_flight = sum(since == breaker.since for since in self._reservations.values())
+            is_available = self._remote is not None and breaker.has_room(in_flight)
             now = monotonic()
-            self._meter = self._meter.forgetting(now) if self._meter is not None else None
-            choice = choose(Situation(self._meter or LinkMeter.of(WAKE_UP), now, there))
+            self._estimate = self._estimate.without_expired_hop(now) if self._estimate is not None else None
+            choice = select_row(
+                SelectionContext(self._estimate or LinkEstimate.from_link(INITIAL_LINK), now, is_available)
+            )
             if choice is not None and not choice.row.is_local:
-                self._leaves[threading.get_ident()] = breaker.since
+                self._reservations[threading.get_ident()] = breaker.since
             return choice
 
-    def leave(self) -> None:
-        """The request of this thread needs the cloud no more."""
+    def release(self) -> None:
+        """Release this thread's reservation."""
         with self._lock:
-            self._leaves.pop(threading.get_ident(), None)
+            self._reservations.pop(threading.get_ident(), None)
 
-    def ask(self, asked: Ask, call: Call, timeout_s: float) -> Outcome:
-        """The exchange, and what it teaches. Never raises; blocks until `timeout_s` at the most."""
+    def ask(self, asked: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadResult:
+        """Send one request and learn from the outcome. Never raises; blocks for at most `timeout_s`."""
         sent_at = monotonic()
         with self._lock:
             self._last_sent, self._last_bytes = sent_at, asked.up_bytes
         try:
             if self._remote is None:
-                return RemoteFailure("refused", "there is no offload server")
+                return OffloadFailure("refused", "there is no offload server")
             outcome = self._remote.infer(asked, call, timeout_s)
         except Exception as error:
             log.exception("the exchange with the cloud failed")
-            outcome = RemoteFailure("link", str(error))
-        if not call.dropped:
+            outcome = OffloadFailure("link", str(error))
+        if not call.is_cancelled:  # a cancelled request was accounted for by `on_lost_race` or `on_abandoned`
             self._learn(asked.up_bytes, outcome, sent_at)
         return outcome
 
-    def outrun(self, up_bytes: int, waited_s: float) -> None:
-        """The device was quicker, before the cloud was late: the link is no quicker than that, and nobody failed. A
-        cloud that was not heard of for a while is asked whether it lives, for a slow link and a dead cloud lose races
-        alike; one that lives, and only ever loses, is in the end as good as one that failed."""
+    def on_lost_race(self, up_bytes: int, waited_s: float) -> None:
+        """The device answered before this target was late: a lower bound for the link, and no failure of the target.
+
+        A slow link and a dead target lose races alike. A target that was not heard of for `UNHEARD_S` is therefore
+        pinged; one that has answered no request for `UNANSWERED_S`, though it answers pings, counts as failed.
+        """
         now = monotonic()
         with self._lock:
-            self._cold = True
+            self._needs_connection = True
             unheard, unanswered = now - self._heard_at > UNHEARD_S, now - self._answered_at > UNANSWERED_S
-            if self._meter is not None and not unanswered:
-                self._meter = self._meter.gave_up(up_bytes, waited_s, now)
+            if self._estimate is not None and not unanswered:  # else `on_abandoned` below records the same bound
+                self._estimate = self._estimate.after_timeout(up_bytes, waited_s, now)
         if unanswered:
-            self.gave_up(up_bytes, waited_s)
+            self.on_abandoned(up_bytes, waited_s)
         elif unheard:
-            self.doubt(waited_s)
+            self.on_slow(waited_s)
         self._wake_watcher()
 
-    def gave_up(self, up_bytes: int, waited_s: float) -> None:
-        """Nobody waits for an answer any more: the cloud was slow."""
-        self._learn(up_bytes, RemoteFailure("timeout", "given up", waited_s), monotonic() - waited_s)
+    def on_abandoned(self, up_bytes: int, waited_s: float) -> None:
+        """The request was abandoned because the target was late: a timeout."""
+        self._learn(up_bytes, OffloadFailure("timeout", "given up", waited_s), monotonic() - waited_s)
 
-    def doubt(self, waited_s: float, up_bytes: int = 0) -> None:
-        """A request of so many bytes has had no answer for longer than it should take: see whether anybody is there.
-        The next one is chosen knowing that the link is at least that slow."""
+    def on_slow(self, waited_s: float, up_bytes: int = 0) -> None:
+        """A request has waited longer than it should: ping the target, and learn a lower bound for the link.
+
+        `up_bytes` are those of the request; 0 where they must not count. The next request is chosen with that lower
+        bound.
+        """
         sent_at = monotonic() - waited_s
         with self._lock:
-            if self._meter is not None:
-                self._meter = self._meter.gave_up(up_bytes, waited_s, monotonic())
-            if self._heard_at >= sent_at or not self._breaker.lets_through:
+            if self._estimate is not None:
+                self._estimate = self._estimate.after_timeout(up_bytes, waited_s, monotonic())
+            # Heard of since the request was sent: slow, not dead. Breaker open: a probe is scheduled already.
+            if self._heard_at >= sent_at or not self._breaker.is_allowing:
                 return
-            self._doubted_at = self._doubted_at or monotonic()
+            self._suspected_at = self._suspected_at or monotonic()
         self._wake_watcher()
 
-    def overdue(self, waited_s: float) -> None:
-        """A request has had no answer for `OVERDUE_S`, and long beyond what it should take. Where no other had one
-        since either, nobody is there, though connections may hold."""
+    def on_overdue(self, waited_s: float) -> None:
+        """A request has waited for `OVERDUE_S` and several times its prediction. If no other request was answered
+        meanwhile, the target counts as dead, even if its connections hold."""
         sent_at = monotonic() - waited_s
         with self._lock:
-            if self._answered_at >= sent_at:
+            if self._answered_at >= sent_at:  # another request was answered meanwhile
                 return
-        self._learn(0, RemoteFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True)
+        self._learn(
+            0, OffloadFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True
+        )
 
-    def went_further(self, row: Row, outcome: Outcome) -> None:
-        """What a gateway told of the link beyond it, in its answer to a request by this row."""
-        if not isinstance(outcome, RemoteAnswer) or not outcome.hop_s:
+    def on_further_hop(self, row: Row, outcome: OffloadResult) -> None:
+        """Learn what a gateway reported about its own uplink in its answer to a request by `row`."""
+        if not isinstance(outcome, OffloadAnswer) or not outcome.hop_s:
             return
         with self._lock:
-            if self._meter is not None:
+            if self._estimate is not None:
                 link_s, answered = outcome.hop_s - outcome.hop_server_s, not outcome.hop_cause
-                self._meter = self._meter.went_further(row, link_s, monotonic(), answered=answered)
+                self._estimate = self._estimate.after_further_hop(row, link_s, monotonic(), answered=answered)
 
-    def computed(self, measured_s: float, predicted_s: float) -> None:
-        """How fast this device is beside its plan."""
+    def on_compute(self, measured_s: float, predicted_s: float) -> None:
+        """Learn how fast this device is relative to its plan."""
         with self._lock:
-            if self._meter is not None:
-                self._meter = self._meter.computed(measured_s, predicted_s)
+            if self._estimate is not None:
+                self._estimate = self._estimate.after_compute(measured_s, predicted_s)
 
-    # What is learnt
+    # Learning
 
     def _conditions(self, remote_ok: bool) -> Conditions:
-        meter = self._meter or LinkMeter.of(WAKE_UP)
+        meter = self._estimate or LinkEstimate.from_link(INITIAL_LINK)
         return meter.conditions(self._remote is not None and remote_ok)
 
-    def _learn(self, up_bytes: int, outcome: Outcome, sent_at: float, *, dead: bool = False) -> None:
+    def _learn(self, up_bytes: int, outcome: OffloadResult, sent_at: float, *, dead: bool = False) -> None:
+        """Update breaker and estimates from the outcome of a request sent at `sent_at`; `dead` opens the breaker at
+        once."""
         now = monotonic()
         with self._lock:
-            was = self._breaker.state
-            if isinstance(outcome, RemoteAnswer):
-                self._breaker = self._breaker.succeeded(now)
+            before = self._breaker.state
+            if isinstance(outcome, OffloadAnswer):
+                self._breaker = self._breaker.after_success(now)
                 self._answered_at = self._heard_at = now
-                if self._meter is not None:
-                    down = outcome.down_bytes
-                    self._meter = self._meter.transferred(up_bytes, down, outcome.link_s, now).loaded(outcome.load)
-            elif outcome.cause == "rejected":  # a bad input says nothing about the cloud
+                if self._estimate is not None:
+                    down_bytes = outcome.down_bytes
+                    self._estimate = self._estimate.after_transfer(
+                        up_bytes, down_bytes, outcome.link_s, now
+                    ).after_load_report(outcome.load)
+            elif outcome.cause == "rejected":  # a bad input is no failure of the target
                 self._answered_at = self._heard_at = now
             else:
                 refused = dead or outcome.cause == "refused"
-                self._breaker = self._breaker.failed(now, random.random(), refused=refused, sent_at=sent_at)
-                if outcome.cause == "timeout" and self._meter is not None:
-                    self._meter = self._meter.gave_up(up_bytes, outcome.elapsed_s, now)
-            state = self._breaker.state
-        if isinstance(outcome, RemoteFailure):
+                self._breaker = self._breaker.after_failure(now, random.random(), refused=refused, sent_at=sent_at)
+                # Only silence bounds the rate; a refusal or a broken connection may be immediate.
+                if outcome.cause == "timeout" and self._estimate is not None:
+                    self._estimate = self._estimate.after_timeout(up_bytes, outcome.elapsed_s, now)
+            after = self._breaker.state
+        if isinstance(outcome, OffloadFailure):
             log.info("cloud: %s: %s", outcome.cause, outcome.text)
             if outcome.cause == "timeout":
-                self.doubt(outcome.elapsed_s)
-        self._moved(was, state)
+                self.on_slow(outcome.elapsed_s)
+        self._on_breaker_change(before, after)
 
-    def _moved(self, was: str, now: str) -> None:
-        if was != now:
-            log.warning("breaker: %s -> %s", was, now)
+    def _on_breaker_change(self, before: str, after: str) -> None:
+        """Log a change of the breaker's state and wake the watcher, which schedules the probe."""
+        if before != after:
+            log.warning("breaker: %s -> %s", before, after)
             self._wake_watcher()
 
     # Watching
@@ -245,74 +282,79 @@ class Cloud:
             with self._watch:
                 if self._stopping:
                     return
-                pause_s = self._until_probe()
-                cold, self._cold = self._cold, False
+                pause_s = self._seconds_until_probe()
+                cold, self._needs_connection = self._needs_connection, False
                 if pause_s > 0 and not cold:
                     self._watch.wait(pause_s)
                     continue
             try:
                 if pause_s > 0:
                     self._remote.warm(PING_TIMEOUT_S)
-                else:  # which warms, too
+                else:  # the probe opens a connection too
                     self._probe(self._remote)
             except Exception:
                 log.exception("the link's probe failed")
                 with self._watch:
                     self._watch.wait(self._idle_probe_s)
 
-    def _until_probe(self) -> float:
+    def _seconds_until_probe(self) -> float:
+        """Seconds until the next probe is due; 0 or less: now."""
         with self._lock:
-            if self._meter is None:
+            if self._estimate is None:
                 return LONGEST_WAIT_S
-            if not self._breaker.lets_through:
+            if not self._breaker.is_allowing:  # open: the breaker's pause decides
                 return min(LONGEST_WAIT_S, self._breaker.probe_at - monotonic())
-            if self._doubted_at is not None or probe_due(monotonic(), self._last_sent, self._idle_probe_s):
+            if self._suspected_at is not None or is_probe_due(monotonic(), self._last_sent, self._idle_probe_s):
                 return 0.0
             return min(LONGEST_WAIT_S, self._last_sent + self._idle_probe_s - monotonic())
 
-    def _probe(self, remote: Remote) -> None:
-        """First the round trip, on a connection that is open afterwards; then, if there is no hurry, the rate."""
+    def _probe(self, remote: OffloadClient) -> None:
+        """Measure the round trip on a connection that stays open; then, unless a request is waiting, the rate."""
         sent_at = monotonic()
         with self._lock:
             self._last_sent = sent_at
-            doubted, self._doubted_at = self._doubted_at is not None, None
-            beside_bytes = self._last_bytes if doubted or not self._breaker.lets_through else 0  # else: long through
-            rtt_s = self._meter.rtt_s if self._meter else 0.0
+            doubted, self._suspected_at = self._suspected_at is not None, None
+            # Only a suspicious target's last request may still be in flight; otherwise it was answered long ago.
+            beside_bytes = self._last_bytes if doubted or not self._breaker.is_allowing else 0
+            rtt_s = self._estimate.rtt_s if self._estimate else 0.0
         pinged_s = remote.ping(DOUBT_S + 4 * rtt_s if doubted else PING_TIMEOUT_S + 8 * rtt_s)
-        if isinstance(pinged_s, RemoteFailure):
-            self._unreachable(pinged_s, doubted=doubted)
+        if isinstance(pinged_s, OffloadFailure):
+            self._on_ping_failure(pinged_s, doubted=doubted)
             return
         now = monotonic()
         with self._lock:
-            was = self._breaker.state
-            self._breaker = self._breaker.probed(now)
+            before = self._breaker.state
+            self._breaker = self._breaker.after_probe(now)
             self._heard_at = now
-            state = self._breaker.state
-            if self._meter is not None:
-                self._meter = self._meter.round_trip(pinged_s, beside_bytes)
-        if was != state:
+            after = self._breaker.state
+            if self._estimate is not None:
+                self._estimate = self._estimate.after_round_trip(pinged_s, beside_bytes)
+        if before != after:
             log.warning("breaker: the cloud is there again, trying it")
-        if not doubted:
-            self._rate(remote)
+        if not doubted:  # a rate probe would delay the waiting request
+            self._probe_rate(remote)
 
-    def _unreachable(self, failure: RemoteFailure, *, doubted: bool) -> None:
-        """A ping failed. One that was sent because a request hung settles it: nobody is there."""
+    def _on_ping_failure(self, failure: OffloadFailure, *, doubted: bool) -> None:
+        """A ping failed. If it was caused by a hanging request or refused, the target counts as dead at once."""
         now = monotonic()
         with self._lock:
-            was = self._breaker.state
+            before = self._breaker.state
             certain = doubted or failure.cause == "refused"
-            self._breaker = self._breaker.failed(now, random.random(), refused=certain, probe=True)
-            state = self._breaker.state
+            self._breaker = self._breaker.after_failure(now, random.random(), refused=certain, probe=True)
+            after = self._breaker.state
         log.info("cloud: ping: %s: %s", failure.cause, failure.text)
-        self._moved(was, state)
+        self._on_breaker_change(before, after)
 
-    def _rate(self, remote: Remote) -> None:
+    def _probe_rate(self, remote: OffloadClient) -> None:
+        """Measure the uplink's rate by a probe body."""
         outcome = remote.probe(PROBE_TIMEOUT_S)
         with self._lock:
             self._last_sent = now = monotonic()
-            if self._meter is None:
+            if self._estimate is None:
                 return
-            if isinstance(outcome, RemoteAnswer):
-                self._meter = self._meter.transferred(outcome.up_bytes, outcome.down_bytes, outcome.link_s, now)
+            if isinstance(outcome, OffloadAnswer):
+                self._estimate = self._estimate.after_transfer(
+                    outcome.up_bytes, outcome.down_bytes, outcome.link_s, now
+                )
             elif outcome.cause == "timeout":
-                self._meter = self._meter.gave_up(PROBE_BYTES, outcome.elapsed_s, now)
+                self._estimate = self._estimate.after_timeout(PROBE_BYTES, outcome.elapsed_s, now)

@@ -1,170 +1,195 @@
-"""Hedging: when the device begins to finish a request that the cloud may still answer, and what that may cost.
+"""Hedging: when the device starts to finish a request that the offload target may still answer, and what that may cost.
 
-Two reasons to begin. The deadline: waiting on would miss it; then the tail runs, whatever it costs, because an answer
-goes before energy. Patience: the cloud takes longer than it deserves; that is a choice, and `Budget` bounds it. The
-patience itself is `patience`'s.
+There are two kinds of hedge. A forced one: waiting longer would miss the deadline; the local tail then runs whatever it
+costs, because an answer matters more than energy. An optional one: the offload target takes longer than it should; its
+cost is limited by a token bucket per model (`HedgeTokenBucket`). How long to wait is computed in `hedge_timing`. See
+docs/decisions/0022-never-without-an-answer.md and 0025-deciding.md.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import inf
 
 from edgesplit.oip.options import Hedge
 from edgesplit.plan import Conditions, Plan, Row
-from edgesplit_agent.policy.hedge_timing import MARGIN_S, patience_s
+from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, offload_timeout_s
 
-WINDOW = 100
-"""Requests over which that is held: so much may be saved up."""
+BUCKET_REQUESTS = 100
+"""Capacity of the token bucket, in requests: the credit of so many requests can be accumulated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """A token bucket, in joules where the plan tells them and in seconds of the processor where not."""
+class HedgeTokenBucket:
+    """Token bucket of one model, in joules where the plan has power figures, else in processor seconds."""
 
-    part: float
-    held: float = 0.0
-    most: float = 0.0
+    credit_ratio: float
+    """Credit per request, as a ratio of what answering it on the device alone would cost."""
+    tokens: float = 0.0
+    """Tokens in the bucket; negative while it is in debt."""
+    capacity: float = 0.0
+    """Capacity; 0 before the first request."""
 
-    def asked(self, alone: float) -> Budget:
-        """After one more request that would cost `alone` if the device answered it by itself."""
-        most = self.part * WINDOW * alone
-        held = self.held + self.part * alone if self.most else most  # full to begin with
-        return replace(self, held=min(most, held), most=most)
+    def credited(self, local_cost: float) -> HedgeTokenBucket:
+        """The bucket after one more offloaded request, which would cost `local_cost` on the device alone."""
+        # Credited by what the request would cost on the device, not by what it spent there: an all-remote row spends
+        # nothing on the device and would never earn a hedge.
+        capacity = self.credit_ratio * BUCKET_REQUESTS * local_cost
+        tokens = self.tokens + self.credit_ratio * local_cost if self.capacity else capacity  # starts full
+        return HedgeTokenBucket(self.credit_ratio, min(capacity, tokens), capacity)
 
     def allows(self, cost: float) -> bool:
-        """Whether an early hedge may be begun."""
-        return self.part > 0.0 and cost <= self.held
+        """Whether an optional hedge of this cost may start."""
+        return self.credit_ratio > 0.0 and cost <= self.tokens
 
-    def spent(self, cost: float) -> Budget:
-        """After a tail that ran beside the cloud, for whatever reason; debts are kept, up to a window's."""
-        return replace(self, held=max(-self.most, self.held - cost))
+    def debited(self, cost: float) -> HedgeTokenBucket:
+        """The bucket after a tail of this cost ran beside the offload, for either reason. Debt is kept, up to one
+        capacity."""
+        return HedgeTokenBucket(self.credit_ratio, max(-self.capacity, self.tokens - cost), self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """When the tail begins, in seconds from now: if it may, and whatever it costs."""
+class HedgeSchedule:
+    """When the local tail starts, in seconds from now."""
 
-    by_choice: float
-    by_need: float
+    optional_s: float
+    """If the budget allows it; infinite if never."""
+    forced_s: float
+    """Whatever it costs, because the deadline would be missed otherwise."""
 
 
-def moments(
+def hedge_schedule(
     mode: Hedge,
     left_s: float,
     tail_s: float,
     predicted_s: float,
-    margin_s: float = MARGIN_S,
+    margin_s: float = DELIVERY_MARGIN_S,
     early_s: float | None = None,
-) -> Moments:
-    """`left_s` until the deadline, `tail_s` to finish here, `predicted_s` of link and cloud. `early_s`: `choosing`'s
-    haste."""
-    by_need = patience_s(left_s, tail_s, inf, margin_s)
-    if mode == "always":  # the operator's word goes before the budget
-        return Moments(0.0, by_need)
+) -> HedgeSchedule:
+    """Start times of the local tail for hedge mode `mode`.
+
+    - `left_s`: seconds until the deadline; `tail_s`: seconds to finish locally; `margin_s`: reserved for delivery.
+    - `predicted_s`: predicted seconds of link and server.
+    - `early_s`: the early hedge computed by `row_selection`, in seconds after sending; None if there is none.
+    """
+    # An infinite prediction leaves the deadline as the only bound on the wait.
+    by_need = offload_timeout_s(left_s, tail_s, inf, margin_s)
+    if mode == "always":  # the operator's choice overrides the budget
+        return HedgeSchedule(0.0, by_need)
     if mode == "never":
-        return Moments(inf, by_need)
-    return Moments(patience_s(left_s, tail_s, predicted_s, margin_s, early_s), by_need)
+        return HedgeSchedule(inf, by_need)
+    return HedgeSchedule(offload_timeout_s(left_s, tail_s, predicted_s, margin_s, early_s), by_need)
 
 
-def cost_of(seconds: float, plan: Plan) -> float:
-    """What so many seconds of the device's processor cost: joules where the plan tells them, else those seconds."""
-    watts = watts_of(plan)
+def processor_cost(seconds: float, plan: Plan) -> float:
+    """Cost of `seconds` of the device's processor: joules where the plan has power figures, else the seconds
+    themselves."""
+    watts = busy_watts(plan)
     return seconds if watts is None else seconds * watts
 
 
-def watts_of(plan: Plan) -> float | None:
-    """What the device's processor draws while it runs this model, as the plan estimates; None where it does not."""
+def busy_watts(plan: Plan) -> float | None:
+    """Watts that the device's processor draws while it runs this model, by the plan's figures; None without such
+    figures."""
     local = plan.local
     if local is not None and local.device_joules is not None and local.device_s > 0:
         return local.device_joules / local.device_s
     return plan.power.busy_watts if plan.power is not None and plan.power.busy_watts > 0 else None
 
 
-def radio_joules(row: Row, now: Conditions, plan: Plan) -> float | None:
-    """What it costs to send a row's boundary and wake the radio for it; None where the plan does not tell."""
+def radio_joules(row: Row, conditions: Conditions, plan: Plan) -> float | None:
+    """Joules to wake the radio and send the boundary tensors of `row`; None where the plan has no power figures."""
     power = plan.power
     if power is None:
         return None
-    moving_s = row.up_bytes / max(now.link.up_bytes_per_s, 1e-9)
+    moving_s = row.up_bytes / max(conditions.link.up_bytes_per_s, 1e-9)
     return power.wake_joules + row.up_bytes * power.up_joules_per_byte + power.radio_watts * moving_s
 
 
-def race_costs(row: Row, now: Conditions, plan: Plan) -> float:
-    """What it costs to send what the device answers alone: joules where the plan tells them, else the processor's
-    seconds."""
-    joules = radio_joules(row, now, plan)
-    return row.encode_s if joules is None else joules + row.encode_s * (watts_of(plan) or 0.0)
+def sending_cost(row: Row, conditions: Conditions, plan: Plan) -> float:
+    """Cost of sending a request that the device would have answered alone: joules where the plan has power figures,
+    else the processor seconds of encoding."""
+    joules = radio_joules(row, conditions, plan)
+    return row.encode_s if joules is None else joules + row.encode_s * (busy_watts(plan) or 0.0)
 
 
-def sending_costs(plan: Plan, now: Conditions) -> float:
-    """The same of the row that costs most."""
-    return max((race_costs(row, now, plan) for row in plan.rows if not row.is_local), default=0.0)
+def max_sending_cost(plan: Plan, conditions: Conditions) -> float:
+    """Largest `sending_cost` of all offloading rows of the plan; 0 where there is none."""
+    return max((sending_cost(row, conditions, plan) for row in plan.rows if not row.is_local), default=0.0)
 
 
 @dataclass
-class Counts:
-    """What hedging did since the start."""
+class HedgeCounts:
+    """Counters of hedging since the start of the process; the field names are the labels shown to operators."""
 
     hedges: int = 0
-    """Tails begun while the cloud might still have answered."""
+    """Tails started while the offload target might still have answered."""
     by_choice: int = 0
-    """Of these, those that the deadline did not yet demand."""
+    """Optional hedges among them, which the deadline did not yet demand."""
     held_back: int = 0
-    """Early ones that the budget, or a queue at the processor, did not allow."""
+    """Optional hedges that were refused by the budget or because another request waited for the processor."""
     cloud_won: int = 0
+    """Hedged races in which the offload target answered first."""
     device_won: int = 0
+    """Hedged races in which the device answered first."""
     cancelled: int = 0
-    """Losers that were stopped: the cloud's by closing the connection, the device's before its next slice."""
+    """Losers that were stopped: an offload by closing its connection, a tail before its next slice."""
     wasted_s: float = 0.0
-    """Of the device's processor, on tails that lost."""
+    """Seconds of the device's processor spent on tails that lost."""
     wasted_j: float = 0.0
-    """Estimated by the plan's figures; 0 where it has none."""
+    """Joules spent on losers, estimated by the plan's figures; 0 where it has none."""
 
 
-class Ledger:
-    """Budgets by model, and the counts. Thread-safe."""
+class HedgeBudget:
+    """Token buckets by model, and the hedging counters. Thread-safe."""
 
-    def __init__(self, part: Callable[[], float]) -> None:
-        """`part`: what early hedges may cost just now, as a part of answering everything alone."""
-        self._part = part
+    def __init__(self, credit_ratio: Callable[[], float]) -> None:
+        """`part` returns the current credit per request, as a ratio of what answering it on the device alone would
+        cost."""
+        self._credit_ratio = credit_ratio
         self._lock = threading.Lock()
-        self._budgets: dict[str, Budget] = {}
-        self._counts = Counts()
+        self._budgets: dict[str, HedgeTokenBucket] = {}
+        self._counts = HedgeCounts()
 
-    def asked(self, model: str, alone: float) -> None:
-        """A request of `model` goes to the cloud; alone it would cost so much."""
+    def credit(self, model: str, local_cost: float) -> None:
+        """Credit one offloaded request of `model`, which would cost `local_cost` on the device alone."""
         with self._lock:
-            budget = replace(self._budgets.get(model, Budget(0.0)), part=self._part())
-            self._budgets[model] = budget.asked(alone)
+            budget = self._budgets.get(model, HedgeTokenBucket(0.0))
+            self._budgets[model] = HedgeTokenBucket(self._credit_ratio(), budget.tokens, budget.capacity).credited(
+                local_cost
+            )
 
     def allows(self, model: str, cost: float) -> bool:
-        """Whether an early hedge may be begun."""
+        """Whether an optional hedge of this cost may start; without a bucket yet, if the budget is not 0."""
         with self._lock:
-            part = self._part()
-            return replace(self._budgets[model], part=part).allows(cost) if model in self._budgets else part > 0.0
+            part, budget = self._credit_ratio(), self._budgets.get(model)
+            return (
+                HedgeTokenBucket(part, budget.tokens, budget.capacity).allows(cost)
+                if budget is not None
+                else part > 0.0
+            )
 
-    def spent(self, model: str, cost: float) -> None:
-        """A tail beside the cloud took so much."""
+    def debit(self, model: str, cost: float) -> None:
+        """Debit the cost of a tail that ran beside the offload."""
         with self._lock:
             if model in self._budgets:
-                self._budgets[model] = self._budgets[model].spent(cost)
+                self._budgets[model] = self._budgets[model].debited(cost)
 
     def forget(self, model: str) -> None:
-        """It is served no more, or by another release."""
+        """Drop the bucket of a model that is served no longer, or by another release."""
         with self._lock:
             self._budgets.pop(model, None)
 
-    def count(self, **more: float) -> None:
-        """Add to the counts named."""
+    def count(self, **increments: float) -> None:
+        """Add to the named fields of `HedgeCounts`."""
         with self._lock:
-            for name, by in more.items():
-                setattr(self._counts, name, getattr(self._counts, name) + by)
+            for name, increment in increments.items():
+                setattr(self._counts, name, getattr(self._counts, name) + increment)
 
     @property
     def counts(self) -> dict[str, float]:
-        """For people and gauges."""
+        """A copy of the counters, by field name of `HedgeCounts`."""
         with self._lock:
             return asdict(self._counts)

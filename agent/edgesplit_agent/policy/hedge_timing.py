@@ -1,66 +1,89 @@
-"""How long a request waits for the cloud before the device starts finishing it alone. Pure arithmetic.
+"""How long a request waits for the offload target before the device starts its local tail. Pure arithmetic.
 
-Two reasons to start: the deadline, which nothing overrules; and haste, where waiting on would probably cost more than
-it saves. Haste spends energy, so whoever calls says whether there is a budget for it (`early_s`).
+There are two reasons to start the tail. The deadline: nothing overrules it. An early hedge: waiting on would probably
+cost more time than it saves. An early hedge spends energy, so the caller decides whether a budget for it exists and
+passes `early_s` only then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from edgesplit_agent.policy.completion_time import Odds
+from edgesplit_agent.policy.completion_time import CompletionTime
 
-LEAST_S = 0.25
-"""The cloud is never given up sooner than this unless the deadline or haste asks for it."""
-MARGIN_S = 0.03
-"""Kept back from the deadline for handing the answer over."""
+MIN_OFFLOAD_WAIT_S = 0.25
+"""Minimum wait for the offload target in seconds, unless the deadline or an early hedge demands less."""
+DELIVERY_MARGIN_S = 0.03
+"""Seconds before the deadline that are reserved for delivering the answer."""
 TAIL_FACTOR = 1.2
-"""The tail is allowed to take this much longer than expected and still meet the deadline."""
-NO_WORSE = 1.05
-"""A request that is sent away takes at most so many times what it would have taken here..."""
-SURE = 0.98
-"""...with this probability; where the cloud does not promise it, the tail starts early."""
+"""Safety factor: the local tail may take this many times its expected duration and still meet the deadline."""
+MAX_SLOWDOWN_VS_LOCAL = 1.05
+"""An offloaded request should take at most this many times what it would have taken on the device alone."""
+REQUIRED_PROBABILITY = 0.98
+"""Default probability with which the offload target must answer within `MAX_SLOWDOWN_VS_LOCAL`; below it the tail
+starts early."""
 
-LIKELY = 0.5
-"""Where it is less likely than this that the answer comes before the tail must start, it starts at once."""
+LIKELY_PROBABILITY = 0.5
+"""If the answer arrives before the latest start of the tail with no more than this probability, the tail starts at
+once."""
 
 
-def patience_s(
+def offload_timeout_s(
     left_s: float,
     tail_s: float | None,
     predicted_s: float,
-    margin_s: float = MARGIN_S,
+    margin_s: float = DELIVERY_MARGIN_S,
     early_s: float | None = None,
 ) -> float:
-    """Seconds to wait for the cloud from now on; 0 means: start the tail at once, beside the cloud.
+    """Seconds to wait for the offload target from now on; 0 means: start the local tail at once, beside the offload.
 
-    `left_s` is what is left until the deadline, `tail_s` what finishing locally takes (None: the device cannot),
-    `predicted_s` what the plan expects of link and cloud in today's conditions. `early_s`: no longer than this, where
-    haste is wanted and may be paid for. Else the cloud is waited for about as long as finishing alone would take, so
-    that one which never comes costs at most as much again.
+    - `left_s`: seconds until the deadline.
+    - `tail_s`: seconds to finish locally; None if the device cannot.
+    - `predicted_s`: seconds the plan predicts for link and server in current conditions.
+    - `early_s`: upper bound on the wait, where an early hedge is wanted and may be paid for.
+
+    Without `early_s` the wait is about as long as finishing locally takes, so that an offload that never answers at
+    most doubles the time of the request (the ski-rental argument, docs/decisions/0025-deciding.md).
     """
-    if tail_s is None:
+    if tail_s is None:  # no alternative: wait until just before the deadline
         return max(0.0, left_s - margin_s)
+    # Latest start at which the tail, slower than expected by TAIL_FACTOR, still meets the deadline.
     by_deadline_s = left_s - tail_s * TAIL_FACTOR - margin_s
-    wait_s = max(LEAST_S, min(3.0 * predicted_s, max(1.5 * predicted_s, tail_s)))
+    # Ski rental: waiting as long as the tail takes at most doubles the cost of a wrong choice. The wait is clamped to
+    # 1.5 to 3 times the prediction: earlier would hedge offloads that are on time, later would gain nothing.
+    wait_s = max(MIN_OFFLOAD_WAIT_S, min(3.0 * predicted_s, max(1.5 * predicted_s, tail_s)))
     return max(0.0, min(by_deadline_s, wait_s if early_s is None else min(wait_s, early_s)))
 
 
-def haste_s(odds: Odds, local_s: float, sent_s: float, tail_s: float, sure: float = SURE) -> float | None:
-    """Seconds after sending at which the tail should start, so that the request takes no longer than `NO_WORSE` times
-    what it would have taken here (`local_s`); None where the cloud is sure enough to answer before that.
+def early_hedge_s(
+    completion: CompletionTime,
+    local_s: float,
+    sent_s: float,
+    tail_s: float,
+    required_probability: float = REQUIRED_PROBABILITY,
+) -> float | None:
+    """Seconds after sending at which the tail should start so that the request takes at most `MAX_SLOWDOWN_VS_LOCAL`
+    times `local_s`, what it would have taken on the device; None if the offload target is sure enough to answer before
+    that.
 
-    `odds` are those of the whole request, `sent_s` what has passed when it was sent.
+    - `completion`: distribution of the time to the offloaded answer, counted from the beginning of the request.
+    - `sent_s`: seconds from the beginning of the request until it was sent.
+    - `tail_s`: seconds to finish locally what was sent away.
+    - `required_probability`: probability with which the offload target must meet the bound.
     """
-    bound_s = NO_WORSE * local_s
-    if odds.within(bound_s) >= sure:
+    bound_s = MAX_SLOWDOWN_VS_LOCAL * local_s
+    # Sure enough to answer within the bound: no tail is needed for this reason.
+    if completion.probability_by(bound_s) >= required_probability:
         return None
+    # The tail must start by `latest_s` to end within the bound. If the answer will probably be there before, wait that
+    # long; if not, waiting only delays the tail, so it starts at once.
     latest_s = max(0.0, bound_s - sent_s - tail_s)
-    return latest_s if odds.within(sent_s + latest_s) > LIKELY else 0.0
+    return latest_s if completion.probability_by(sent_s + latest_s) > LIKELY_PROBABILITY else 0.0
 
 
-def tail_s(
+def slices_duration_s(
     slices: Iterable[str], measured: Mapping[str, float], predicted: Mapping[str, float], slowdown: float
 ) -> float:
-    """Seconds the named slices take on this device: as measured here, else as predicted times the slow-down."""
+    """Seconds that the named slices take on this device: the measured time where there is one, else prediction times
+    slowdown."""
     return sum(measured[name] if name in measured else predicted.get(name, 0.0) * slowdown for name in slices)

@@ -1,9 +1,10 @@
-"""What the link, the server and the device are like just now, estimated from what real transfers took.
+"""Estimates of link, server load and device speed, learnt from what real transfers took.
 
-Everything here is a value and arithmetic: `meter.transferred(...)` gives the next meter. The uplink is estimated as
-seconds per byte, so its average is the harmonic one (an arithmetic mean of rates is far too hopeful on a link that
-varies). A small transfer says little about the rate, because the round trip's jitter hides it, and weighs so. Beside
-the estimate stands how wrong it tends to be: `spread` and `fades`, from which `odds` tells what a wait is worth.
+`LinkEstimate` is an immutable value: each measurement (`after_transfer(...)`) returns the next estimate. The uplink is
+kept as seconds per byte, so that its average is the harmonic mean of the rates (an arithmetic mean is far too
+optimistic on a link that varies). A small transfer says little about the rate, because the jitter of the round trip
+hides it, and therefore has little weight. `spread` and `fades` record how wrong the estimate tends to be; from them
+`completion_time` derives the probability of an answer in time. See docs/decisions/0025-deciding.md.
 """
 
 from __future__ import annotations
@@ -13,38 +14,45 @@ import math
 import msgspec
 from msgspec.structs import replace
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Conditions, Link, Row, further_link
-from edgesplit_agent.policy.completion_time import Odds
+from edgesplit_agent.policy.completion_time import CompletionTime
 
 SLOWEST_BYTES_PER_S = 500.0
+"""Lower bound of the estimated uplink."""
 FASTEST_BYTES_PER_S = 1e10
-CHANGE = 0.7
-"""How far, as a part of itself, the rate is believed to move from one transfer to the next."""
-QUICKEST = 0.8
-"""The weight of one transfer is at most this: one stray measurement does not turn the plan over."""
+"""Upper bound of the estimated uplink."""
+RATE_CHANGE_STD = 0.7
+"""Process noise of the filter: standard deviation of the change in rate between two transfers, relative to the rate."""
+MAX_GAIN = 0.8
+"""Upper bound of the filter's gain: a single outlier must not turn the choice of rows over."""
 JITTER_S = 0.001
-JITTER_PART = 0.1
-"""A round trip is uncertain by a millisecond or this part of itself, whichever is more."""
-FIRST_SPREAD, FIRST_FADES = 0.3, 0.0
-"""Believed before anything was measured: the plan's link, until it shows otherwise."""
-LEARNS_SPREAD = 0.2
-REMEMBERS_FADES = 50
-"""Fades are rare and costly: how often they come is averaged over so many transfers."""
-FADE = 2.0
-"""An exchange that takes more than so many times what was expected of it, round trip and all, met a fade."""
-FADED = 100.0
-"""How many times slower than believed a link may be that has just faded."""
-DRIFT = 0.3
-"""How much wider, per root of a second, the belief becomes while nothing is heard of the link."""
-FURTHER_S = 60.0
-"""So long what a gateway told of the link beyond it is believed."""
-WIDEST = 1.5
-"""A belief is never wider than this: a factor of 4.5 either way."""
+"""Minimum uncertainty of a round trip in seconds."""
+JITTER_RATIO = 0.1
+"""Uncertainty of a round trip relative to itself; the larger of this and `JITTER_S` counts."""
+INITIAL_SPREAD = 0.3
+"""Initial `spread`, before anything was measured."""
+INITIAL_FADES = 0.0
+"""Initial `fades`, before anything was measured: the plan's link counts as reliable until a measurement contradicts it.
+"""
+SPREAD_WEIGHT = 0.2
+"""Weight of one transfer in the exponential average of `spread`."""
+FADE_MEMORY = 50
+"""Number of transfers over which the rate of fades is averaged: fades are rare and costly."""
+FADE_FACTOR = 2.0
+"""An exchange that takes more than this many times its expected duration, round trip included, counts as a fade."""
+FADED_LINK_FACTOR = 100.0
+"""A link that has just faded may be this many times slower than estimated."""
+SPREAD_DRIFT = 0.3
+"""Growth of the spread per square root of a second without any measurement."""
+FURTHER_HOP_TTL_S = 60.0
+"""Lifetime in seconds of what a gateway reported about its own uplink."""
+MAX_SPREAD = 1.5
+"""Upper bound of the spread used for decisions: a factor of e^1.5 = 4.5 either way."""
 
 
-class LinkMeter(msgspec.Struct, frozen=True):
-    """The estimates. Starts from the link that the plan was made for."""
+class LinkEstimate(msgspec.Struct, frozen=True):
+    """Current estimates of link, server and device. Starts from the link for which the plan was made."""
 
     rtt_s: float
     up_s_per_byte: float
@@ -52,125 +60,145 @@ class LinkMeter(msgspec.Struct, frozen=True):
     server_load: float = 1.0
     device_slowdown: float = 1.0
     transfers: int = 0
-    spread: float = FIRST_SPREAD
-    """Of the logarithm of a transfer's seconds per byte around what was expected of it."""
-    fades: float = FIRST_FADES
-    """The part of transfers that took far longer than expected, of late."""
+    spread: float = INITIAL_SPREAD
+    """Standard deviation of the logarithm of a transfer's seconds per byte, relative to what was expected."""
+    fades: float = INITIAL_FADES
+    """Recent ratio of transfers that took far longer than expected (`FADE_FACTOR`)."""
     heard_at: float = -math.inf
-    """Of the monotonic clock: when a transfer last told something of the rate. Before: the plan's link is
-    believed."""
+    """Monotonic time of the last transfer that was informative about the rate; -inf before the first."""
     unanswered: int = 0
-    """Transfers that had no answer for longer than they should have taken: the link is not what was believed."""
-    further: LinkMeter | None = None
-    """Of the link beyond, by what a gateway tells of it; None: nothing was told of late."""
+    """Transfers without an answer for longer than they should have taken: evidence against the plan's link."""
+    further: LinkEstimate | None = None
+    """Estimate of the gateway's own uplink, from what the gateway reports; None without a recent report."""
     further_at: float = -math.inf
-    """When that was."""
+    """Monotonic time of the last report about the further link."""
 
     @classmethod
-    def of(cls, link: Link) -> LinkMeter:
-        """Before anything was measured."""
+    def from_link(cls, link: Link) -> LinkEstimate:
+        """The initial estimate: the planned link."""
         return cls(link.rtt_s, 1.0 / link.up_bytes_per_s, 1.0 / link.down_bytes_per_s)
 
     @property
     def link(self) -> Link:
-        """The link as it seems now."""
+        """The estimated link, as rates in bytes per second and round-trip time in seconds."""
         return Link(
             up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
         )
 
     def conditions(self, remote_ok: bool) -> Conditions:
-        """What a plan chooses by."""
+        """The conditions by which a plan's row is chosen; `remote_ok` False excludes rows that offload."""
         return Conditions(
             link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok,
             further=self.further.link if self.further is not None else None,
         )  # fmt: skip
 
-    def odds(self, up_bytes: int, rest_s: float, now: float) -> Odds:
-        """When an answer will be here for which `up_bytes` must go up, and whose other parts take `rest_s`."""
+    def completion_time(self, up_bytes: int, rest_s: float, now: float) -> CompletionTime:
+        """Distribution of the time to an answer that needs `up_bytes` sent up and `rest_s` seconds for everything else.
+
+        The spread grows with the silence since the last measurement (`SPREAD_DRIFT`), up to `MAX_SPREAD`.
+        """
         silent_s = max(0.0, now - self.heard_at) if self.heard_at > -math.inf else 0.0
-        spread = min(WIDEST, math.sqrt(self.spread**2 + DRIFT**2 * min(silent_s, 1e3)))
-        return Odds(rest_s, up_bytes * self.up_s_per_byte, spread, self.fades)
+        spread = min(MAX_SPREAD, math.sqrt(self.spread**2 + SPREAD_DRIFT**2 * min(silent_s, 1e3)))
+        return CompletionTime(rest_s, up_bytes * self.up_s_per_byte, spread, self.fades)
 
-    def round_trip(self, seconds: float, beside_bytes: int = 0) -> LinkMeter:
-        """After an exchange so small that only the round trip counts (the server's own time already taken off).
+    def after_round_trip(self, seconds: float, beside_bytes: int = 0) -> LinkEstimate:
+        """The estimate after an exchange so small that only the round trip counts; `seconds` excludes the server's own
+        time.
 
-        `beside_bytes` of ours may have been on their way up, by a link that may just have faded: an exchange that took
-        longer than believed may have waited behind them. One that took longer than even that tells of the round trip.
+        Up to `beside_bytes` of this device's data may have been on their way up at the same time, over a link that may
+        just have faded. A longer round trip than estimated is ignored if waiting behind those bytes can explain it
+        (docs/decisions/0045-links-that-flap.md).
         """
         seconds = max(seconds, 0.0)
-        if self.rtt_s < seconds <= self.rtt_s + FADED * beside_bytes * self.up_s_per_byte:
+        # The excess may be the time that the bytes beside it needed, even on a link FADED_LINK_FACTOR slower.
+        if self.rtt_s < seconds <= self.rtt_s + FADED_LINK_FACTOR * beside_bytes * self.up_s_per_byte:
             return self
+        # A shorter round trip is certain knowledge and weighs more; a longer one may be jitter.
         weight = 0.5 if seconds < self.rtt_s else 0.3
         return replace(self, rtt_s=self.rtt_s + weight * (seconds - self.rtt_s))
 
-    def transferred(self, up_bytes: int, down_bytes: int, seconds: float, now: float | None = None) -> LinkMeter:
-        """After an answered request whose time on the link (elapsed less the server's own) was `seconds`."""
+    def after_transfer(self, up_bytes: int, down_bytes: int, seconds: float, now: float | None = None) -> LinkEstimate:
+        """The estimate after an answered request that spent `seconds` on the link (without the server's own time)."""
         rtt_s = min(self.rtt_s, max(seconds, 0.0))  # an exchange cannot be quicker than the round trip inside it
         up_s = max(0.0, seconds - rtt_s - down_bytes * self.down_s_per_byte)
-        return replace(self._believing(up_bytes, up_s, rtt_s, now), rtt_s=rtt_s)
+        return replace(self._updated(up_bytes, up_s, rtt_s, now), rtt_s=rtt_s)
 
-    def gave_up(self, up_bytes: int, seconds: float, now: float | None = None) -> LinkMeter:
-        """After a transfer without an answer for `seconds`: the link is at least that slow, and only that is learnt."""
+    def after_timeout(self, up_bytes: int, seconds: float, now: float | None = None) -> LinkEstimate:
+        """The estimate after `seconds` without an answer: only a lower bound, the link is at least that slow."""
         up_s = seconds - self.rtt_s
+        # A wait shorter than the estimated transfer teaches nothing: the answer was not yet due.
         if up_bytes <= 0 or up_s / up_bytes <= self.up_s_per_byte:
             return self
-        return replace(self._believing(up_bytes, up_s, self.rtt_s, now), unanswered=self.unanswered + 1)
+        return replace(self._updated(up_bytes, up_s, self.rtt_s, now), unanswered=self.unanswered + 1)
 
-    def _believing(self, up_bytes: int, up_s: float, rtt_s: float, now: float | None) -> LinkMeter:
-        """The next belief: a scalar Kalman step, the transfer's uncertainty being the round trip's jitter."""
+    def _updated(self, up_bytes: int, up_s: float, rtt_s: float, now: float | None) -> LinkEstimate:
+        """One scalar Kalman step on the seconds per byte; the measurement noise is the round trip's jitter."""
         if up_bytes <= 0:
             return self
-        belief = (CHANGE * self.up_s_per_byte) ** 2
-        noise = (max(JITTER_S, JITTER_PART * rtt_s) / up_bytes) ** 2
-        told = belief / (belief + noise)
+        # State: seconds per byte. Between transfers it performs a random walk with a deviation of
+        # RATE_CHANGE_STD times its value. A transfer measures it with the round trip's jitter divided by its bytes as
+        # noise, so small transfers have little gain.
+        prior_variance = (RATE_CHANGE_STD * self.up_s_per_byte) ** 2
+        noise_variance = (max(JITTER_S, JITTER_RATIO * rtt_s) / up_bytes) ** 2
+        gain = prior_variance / (prior_variance + noise_variance)
         measured = max(up_s / up_bytes, 1.0 / FASTEST_BYTES_PER_S)
-        blended = self.up_s_per_byte + min(QUICKEST, told) * (measured - self.up_s_per_byte)
-        off = abs(math.log(measured / self.up_s_per_byte))
-        faded = rtt_s + up_s > FADE * (rtt_s + up_bytes * self.up_s_per_byte)
+        blended = self.up_s_per_byte + min(MAX_GAIN, gain) * (measured - self.up_s_per_byte)
+        log_error = abs(math.log(measured / self.up_s_per_byte))
+        # Judged on the whole exchange: on a short transfer the jitter alone can double the transfer's own time.
+        faded = rtt_s + up_s > FADE_FACTOR * (rtt_s + up_bytes * self.up_s_per_byte)
         return replace(
             self,
             up_s_per_byte=min(1.0 / SLOWEST_BYTES_PER_S, max(1.0 / FASTEST_BYTES_PER_S, blended)),
-            # A normal's mean absolute deviation is 0.8 of its standard deviation; a fade is counted for itself.
-            spread=self.spread + LEARNS_SPREAD * told * (1.25 * min(off, math.log(FADE)) - self.spread),
-            fades=self.fades + told / min(REMEMBERS_FADES, 5 + self.transfers) * (float(faded) - self.fades),
+            # |log error| averages 0.8 (sqrt(2 / pi)) standard deviations for a normal distribution, hence 1.25. It is
+            # capped at a fade, which `fades` counts separately.
+            spread=self.spread + SPREAD_WEIGHT * gain * (1.25 * min(log_error, math.log(FADE_FACTOR)) - self.spread),
+            # Averages over the first 5 transfers at the start, later over FADE_MEMORY.
+            fades=self.fades + gain / min(FADE_MEMORY, 5 + self.transfers) * (float(faded) - self.fades),
             transfers=self.transfers + 1,
-            heard_at=now if now is not None and told > 0.5 else self.heard_at,
+            # Only a transfer that determined the rate ends the silence by which the spread grows.
+            heard_at=now if now is not None and gain > 0.5 else self.heard_at,
         )
 
-    def went_further(self, row: Row, seconds: float, now: float, *, answered: bool) -> LinkMeter:
-        """After a gateway waited `seconds` for the tier beyond it, that tier's own time taken off."""
+    def after_further_hop(self, row: Row, seconds: float, now: float, *, answered: bool) -> LinkEstimate:
+        """The estimate after a gateway waited `seconds` for the next tier, that tier's own time excluded.
+
+        `answered` False: the next tier did not answer, so only a lower bound is learnt.
+        """
         planned = further_link(row)
         if planned is None:
             return self
-        hop, before = row.hops[0], self.further or LinkMeter.of(planned)
-        moving_s = hop.up_bytes * before.up_s_per_byte + hop.down_bytes * before.down_s_per_byte
-        if not answered:
-            after = before.gave_up(hop.up_bytes, seconds, now)
-        elif moving_s < before.rtt_s:  # so few bytes tell of the round trip, and nothing of the rate
-            after = before.round_trip(seconds - moving_s)
+        hop, before = row.hops[0], self.further or LinkEstimate.from_link(planned)
+        transfer_s = hop.up_bytes * before.up_s_per_byte + hop.down_bytes * before.down_s_per_byte
+        if not answered:  # a lower bound only
+            after = before.after_timeout(hop.up_bytes, seconds, now)
+        elif transfer_s < before.rtt_s:  # so few bytes tell of the round trip, and nothing of the rate
+            after = before.after_round_trip(seconds - transfer_s)
         else:
-            after = before.transferred(hop.up_bytes, hop.down_bytes, seconds, now)
+            after = before.after_transfer(hop.up_bytes, hop.down_bytes, seconds, now)
         return replace(self, further=after, further_at=now)
 
-    def forgetting(self, now: float) -> LinkMeter:
-        """Without what was told of the link beyond too long ago. Nothing probes it: as planned, it is tried again."""
-        return self if self.further is None or now - self.further_at < FURTHER_S else replace(self, further=None)
+    def without_expired_hop(self, now: float) -> LinkEstimate:
+        """The estimate without an expired report about the further link. That link is not probed: the planned values
+        apply again."""
+        return (
+            self if self.further is None or now - self.further_at < FURTHER_HOP_TTL_S else replace(self, further=None)
+        )
 
-    def loaded(self, factor: float) -> LinkMeter:
-        """After an answer that told how loaded the server is (1 is idle)."""
+    def after_load_report(self, factor: float) -> LinkEstimate:
+        """The estimate after an answer that reported the server's load factor (1: idle)."""
         return replace(self, server_load=max(1.0, self.server_load + 0.5 * (min(factor, 1000.0) - self.server_load)))
 
-    def computed(self, measured_s: float, predicted_s: float) -> LinkMeter:
-        """After the device ran slices for which the plan predicts `predicted_s`."""
+    def after_compute(self, measured_s: float, predicted_s: float) -> LinkEstimate:
+        """The estimate after the device ran slices in `measured_s` for which the plan predicts `predicted_s`."""
         if predicted_s <= 0.0:
             return self
         factor = min(50.0, max(0.05, measured_s / predicted_s))
         return replace(self, device_slowdown=self.device_slowdown + 0.3 * (factor - self.device_slowdown))
 
 
-def probe_due(now: float, last_sent: float, idle_s: float) -> bool:
-    """Whether the link should be probed: only when nothing else was sent for a while."""
+def is_probe_due(now: float, last_sent: float, idle_s: float) -> bool:
+    """Whether the link should be probed: only when nothing was sent for `idle_s` seconds."""
     return now - last_sent >= idle_s
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,9 +1,10 @@
-"""Which row of the plan answers the next request, and whether the device races the cloud for it.
+"""Row selection: which row of the plan answers the next request, and whether the device races the offload target for
+it.
 
-`decide` is the whole decision: plan, estimates, stance and what is held in; a `Choice` out, in microseconds. Where
-latency is all that counts and hedging may be paid for, the row is the one against which a race saves most (an
-uncertain link is worth trying while the device works anyway). Elsewhere it is the plan's choice with hysteresis, rows
-over the power budget left out.
+`select_row` is the whole decision and a pure function: plan, estimates, power mode and the held row in; a `RowChoice`
+out, in microseconds. Where latency is all that counts and hedging may be paid for, it takes the row against which a
+race saves most time (an uncertain link is worth trying while the device works anyway). Elsewhere it takes the plan's
+choice with hysteresis, without the rows that exceed the power budget. See docs/decisions/0025-deciding.md.
 """
 
 from __future__ import annotations
@@ -18,309 +19,376 @@ import msgspec
 
 from edgesplit import plan as plans
 from edgesplit.plan import Conditions, Plan, Row
-from edgesplit_agent.policy.completion_time import Odds
-from edgesplit_agent.policy.hedge_timing import LEAST_S, haste_s, patience_s
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.power.budget import PowerBank
-from edgesplit_agent.power.mode import PERFORMANCE, Stance
+from edgesplit_agent.policy.completion_time import CompletionTime
+from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S, early_hedge_s, offload_timeout_s
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.power.budget import EnergyBudget
+from edgesplit_agent.power.mode import PERFORMANCE, PowerMode
 
 DWELL_S = 2.0
-"""After a change of rows, so long passes before another row that leaves the device is taken up."""
-RACE_GAIN = 0.01
-"""A race must be expected to save this part of what the device takes alone..."""
-RACE_GAIN_S = 0.001
-"""...and this much, for it costs energy and a place on the link."""
-KEEP = 0.9
-"""The row that is held is raced with unless it saves less than this part of what the best would."""
-KNOWN = 8
-"""Before so many transfers were measured the plan's link is believed, no races and no haste, unless one of them had no
-answer in time."""
-PACE = 1.25
-"""A cap on the clock that moves by less than this factor is the same day."""
-OVER = 1.05
-"""A row in use is kept while it is over the power budget by no more than this."""
-SPENDS = 0.2
-"""One request may take its share of the budget, and this part of what was saved."""
+"""Minimum time in seconds between two changes to a row that offloads."""
+MIN_RACE_GAIN_RATIO = 0.01
+"""A race must be expected to save at least this ratio of what the device takes alone."""
+MIN_RACE_GAIN_S = 0.001
+"""A race must be expected to save at least this many seconds, because it costs energy and occupies the link."""
+KEEP_ROW_RATIO = 0.9
+"""The held row stays the race's row unless it saves less than this ratio of what the best row saves."""
+MIN_TRANSFERS = 8
+"""Number of measured transfers before the plan's link is doubted: until then there are no races and no early hedges,
+unless a transfer had no answer in time."""
+SAME_CLOCK_FACTOR = 1.25
+"""Two clock caps that differ by less than this factor count as equal."""
+BUDGET_TOLERANCE = 1.05
+"""The row in use is kept while its energy exceeds the power budget by no more than this factor."""
+SAVINGS_RATIO = 0.2
+"""One request may use its share of the power budget and this ratio of the saved energy."""
 RATE_WINDOW_S = 10.0
-"""Over which the rate of requests is counted."""
-MOST_COUNTED = 4096
-IN_TIME = 0.8
-"""A row meets a deadline if it is predicted to take no more than this part of it."""
+"""Length in seconds of the sliding interval over which the request rate is counted."""
+MAX_ARRIVALS = 4096
+"""Maximum number of arrivals kept for the request rate of one model."""
+DEADLINE_RATIO = 0.8
+"""A row meets the deadline if its predicted latency is at most this ratio of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The row in use and when it was taken up."""
+class HeldRow:
+    """The row in use and the circumstances under which it was chosen."""
 
     row: str
     since: float
+    """Monotonic time at which this row was taken up."""
     mode: str = "performance"
-    """Of the stance at its last choice."""
+    """Name of the power mode at the last choice."""
     slowdown: float = 1.0
-    """By the cap on the clock, then."""
+    """Slowdown by the clock cap at the last choice."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What to do with one request."""
+class RowChoice:
+    """How to answer one request."""
 
     row: Row
     early_s: float | None = None
-    """Seconds after sending at which the device starts to finish alone: haste. None: only when patience ends."""
-    alone: bool = False
-    """The device would have answered alone: its work is no extra cost of this race, sending is."""
+    """Seconds after sending at which the device starts an early hedge. None: only after the regular timeout."""
+    local_was_chosen: bool = False
+    """The device would have answered this request alone: its own work is no extra cost of the race, only sending is."""
     why: str = ""
-    """For people, where it is not simply the fastest row."""
+    """Reason for operators why this is not simply the fastest row; empty if it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What is known at the moment of one choice."""
+class SelectionContext:
+    """Inputs of one selection."""
 
-    meter: LinkMeter
+    estimate: LinkEstimate
     now: float
-    """Of the monotonic clock."""
+    """Current monotonic time."""
     remote_ok: bool = True
+    """The offload target accepts requests (circuit breaker)."""
     may_hedge: bool = True
-    """There is a budget for finishing here what was sent away."""
+    """The budget allows the device to finish a request that was sent away."""
     may_race: bool = True
-    """There is one for sending what the device answers alone."""
+    """The budget allows sending a request that the device answers itself."""
     deadline_s: float = 2.0
+    """Seconds until the request's deadline."""
     per_s: float = 0.0
-    """Requests per second, of late."""
+    """Recent requests per second of this model."""
     others_watts: float = 0.0
-    """What this device's other models take of its power."""
+    """Watts beyond idling that the device's other models use."""
     saved_j: float = 0.0
-    """What the power budget allowed of late and was not drawn; negative where more was drawn."""
+    """Joules saved under the power budget recently; negative when more was drawn than allowed."""
     slowdown: float = 1.0
-    """By the cap on the processor's clock; the meter learns what is slow beside it (`stance.slowed`)."""
+    """Slowdown by the cap on the processor's clock; the estimate's own slowdown is learnt without it
+    (`mode.clock_slowdown`)."""
 
     @property
-    def knows(self) -> bool:
-        """Enough was measured to doubt the plan's link."""
-        return self.meter.transfers >= KNOWN or self.meter.unanswered > 0
+    def has_measured_link(self) -> bool:
+        """Whether enough was measured to replace the plan's link by the estimate."""
+        return self.estimate.transfers >= MIN_TRANSFERS or self.estimate.unanswered > 0
 
     def conditions(self) -> Conditions:
-        """As a plan chooses by them."""
-        seen = self.meter.conditions(self.remote_ok)
+        """The conditions for the plan's cost functions, with the clock cap applied."""
+        seen = self.estimate.conditions(self.remote_ok)
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self.slowdown)
 
 
-def decide(plan: Plan, seen: Situation, stance: Stance = PERFORMANCE, held: Held | None = None) -> Choice | None:
-    """The next request's way; None where nothing usable is left."""
-    now = seen.conditions()
-    if held is not None and not holds(held, seen, stance):
+def select_row(
+    plan: Plan, context: SelectionContext, power_mode: PowerMode = PERFORMANCE, held: HeldRow | None = None
+) -> RowChoice | None:
+    """The row for the next request; None where no usable row is left."""
+    conditions = context.conditions()
+    if held is not None and not is_hold_valid(held, context, power_mode):
         held = None
+    # 1. A row forced by the operator: no estimate, race or budget changes it.
     if plan.forced:
-        row = plans.choose(plan, now)
-        return Choice(row) if row is not None else None
-    within, why = affordable(plan, now, stance, seen, held.row if held else "")
-    wanted = _with_weights(within, stance.mode, now, seen.deadline_s)
+        row = plans.choose_row(plan, conditions)
+        return RowChoice(row) if row is not None else None
+    # 2. Only rows within the power budget, weighted by what the power mode optimises for.
+    affordable_plan, why = within_power_budget(plan, conditions, power_mode, context, held.row if held else "")
+    weighted = _with_mode_weights(affordable_plan, power_mode.mode, conditions, context.deadline_s)
     local = plan.local
-    if local is None or not seen.remote_ok:
-        row = _settled(wanted, now, held, seen.now)
-        return Choice(row, why=why) if row is not None else None
-    local_s = plans.latency_s(local, now)
-    races = stance.races and not wanted.weights and seen.knows
-    hedged = races and seen.may_hedge
-    settled = _settled(wanted, now if hedged else _risky(wanted, seen, now, local), held, seen.now)
-    if settled is None:
+    # 3. A race needs both a local row and a reachable target.
+    if local is None or not context.remote_ok:
+        row = _with_hysteresis(weighted, conditions, held, context.now)
+        return RowChoice(row, why=why) if row is not None else None
+    local_s = plans.latency_s(local, conditions)
+    # 4. Races pay only where latency alone counts (no weights), and only once the link was measured: by the plan's own
+    # link every race would look like a gain.
+    races = power_mode.can_race and not weighted.weights and context.has_measured_link
+    hedged = races and context.may_hedge
+    # A hedged offload that fades is caught by its early tail; without hedging each row is charged for that risk.
+    chosen = _with_hysteresis(
+        weighted, conditions if hedged else _with_risk(weighted, context, conditions, local), held, context.now
+    )
+    if chosen is None:
         return None
-    if not races or not (seen.may_race if settled.is_local else seen.may_hedge):
-        return _sent(Choice(settled, why=why), seen, now, local, local_s, stance)
-    raced = _worth_a_race(within.rows, seen, now, local_s, held)
+    # 5. No race: the plan's choice. What a race costs extra depends on what the device would have done anyway. If it
+    # answers alone, only sending is extra (`may_race`); if it offloads, the local tail is (`may_hedge`).
+    if not races or not (context.may_race if chosen.is_local else context.may_hedge):
+        return _with_early_hedge(RowChoice(chosen, why=why), context, conditions, local, local_s, power_mode)
+    # 6. Race against the row that saves most on average; where none saves enough, the device answers alone.
+    raced = _best_race(affordable_plan.rows, context, conditions, local_s, held)
     if raced is None:
-        return Choice(local, why=why)
-    if settled.is_local:
-        return Choice(raced, early_s=0.0, alone=True, why=why)
-    return _sent(Choice(raced, why=why), seen, now, local, local_s, stance)
+        return RowChoice(local, why=why)
+    if chosen.is_local:  # device and target start together
+        return RowChoice(raced, early_s=0.0, local_was_chosen=True, why=why)
+    return _with_early_hedge(RowChoice(raced, why=why), context, conditions, local, local_s, power_mode)
 
 
-def odds_of(row: Row, seen: Situation, now: Conditions) -> Odds:
-    """When the whole request would be answered by a row that leaves the device."""
-    fixed_s = (row.device_s + row.encode_s) * now.device_slowdown + now.link.rtt_s + plans.beyond_s(row, now)
-    fixed_s += row.down_bytes / now.link.down_bytes_per_s + (row.decode_s + row.remote_s) * now.server_load
-    return seen.meter.odds(row.up_bytes, fixed_s, seen.now)
+def completion_time_of(row: Row, context: SelectionContext, conditions: Conditions) -> CompletionTime:
+    """Distribution of the time to the whole answer by a row that offloads."""
+    # The terms of plan.latency_s without the upload, whose duration is the uncertain part (Neurosurgeon, section 5).
+    fixed_s = (
+        (row.device_s + row.encode_s) * conditions.device_slowdown
+        + conditions.link.rtt_s
+        + plans.further_links_s(row, conditions)
+    )
+    fixed_s += (
+        row.down_bytes / conditions.link.down_bytes_per_s + (row.decode_s + row.remote_s) * conditions.server_load
+    )
+    return context.estimate.completion_time(row.up_bytes, fixed_s, context.now)
 
 
-def _sent(choice: Choice, seen: Situation, now: Conditions, local: Row, local_s: float, stance: Stance) -> Choice:
-    """The choice, with the moment at which the device starts to finish alone."""
+def _with_early_hedge(
+    choice: RowChoice,
+    context: SelectionContext,
+    conditions: Conditions,
+    local: Row,
+    local_s: float,
+    power_mode: PowerMode,
+) -> RowChoice:
+    """The choice, with the time at which an early hedge starts if the power mode and the budget allow one."""
     row = choice.row
-    if row.is_local or not stance.hedges or not seen.may_hedge or not seen.knows:
+    if row.is_local or not power_mode.can_hedge or not context.may_hedge or not context.has_measured_link:
         return choice
-    tail_s = (local.device_s - row.device_s) * now.device_slowdown
-    sent_s = (row.device_s + row.encode_s) * now.device_slowdown
-    early_s = haste_s(odds_of(row, seen, now), local_s, sent_s, tail_s, stance.sure)
+    # The tail is what all-local computes beyond the row's own device part.
+    tail_s = (local.device_s - row.device_s) * conditions.device_slowdown
+    sent_s = (row.device_s + row.encode_s) * conditions.device_slowdown
+    early_s = early_hedge_s(
+        completion_time_of(row, context, conditions), local_s, sent_s, tail_s, power_mode.required_probability
+    )
     return replace(choice, early_s=early_s)
 
 
-def _worth_a_race(
-    rows: Sequence[Row], seen: Situation, now: Conditions, local_s: float, held: Held | None
+def _best_race(
+    rows: Sequence[Row], context: SelectionContext, conditions: Conditions, local_s: float, held: HeldRow | None
 ) -> Row | None:
-    """The row against which a race saves most, or None where none saves enough."""
-    best, most_s = None, max(RACE_GAIN * local_s, RACE_GAIN_S)
-    kept, kept_s = None, 0.0
+    """The row against which a race saves most on average, or None where no row saves enough."""
+    best, best_s = None, max(MIN_RACE_GAIN_RATIO * local_s, MIN_RACE_GAIN_S)
+    held_row, held_s = None, 0.0
     for row in rows:
         if row.is_local:
             continue
-        saved_s = odds_of(row, seen, now).saves_s(local_s)
+        # Mean of max(0, local - offloaded): uncertainty makes a race more valuable than its mean suggests: a slow
+        # answer costs nothing while the device works too.
+        saved_s = completion_time_of(row, context, conditions).expected_saving_s(local_s)
         if held is not None and row.name == held.row:
-            kept, kept_s = row, saved_s
-        if saved_s > most_s:
-            best, most_s = row, saved_s
-    return kept if best is not None and kept is not None and kept_s >= KEEP * most_s else best
+            held_row, held_s = row, saved_s
+        if saved_s > best_s:
+            best, best_s = row, saved_s
+    # Hysteresis: stay with the held row while it saves nearly as much as the best.
+    return held_row if best is not None and held_row is not None and held_s >= KEEP_ROW_RATIO * best_s else best
 
 
-def _settled(plan: Plan, now: Conditions, held: Held | None, at: float) -> Row | None:
-    """The plan's choice with hysteresis; away from the device only after a while with the row before."""
+def _with_hysteresis(plan: Plan, conditions: Conditions, held: HeldRow | None, now: float) -> Row | None:
+    """The plan's choice with hysteresis; another offloading row only after `DWELL_S` with the current one."""
     if held is None:
-        return plans.choose(plan, now)
-    row = plans.choose(plan, now, held.row)
-    if row is None or row.is_local or row.name == held.row or at - held.since >= DWELL_S:
+        return plans.choose_row(plan, conditions)
+    row = plans.choose_row(plan, conditions, held.row)
+    # Back to the device is always free; another offloading row has to wait for the dwell time.
+    if row is None or row.is_local or row.name == held.row or now - held.since >= DWELL_S:
         return row
-    kept = next((one for one in plan.rows if one.name == held.row and (one.is_local or now.remote_ok)), None)
-    return kept or plan.local or row
+    usable = (candidate for candidate in plan.rows if candidate.is_local or conditions.remote_ok)
+    current = next((candidate for candidate in usable if candidate.name == held.row), None)
+    return current or plan.local or row
 
 
-def _risky(plan: Plan, seen: Situation, now: Conditions, local: Row) -> Conditions:
-    """With what it costs, by row, where the device has to finish after all: the wait, and then its own work.
+def _with_risk(plan: Plan, context: SelectionContext, conditions: Conditions, local: Row) -> Conditions:
+    """The conditions with the mean cost, by row, of having to finish locally after all: the wait, then the local work.
 
-    Seconds pay for fades only: an answer that is merely slow is in the prediction already. Joules pay for every answer
-    that the device does not wait for to the end.
+    Weights of seconds are charged for fades only: an answer that is merely slow is in the prediction already. Weights
+    of joules are charged for every answer that the device does not wait for to the end.
     """
-    local_s, thrifty = plans.latency_s(local, now), "energy" in plan.weights
+    local_s, thrifty = plans.latency_s(local, conditions), "energy" in plan.weights
     risks = {}
     for row in plan.rows:
         if row.is_local:
             continue
-        sent_s = (row.device_s + row.encode_s) * now.device_slowdown
-        tail_s = local_s - row.device_s * now.device_slowdown
-        away_s = plans.latency_s(row, now) - sent_s
-        wait_s = patience_s(seen.deadline_s - sent_s, tail_s, away_s)
-        late = 1.0 - odds_of(row, seen, now).within(sent_s + wait_s)
-        risks[row.name] = (late if thrifty else seen.meter.fades) * (LEAST_S + local_s)
-    return msgspec.structs.replace(now, risk_s=risks)
+        sent_s = (row.device_s + row.encode_s) * conditions.device_slowdown
+        tail_s = local_s - row.device_s * conditions.device_slowdown
+        away_s = plans.latency_s(row, conditions) - sent_s
+        # With no hedge budget the tail starts only when the regular timeout ends: this is how long a dead link costs.
+        wait_s = offload_timeout_s(context.deadline_s - sent_s, tail_s, away_s)
+        late = 1.0 - completion_time_of(row, context, conditions).probability_by(sent_s + wait_s)
+        risks[row.name] = (late if thrifty else context.estimate.fades) * (MIN_OFFLOAD_WAIT_S + local_s)
+    return msgspec.structs.replace(conditions, risk_s=risks)
 
 
-def affordable(plan: Plan, now: Conditions, stance: Stance, seen: Situation, held: str) -> tuple[Plan, str]:
-    """The plan with the rows whose joules the power budget pays for at this rate of requests; where none fits, with
-    the one that draws least. Says why rows are missing. A plan without power figures stays as it is."""
-    if stance.watts is None or plan.power is None or seen.per_s <= 0.0:
+def within_power_budget(
+    plan: Plan, conditions: Conditions, power_mode: PowerMode, context: SelectionContext, held: str
+) -> tuple[Plan, str]:
+    """The plan with only the rows whose energy the power budget covers at the current request rate, and the reason why
+    rows are missing (empty if none is).
+
+    Where no row fits, only the one that draws least is left. A plan without power figures stays as it is.
+    """
+    if power_mode.watts is None or plan.power is None or context.per_s <= 0.0:
         return plan, ""
-    allowed_j = (watts_left(plan, stance) - seen.others_watts) / seen.per_s + SPENDS * seen.saved_j
-    spent = {row.name: plans.marginal_j(row, now, plan.power) for row in plan.rows if row.is_local or now.remote_ok}
+    # Joules per request = allowed watts (less idling and the other models) / requests per second, plus part of the
+    # savings: without them this is a step function that may never afford to answer locally (decision 25).
+    allowed_j = (
+        active_watts_allowed(plan, power_mode) - context.others_watts
+    ) / context.per_s + SAVINGS_RATIO * context.saved_j
+    joules = {
+        row.name: plans.marginal_energy_j(row, conditions, plan.power)
+        for row in plan.rows
+        if row.is_local or conditions.remote_ok
+    }
     rows = tuple(
         row for row in plan.rows
-        if row.name in spent and spent[row.name] <= allowed_j * (OVER if row.name == held else 1.0)
+        if row.name in joules and joules[row.name] <= allowed_j * (BUDGET_TOLERANCE if row.name == held else 1.0)
     )  # fmt: skip
     if len(rows) == len(plan.rows):
         return plan, ""
     if rows:
         return msgspec.structs.replace(plan, rows=rows), "within the power budget"
-    least = min((row for row in plan.rows if row.name in spent), key=lambda row: spent[row.name], default=None)
-    kept = plan.rows if least is None else (least,)
-    return msgspec.structs.replace(plan, rows=kept), "over the power budget: the row that draws least"
+    # Answering comes first: no budget refuses a request.
+    least = min((row for row in plan.rows if row.name in joules), key=lambda row: joules[row.name], default=None)
+    left = plan.rows if least is None else (least,)
+    return msgspec.structs.replace(plan, rows=left), "over the power budget: the row that draws least"
 
 
-def watts_left(plan: Plan, stance: Stance) -> float:
-    """What the power budget leaves beyond idling, by the plan's figures; 0 where there is none, or none is known."""
-    if stance.watts is None or plan.power is None:
+def active_watts_allowed(plan: Plan, power_mode: PowerMode) -> float:
+    """Watts beyond idling that the power budget allows, in the plan's units; 0 without a budget or without power
+    figures."""
+    if power_mode.watts is None or plan.power is None:
         return 0.0
-    return stance.watts / stance.measured_over_predicted - plan.power.idle_watts
+    # The budget is in measured watts, the plan's figures may be off by a factor: compare both in the plan's units.
+    return power_mode.watts / power_mode.measured_over_predicted - plan.power.idle_watts
 
 
-def _with_weights(plan: Plan, mode: str, now: Conditions, deadline_s: float) -> Plan:
-    """The plan, wanting what the mode wants. Without power figures every mode wants what the plan does."""
+def _with_mode_weights(plan: Plan, mode: str, conditions: Conditions, deadline_s: float) -> Plan:
+    """The plan with the objective weights of the power mode; unchanged where the plan has no power figures."""
     if mode == "performance" or plan.power is None:
         return plan
     if mode == "balanced":
         local = plan.local or plan.rows[0]
-        return msgspec.structs.replace(plan, weights=_even(plan.power, local, plan.link))
-    in_time = tuple(row for row in plan.rows if plans.latency_s(row, now) <= IN_TIME * deadline_s)
-    if not any(row.is_local or now.remote_ok for row in in_time):
+        return msgspec.structs.replace(plan, weights=_balanced_weights(plan.power, local, plan.link))
+    # Saver: the fewest joules among the rows that meet the deadline.
+    in_time = tuple(row for row in plan.rows if plans.latency_s(row, conditions) <= DEADLINE_RATIO * deadline_s)
+    if not any(row.is_local or conditions.remote_ok for row in in_time):
         return plan  # nothing meets the deadline: the fastest comes nearest to it
     return msgspec.structs.replace(plan, rows=in_time, weights={"energy": 1.0})
 
 
 @lru_cache(maxsize=256)
-def _even_weights(seconds: float, joules: float) -> dict[str, float]:
+def _cached_weights(seconds: float, joules: float) -> dict[str, float]:
     return {"latency": 1.0 / seconds, "energy": 1.0 / joules}
 
 
-def _even(power: plans.Power, local: Row, link: plans.Link) -> dict[str, float]:
-    """A part of all-local's seconds counts as much as the same part of its joules."""
+def _balanced_weights(power: plans.Power, local: Row, link: plans.Link) -> dict[str, float]:
+    """Weights by which a ratio of the all-local row's seconds counts as much as the same ratio of its joules."""
     planned = Conditions(link=link)
     seconds, joules = plans.latency_s(local, planned), plans.energy_j(local, planned, power)
-    return _even_weights(seconds, joules) if seconds > 0 and joules > 0 else {}
+    return _cached_weights(seconds, joules) if seconds > 0 and joules > 0 else {}
 
 
-def joules_of(row: Row, plan: Plan, now: Conditions) -> float:
-    """Of one inference, beyond idling; 0 where the plan has no power figures."""
-    return plans.marginal_j(row, now, plan.power) if plan.power is not None else 0.0
+def active_joules(row: Row, plan: Plan, conditions: Conditions) -> float:
+    """Joules of one inference beyond idling; 0 where the plan has no power figures."""
+    return plans.marginal_energy_j(row, conditions, plan.power) if plan.power is not None else 0.0
 
 
-def holds(held: Held, seen: Situation, stance: Stance) -> bool:
-    """Whether there is a reason to stay with a row: another stance, or another cap on the clock, is a new day."""
-    return held.mode == stance.mode and 1.0 / PACE < held.slowdown / seen.slowdown < PACE
+def is_hold_valid(held: HeldRow, context: SelectionContext, power_mode: PowerMode) -> bool:
+    """Whether the held row still counts: not after a change of the power mode or of the clock cap."""
+    # A row chosen for another objective or another clock speed deserves no hysteresis.
+    return (
+        held.mode == power_mode.mode and 1.0 / SAME_CLOCK_FACTOR < held.slowdown / context.slowdown < SAME_CLOCK_FACTOR
+    )
 
 
-def held_after(held: Held | None, choice: Choice, stance: Stance, seen: Situation) -> Held:
-    """What is held once this was chosen."""
-    since = held.since if held is not None and held.row == choice.row.name else seen.now
-    return Held(choice.row.name, since, stance.mode, seen.slowdown)
+def hold_after(held: HeldRow | None, choice: RowChoice, power_mode: PowerMode, context: SelectionContext) -> HeldRow:
+    """The held row after `choice` was made."""
+    since = held.since if held is not None and held.row == choice.row.name else context.now
+    return HeldRow(choice.row.name, since, power_mode.mode, context.slowdown)
 
 
-class Chooser:
-    """Chooses for all models of a device, and remembers what is held. Thread-safe."""
+class RowSelector:
+    """Selects rows for all models of a device and keeps the held rows, request rates and the energy budget.
+    Thread-safe."""
 
-    def __init__(self, stance: Callable[[], Stance] = lambda: PERFORMANCE) -> None:
-        self._stance = stance
+    def __init__(self, power_mode: Callable[[], PowerMode] = lambda: PERFORMANCE) -> None:
+        self._power_mode = power_mode
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
-        self._why: dict[str, str] = {}
-        self._asked: dict[str, deque[float]] = {}
+        self._held: dict[str, HeldRow] = {}
+        self._reasons: dict[str, str] = {}
+        self._arrivals: dict[str, deque[float]] = {}
         self._watts: dict[str, float] = {}
-        self._bank = PowerBank()
+        self._energy_budget = EnergyBudget()
 
-    def choose(self, model: str, plan: Plan, seen: Situation) -> Choice | None:
-        """The next request's way."""
+    def select(self, model: str, plan: Plan, measured: SelectionContext) -> RowChoice | None:
+        """Select the row for the next request of `model`, counting that request; None where no usable row is left."""
         with self._lock:
-            asked = self._asked.setdefault(model, deque(maxlen=MOST_COUNTED))
-            asked.append(seen.now)
-            others = sum(watts for other, watts in self._watts.items() if other != model)
-            stance, held = self._stance(), self._held.get(model)
-            self._bank = self._bank.until(seen.now, watts_left(plan, stance))
-            counted = replace(seen, per_s=rate(asked, seen.now), others_watts=others, saved_j=self._bank.saved_j)
-            choice = decide(plan, counted, stance, held)
+            arrivals = self._arrivals.setdefault(model, deque(maxlen=MAX_ARRIVALS))
+            arrivals.append(measured.now)
+            others_watts = sum(watts for other, watts in self._watts.items() if other != model)
+            mode, held = self._power_mode(), self._held.get(model)
+            self._energy_budget = self._energy_budget.credited(measured.now, active_watts_allowed(plan, mode))
+            context = replace(
+                measured,
+                per_s=request_rate(arrivals, measured.now),
+                others_watts=others_watts,
+                saved_j=self._energy_budget.saved_j,
+            )
+            choice = select_row(plan, context, mode, held)
             if choice is not None:
-                self._held[model] = held_after(held, choice, stance, seen)
-                self._why[model] = choice.why
-                self._watts[model] = counted.per_s * joules_of(choice.row, plan, counted.conditions())
+                self._held[model] = hold_after(held, choice, mode, measured)
+                self._reasons[model] = choice.why
+                self._watts[model] = context.per_s * active_joules(choice.row, plan, context.conditions())
             return choice
 
-    def spent(self, joules: float) -> None:
-        """An inference took so much beyond idling."""
+    def record_joules(self, joules: float) -> None:
+        """Record that an inference took so many joules beyond idling."""
         with self._lock:
-            self._bank = self._bank.spent(joules)
+            self._energy_budget = self._energy_budget.debited(joules)
 
     def row_of(self, model: str) -> str:
-        """The row in use, empty before the first request."""
+        """Name of the row in use; empty before the first request."""
         held = self._held.get(model)
         return held.row if held else ""
 
-    def why(self, model: str) -> str:
-        """What kept the last request from the fastest row, for people; empty where nothing did."""
-        return self._why.get(model, "")
+    def reason(self, model: str) -> str:
+        """Reason, for operators, why the last request did not take the fastest row; empty if it did."""
+        return self._reasons.get(model, "")
 
     def forget(self, model: str) -> None:
-        """Another release, or none: nothing is held any more."""
+        """Drop all state of a model that is served no longer, or by another release."""
         with self._lock:
-            for kept in (self._held, self._why, self._asked, self._watts):
-                kept.pop(model, None)
+            for state in (self._held, self._reasons, self._arrivals, self._watts):
+                state.pop(model, None)
 
 
-def rate(asked: deque[float], now: float) -> float:
-    """Requests per second in the window; those before it are forgotten. 0 while there was only one."""
-    while asked and asked[0] < now - RATE_WINDOW_S:
-        asked.popleft()
-    return (len(asked) - 1) / max(now - asked[0], 1e-3) if len(asked) > 1 else 0.0
+def request_rate(arrivals: deque[float], now: float) -> float:
+    """Requests per second over the last `RATE_WINDOW_S`; removes older arrivals. 0 with fewer than two."""
+    while arrivals and arrivals[0] < now - RATE_WINDOW_S:
+        arrivals.popleft()
+    return (len(arrivals) - 1) / max(now - arrivals[0], 1e-3) if len(arrivals) > 1 else 0.0

@@ -1,7 +1,8 @@
-"""What the device can afford just now: fast, even or thrifty, how much power, and whether an update may begin.
+"""The power mode: what the device can afford now, how much power it may draw, and whether an update may begin.
 
-`stance_of` is the whole decision, over what the operator wished, what the sensors read, and what was before, so that a
-reading that trembles around a threshold turns nothing over. Answering comes first: no stance refuses a request.
+`decide_power_mode` is the whole decision and a pure function of the operator's settings, the sensor readings and the
+previous mode, so that a reading that oscillates around a threshold changes nothing. Answering comes first: no mode
+refuses a request.
 """
 
 from __future__ import annotations
@@ -19,114 +20,129 @@ BatteryPolicy = Literal["auto", "performance", "balanced", "saver"]
 POLICIES: tuple[str, ...] = get_args(BatteryPolicy)
 
 BALANCED_BELOW = 50.0
-"""Per cent of the battery: below, and not on mains, `auto` weighs joules as much as seconds."""
+"""Battery percentage below which, on battery, `auto` weighs joules as much as seconds."""
 SAVER_BELOW = 15.0
-"""Per cent: below, `auto` takes the fewest joules that meet the deadline."""
-BACK = 3.0
-"""Per cent above a threshold at which `auto` goes back."""
+"""Battery percentage below which `auto` takes the row with the fewest joules that meets the deadline."""
+HYSTERESIS = 3.0
+"""Hysteresis in per cent: `auto` returns to the previous mode this much above a threshold."""
 UNDER_VOLTAGE_S = 60.0
-"""So long after the last sign of under-voltage the device stays thrifty and begins no update."""
-SURE: dict[Mode, float] = {"performance": 0.98, "balanced": 0.9, "saver": 0.0}
-"""Where the cloud is less likely than this to be in time, the device starts beside it."""
-HEDGE_PART: dict[Mode, float] = {"performance": 1.0, "balanced": 0.1, "saver": 0.0}
-"""Energy for early hedges: on mains everything may be done twice, on a battery that runs down a tenth."""
-MOST_BUDGET_W = 1_000.0
-SLOWEST = 20.0
-"""A cap is believed to slow the device down by no more than this."""
+"""Seconds after the last under-voltage during which the device stays in `saver` and begins no update."""
+REQUIRED_PROBABILITY: dict[Mode, float] = {"performance": 0.98, "balanced": 0.9, "saver": 0.0}
+"""By mode, the probability of an answer in time below which the device starts an early hedge."""
+HEDGE_RATIO: dict[Mode, float] = {"performance": 1.0, "balanced": 0.1, "saver": 0.0}
+"""By mode, the energy for optional hedges as a ratio of answering everything locally: all of it on mains, a tenth on a
+discharging battery."""
+MAX_BUDGET_W = 1_000.0
+"""Largest power budget accepted, in watts."""
+MAX_SLOWDOWN = 20.0
+"""Upper bound of the slowdown attributed to a clock cap."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the operator asked for."""
+class PowerSettings:
+    """Power settings of the operator."""
 
     battery: BatteryPolicy = "auto"
     watts: float | None = None
-    """At most so many on average."""
+    """Power budget in watts, as an average; None: no budget."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stance:
-    """What choosing and updating go by."""
+class PowerMode:
+    """What the device can afford now; read by row selection, hedging and updates."""
 
     mode: Mode = "performance"
     watts: float | None = None
-    why: str = ""
-    """For people: what made it so."""
-    waits: str = ""
-    """Why no update may begin; empty where one may."""
-    urgent_too: bool = False
-    """Not even one that an operator wants at once."""
-    thrifty_until: float = -math.inf
-    """Of the monotonic clock: the end of what an under-voltage brings."""
+    """Power budget in watts; None: no budget."""
+    reason: str = ""
+    """Reason for this mode, for operators."""
+    update_hold: str = ""
+    """Reason why no update may begin; empty if one may."""
+    holds_urgent: bool = False
+    """Not even an urgent update may begin."""
+    saver_until: float = -math.inf
+    """Monotonic time until which an under-voltage keeps the device in `saver`."""
     measured_over_predicted: float = 1.0
-    """What the rails say of this device's power, relative to the plan's figures."""
+    """Measured power relative to the plan's figures; 1 where it is not measured."""
 
     @property
-    def races(self) -> bool:
-        """Work may be done twice to be done sooner."""
+    def can_race(self) -> bool:
+        """Whether work may be done twice to finish sooner."""
         return self.mode == "performance" and self.watts is None
 
     @property
-    def hedges(self) -> bool:
-        """The device may start beside a cloud that is probably late. The deadline's hedge is always there."""
+    def can_hedge(self) -> bool:
+        """Whether the device may start early beside an offload that is probably late. The forced hedge is always
+        allowed."""
         return self.mode != "saver" and self.watts is None
 
     @property
-    def sure(self) -> float:
-        """How sure the cloud must be to be waited for."""
-        return SURE[self.mode]
+    def required_probability(self) -> float:
+        """Probability with which the offload target must answer in time to be waited for."""
+        return REQUIRED_PROBABILITY[self.mode]
 
     @property
-    def hedge_part(self) -> float:
-        """What early hedges may cost, as a part of answering everything alone, where the operator names none."""
-        return HEDGE_PART[self.mode] if self.watts is None else 0.0
+    def hedge_ratio(self) -> float:
+        """Credit for optional hedges as a ratio of answering everything locally, unless the operator sets one."""
+        return HEDGE_RATIO[self.mode] if self.watts is None else 0.0
 
 
-PERFORMANCE = Stance()
+PERFORMANCE = PowerMode()
 
 
-def stance_of(wishes: Wishes, read: Readings, before: Stance, now: float, scale: float = 1.0) -> Stance:
-    """The stance for what was read `now` (monotonic). `scale` is measured over predicted power, 1 where unmeasured."""
-    until = now + UNDER_VOLTAGE_S if read.under_voltage else before.thrifty_until
-    mode, why = _mode(wishes.battery, read, before.mode)
+def decide_power_mode(
+    settings: PowerSettings, readings: Readings, before: PowerMode, now: float, scale: float = 1.0
+) -> PowerMode:
+    """The power mode for the readings taken at monotonic time `now`.
+
+    `before` is the previous mode; `scale` is measured over predicted power, 1 where unmeasured. An under-voltage
+    overrides settings and battery: it means `saver` and no update for `UNDER_VOLTAGE_S`.
+    """
+    saver_until = now + UNDER_VOLTAGE_S if readings.under_voltage else before.saver_until
+    mode, why = _mode(settings.battery, readings, before.mode)
     waits = ""
-    if mode == "saver" and _runs_down(read) and read.battery_percent is not None:
-        waits = f"the battery is at {read.battery_percent:.0f} %"
-    thrifty = now < until
-    if thrifty:
+    if mode == "saver" and _is_discharging(readings) and readings.battery_percent is not None:
+        waits = f"the battery is at {readings.battery_percent:.0f} %"
+    under_voltage = now < saver_until
+    # A falling supply voltage precedes a power cut: an update under way could be the one it interrupts.
+    if under_voltage:
         mode, why = "saver", "under-voltage"
         waits = "under-voltage: a power cut may follow"
-    return Stance(mode, wishes.watts, why, waits, thrifty, until, scale)
+    return PowerMode(mode, settings.watts, why, waits, under_voltage, saver_until, scale)
 
 
-def _mode(policy: BatteryPolicy, read: Readings, before: Mode) -> tuple[Mode, str]:
+def _mode(policy: BatteryPolicy, readings: Readings, before: Mode) -> tuple[Mode, str]:
     if policy != "auto":
         return policy, f"--battery-policy {policy}"
-    percent = read.battery_percent
-    if percent is None or not _runs_down(read):
+    percent = readings.battery_percent
+    if percent is None or not _is_discharging(readings):
         return "performance", ""
-    if percent < SAVER_BELOW + (BACK if before == "saver" else 0.0):
+    # Leaving a mode takes HYSTERESIS per cent more than entering it, so a trembling reading changes nothing.
+    if percent < SAVER_BELOW + (HYSTERESIS if before == "saver" else 0.0):
         return "saver", f"battery at {percent:.0f} %"
-    if percent < BALANCED_BELOW + (BACK if before in ("balanced", "saver") else 0.0):
+    if percent < BALANCED_BELOW + (HYSTERESIS if before in ("balanced", "saver") else 0.0):
         return "balanced", f"battery at {percent:.0f} %"
     return "performance", ""
 
 
-def _runs_down(read: Readings) -> bool:
-    """On its battery, and that is being emptied as far as anybody says."""
-    return read.discharging is True or (read.discharging is None and read.mains is False)
+def _is_discharging(readings: Readings) -> bool:
+    """Whether the battery is discharging; where that is unknown, whether the mains are off."""
+    return readings.discharging is True or (readings.discharging is None and readings.mains is False)
 
 
 def parse_watts(text: str) -> float:
-    """Watts that `text` spells, as in 4W or 3500mW; else UsageError."""
-    found = re.fullmatch(r"\s*([0-9]{1,7}(?:\.[0-9]{1,6})?)\s*(m?)W\s*", text, re.IGNORECASE)
-    watts = float(found[1]) / (1e3 if found[2] else 1.0) if found else 0.0
-    if not 0 < watts <= MOST_BUDGET_W:
+    """Parse a power budget such as `4W` or `3500mW` into watts; UsageError if it is malformed or out of range."""
+    match = re.fullmatch(r"\s*([0-9]{1,7}(?:\.[0-9]{1,6})?)\s*(m?)W\s*", text, re.IGNORECASE)
+    watts = float(match[1]) / (1e3 if match[2] else 1.0) if match else 0.0
+    if not 0 < watts <= MAX_BUDGET_W:
         raise UsageError(f"not a power budget: {text[:80]!r} (as in 4W or 3500mW)")
     return watts
 
 
-def slowed(read: Readings) -> float:
-    """The factor on this device's seconds because its clock is capped: known the moment that the cap is, so that the
-    first request after throttling is predicted right, and not the third. 1 where nothing caps it, or nobody says."""
-    return 1.0 if read.speed is None else min(SLOWEST, 1.0 / max(read.speed, 1.0 / SLOWEST))
+def clock_slowdown(readings: Readings) -> float:
+    """Factor on the device's seconds caused by the cap on its clock; 1 where there is no cap or it is unknown.
+
+    It applies as soon as the cap does, so that the first request after throttling is predicted right, and not the
+    third.
+    """
+    return 1.0 if readings.speed is None else min(MAX_SLOWDOWN, 1.0 / max(readings.speed, 1.0 / MAX_SLOWDOWN))

@@ -1,6 +1,6 @@
-"""Watches battery, heat and power, and keeps the stance that choosing and updating go by: sensors in, decisions out.
+"""Power monitor: reads the sensors once a second and keeps the power mode that row selection and updates follow.
 
-What is decided is in `stance`, what is read in `sensors`, what is booked in `energy`; here they are put together.
+The decision is in `mode`, reading in `sensors`, accounting in `energy_model`; this module connects them.
 """
 
 from __future__ import annotations
@@ -11,90 +11,92 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.mqtt.messages import PowerSeen
-from edgesplit_agent.power.energy_model import EnergyLedger
-from edgesplit_agent.power.mode import PERFORMANCE, Stance, Wishes, slowed, stance_of
+from edgesplit.mqtt.messages import PowerState
+from edgesplit_agent.power.energy_model import EnergyMeter
+from edgesplit_agent.power.mode import PERFORMANCE, PowerMode, PowerSettings, clock_slowdown, decide_power_mode
 from edgesplit_agent.power.sensors import Readings, Sampler
 
 log = logging.getLogger(__name__)
 
 
-class PowerWatch:
-    """The device's power as it stands. `root` None: no sensors, as on an emulated device."""
+class PowerMonitor:
+    """The device's current power mode, readings and energy meter. `root` None: no sensors, as on an emulated device."""
 
-    def __init__(self, wishes: Wishes | None = None, root: Path | None = None, *, emulated: bool = False) -> None:
-        self._wishes = wishes or Wishes()
-        self.ledger = EnergyLedger(measures=not emulated)
-        self._stance = stance_of(self._wishes, Readings(), PERFORMANCE, 0.0)
-        self._sampler = Sampler(root, seen=self.saw) if root is not None else None
+    def __init__(
+        self, settings: PowerSettings | None = None, root: Path | None = None, *, emulated: bool = False
+    ) -> None:
+        self._settings = settings or PowerSettings()
+        self.energy = EnergyMeter(measures=not emulated)
+        self._mode = decide_power_mode(self._settings, Readings(), PERFORMANCE, 0.0)
+        self._sampler = Sampler(root, on_readings=self.on_readings) if root is not None else None
         self._emulated = emulated
 
     def start(self) -> None:
-        """Look once, then once a second."""
+        """Read the sensors now, then once a second on a background thread."""
         if self._sampler is not None:
             self._sampler.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop reading the sensors."""
         if self._sampler is not None:
             self._sampler.stop()
 
-    def saw(self, read: Readings, now: float) -> None:
-        """Take in what the sensors read."""
-        self.ledger.saw(read.watts, now)
-        before = self._stance
-        self._stance = after = stance_of(self._wishes, read, before, now, self.ledger.scale(now) or 1.0)
+    def on_readings(self, readings: Readings, now: float) -> None:
+        """Process one set of readings taken at monotonic time `now`."""
+        self.energy.on_reading(readings.watts, now)
+        before = self._mode
+        self._mode = after = decide_power_mode(self._settings, readings, before, now, self.energy.scale(now) or 1.0)
         if after.mode != before.mode:
-            log.warning("power: %s -> %s%s", before.mode, after.mode, f" ({after.why})" if after.why else "")
-        if after.waits and not before.waits:
-            log.warning("updates wait: %s", after.waits)
+            log.warning("power: %s -> %s%s", before.mode, after.mode, f" ({after.reason})" if after.reason else "")
+        if after.update_hold and not before.update_hold:
+            log.warning("updates wait: %s", after.update_hold)
 
     @property
-    def stance(self) -> Stance:
-        """What the device can afford now."""
-        return self._stance
+    def mode(self) -> PowerMode:
+        """The current power mode."""
+        return self._mode
 
     @property
     def readings(self) -> Readings:
-        """What was read last."""
+        """The latest readings."""
         return self._sampler.latest if self._sampler is not None else Readings()
 
     @property
     def slowdown(self) -> float:
-        """The factor on this device's seconds by the cap on its clock."""
-        return slowed(self.readings)
+        """Factor on this device's seconds caused by the cap on its clock."""
+        return clock_slowdown(self.readings)
 
-    def hold(self, urgent: bool) -> str:
-        """Why no update may go on just now; empty where one may."""
-        stance = self._stance
-        return stance.waits if not urgent or stance.urgent_too else ""
+    def update_hold(self, urgent: bool) -> str:
+        """Reason why no update (urgent or not) may proceed now; empty if one may."""
+        mode = self._mode
+        return mode.update_hold if not urgent or mode.holds_urgent else ""
 
-    def seen(self) -> PowerSeen:
-        """As telemetry tells it."""
-        stance, read = self._stance, self.readings
-        return PowerSeen(
-            mode=stance.mode,
-            why=stance.why,
-            budget_watts=stance.watts,
-            updates_wait=stance.waits,
-            watts=read.watts,
-            watts_from=read.watts_from,
-            battery_percent=read.battery_percent,
-            discharging=read.discharging,
-            celsius=read.celsius,
-            speed=read.speed,
-            under_voltage=bool(read.under_voltage),
-            under_voltage_since_boot=bool(read.under_voltage_since_boot),
+    def to_telemetry(self) -> PowerState:
+        """Mode and readings as telemetry sends them."""
+        mode, readings = self._mode, self.readings
+        return PowerState(
+            mode=mode.mode,
+            why=mode.reason,
+            budget_watts=mode.watts,
+            updates_wait=mode.update_hold,
+            watts=readings.watts,
+            watts_from=readings.watts_from,
+            battery_percent=readings.battery_percent,
+            discharging=readings.discharging,
+            celsius=readings.celsius,
+            speed=readings.speed,
+            under_voltage=bool(readings.under_voltage),
+            under_voltage_since_boot=bool(readings.under_voltage_since_boot),
         )
 
     def status(self) -> dict[str, Any]:
-        """For people: stance and readings."""
-        stance = self._stance
+        """Mode and readings for the status page."""
+        mode = self._mode
         return {
-            "mode": stance.mode,
-            "why": stance.why,
-            "budget_watts": stance.watts,
-            "updates_wait": stance.waits,
-            "measured_over_predicted": round(stance.measured_over_predicted, 3),
+            "mode": mode.mode,
+            "why": mode.reason,
+            "budget_watts": mode.watts,
+            "updates_wait": mode.update_hold,
+            "measured_over_predicted": round(mode.measured_over_predicted, 3),
             "sensors": msgspec.to_builtins(self.readings),
         }

@@ -1,13 +1,14 @@
-"""What the device knows of its own power and heat, read from sysfs.
+"""Power and temperature sensors of the device, read from sysfs.
 
-Promises one frozen `Readings` in well under a millisecond, whatever lies under the root folder: a sensor that is
-missing, garbled, out of all reason or no plain file reads as unknown, alone. What follows from it is `stance`'s.
+`read` returns one frozen `Readings` in well under a millisecond, whatever lies under the root folder: a sensor that is
+missing, garbled, implausible or not a plain file reads as unknown, without affecting the others. Decisions from the
+readings are made in `mode`.
 
-  class/power_supply/*                    battery and mains
-  class/thermal/thermal_zone*             temperatures, and the trip points at which the kernel slows the device down
-  devices/system/cpu/cpufreq/policy*      what the clock may reach, of what it could
-  class/hwmon/*                           ina219, ina226, ina3221 and their kin: rails; rpi_volt: under-voltage alarm
-  devices/platform/soc/soc:firmware/get_throttled    Raspberry Pi: bits 0 to 3 now, 16 to 19 since boot
+    class/power_supply/*                    battery and mains
+    class/thermal/thermal_zone*             temperatures, and the trip points at which the kernel slows the device down
+    devices/system/cpu/cpufreq/policy*      the highest clock allowed now, and the highest possible
+    class/hwmon/*                           ina219, ina226, ina3221 and similar: rails; rpi_volt: under-voltage alarm
+    devices/platform/soc/soc:firmware/get_throttled    Raspberry Pi: bits 0 to 3 now, 16 to 19 since boot
 """
 
 from __future__ import annotations
@@ -24,112 +25,118 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 log = logging.getLogger(__name__)
 
 ROOT = Path("/sys")
 PERIOD_S = 1.0
-MOST_ENTRIES = 64
-"""Of one folder that are looked at."""
-MOST_BYTES = 256
-"""Of one file: a number or a word."""
-MOST_WATTS = 2_000.0
-MOST_CELSIUS = 200.0
-INA = ("ina2", "ina3")
-WHOLE_BOARD = re.compile(r"(^|_)IN$")
-"""A rail of that name (VDD_IN, POM_5V_IN: NVIDIA's boards) feeds all others: they are not added to it."""
+MAX_ENTRIES = 64
+"""Maximum number of entries read of one folder."""
+MAX_BYTES = 256
+"""Maximum number of bytes read of one file: it contains a number or a word."""
+MAX_WATTS = 2_000.0
+MAX_CELSIUS = 200.0
+INA_PREFIXES = ("ina2", "ina3")
+"""Prefixes of the names of INA power meters."""
+BOARD_RAIL = re.compile(r"(^|_)IN$")
+"""Label of a rail that feeds all others (VDD_IN, POM_5V_IN on NVIDIA's boards): the others are not added to it."""
 UNDER_VOLTAGE, CAPPED, THROTTLED, SOFT_LIMIT = 1, 2, 4, 8
 SINCE_BOOT = 16
+"""Shift from a bit for now to the bit for since boot."""
 
 
 class Readings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One look at all sensors. None: unknown here."""
+    """One reading of all sensors. None: unknown on this device."""
 
     battery_percent: float | None = None
-    """The mean of all batteries that feed the device."""
+    """Mean charge of all batteries that feed the device."""
     discharging: bool | None = None
-    """A battery says that it is being emptied."""
+    """A battery reports that it is discharging."""
     mains: bool | None = None
-    """Some supply that is no battery is on line."""
+    """A supply other than a battery is online."""
     watts: float | None = None
-    """What the whole device draws: its rails, else what leaves the battery."""
+    """Power drawn by the whole device: from its rails, else the discharge power of the battery."""
     watts_from: str = ""
-    """`rails` or `battery`."""
+    """`rails` or `battery`; empty if unknown."""
     celsius: float | None = None
-    """Of the hottest zone."""
+    """Temperature of the hottest zone."""
     hot: bool = False
-    """Some zone has reached a trip point at which the kernel slows the device down."""
+    """A zone has reached a trip point at which the kernel slows the device down."""
     speed: float | None = None
-    """What the processor's clock may reach now, as a part of what it could."""
+    """Highest clock that the processor may use now, as a ratio of the highest possible."""
     under_voltage: bool | None = None
     under_voltage_since_boot: bool | None = None
 
 
 def read(root: Path = ROOT) -> Readings:
-    """All sensors once."""
-    firmware = _firmware(root)
+    """Read all sensors once."""
+    firmware = _throttled_bits(root)
     supplies = _supplies(root)
-    batteries = [one for one in supplies if one.kind == "Battery"]
-    percents = [_number(one.folder / "capacity", 0, 100) for one in batteries]
-    rails = _rails(root)
-    drawn = _from_batteries(batteries)
+    batteries = [supply for supply in supplies if supply.kind == "Battery"]
+    percents = [_number(supply.folder / "capacity", 0, 100) for supply in batteries]
+    rails = _board_watts(root)
+    battery_watts = _battery_watts(batteries)
     celsius, hot = _temperatures(root)
-    alarm = _alarm(root)
+    alarm = _under_voltage_alarm(root)
     return Readings(
-        battery_percent=_mean([percent for percent in percents if percent is not None]),
-        discharging=any(one.status == "Discharging" for one in batteries) if batteries else None,
+        battery_percent=_mean([charge for charge in percents if charge is not None]),
+        discharging=any(supply.status == "Discharging" for supply in batteries) if batteries else None,
         mains=_mains(supplies),
-        watts=rails if rails is not None else drawn,
-        watts_from="rails" if rails is not None else ("battery" if drawn is not None else ""),
+        watts=rails if rails is not None else battery_watts,
+        watts_from="rails" if rails is not None else ("battery" if battery_watts is not None else ""),
         celsius=celsius,
         hot=hot,
-        speed=_speed(root, bool(firmware and firmware & (CAPPED | THROTTLED | SOFT_LIMIT))),
-        under_voltage=_either(alarm, None if firmware is None else bool(firmware & UNDER_VOLTAGE)),
+        speed=_clock_ratio(root, bool(firmware and firmware & (CAPPED | THROTTLED | SOFT_LIMIT))),
+        under_voltage=_any_known(alarm, None if firmware is None else bool(firmware & UNDER_VOLTAGE)),
         under_voltage_since_boot=None if firmware is None else bool(firmware >> SINCE_BOOT & UNDER_VOLTAGE),
     )
 
 
 class Sampler:
-    """Reads the sensors once a period, on a thread of its own, and says what it read last. `stop` ends it."""
+    """Reads the sensors once per period on a background thread and keeps the latest readings."""
 
     def __init__(
-        self, root: Path = ROOT, *, period_s: float = PERIOD_S, seen: Callable[[Readings, float], None] | None = None
+        self,
+        root: Path = ROOT,
+        *,
+        period_s: float = PERIOD_S,
+        on_readings: Callable[[Readings, float], None] | None = None,
     ) -> None:
-        """`seen` is told of every look and the monotonic clock's time; what it raises is logged."""
+        """`on_readings` is called with each set of readings and the monotonic time; its exceptions are logged."""
         self._root, self._period_s = root, period_s
-        self._seen = seen or (lambda readings, now: None)
+        self._on_readings = on_readings or (lambda readings, now: None)
         self._latest = Readings()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sensors", daemon=True)
 
     @property
     def latest(self) -> Readings:
-        """What was read last; nothing is known before."""
+        """The latest readings; all unknown before the first."""
         return self._latest
 
     def start(self) -> None:
-        """Look once, then go on."""
-        self.look()
+        """Read once, then start the background thread."""
+        self.read_now()
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; a read that the kernel holds up is not waited for."""
+        """Stop the thread, without waiting for a read that the kernel blocks."""
         self._stop.set()
 
-    def look(self) -> Readings:
-        """Read now."""
+    def read_now(self) -> Readings:
+        """Read the sensors now; on an unexpected error it is logged and all-unknown readings are returned."""
         readings = Readings()
         try:
             self._latest = readings = read(self._root)
-            self._seen(readings, monotonic())
+            self._on_readings(readings, monotonic())
         except Exception:
             log.exception("the sensors cannot be read")
         return readings
 
     def _loop(self) -> None:
         while not self._stop.wait(self._period_s):
-            self.look()
+            self.read_now()
 
 
 class _Supply(NamedTuple):
@@ -139,106 +146,107 @@ class _Supply(NamedTuple):
 
 
 def _supplies(root: Path) -> list[_Supply]:
-    """Each supply of the device itself: a mouse's battery (scope Device) is none."""
+    """All supplies that feed the device itself; a mouse's battery (scope Device) is excluded."""
     return [
-        _Supply(folder, _word(folder / "type"), _word(folder / "status"))
-        for folder in _folders(root / "class/power_supply")
-        if _word(folder / "scope") != "Device"
+        _Supply(entry, _word(entry / "type"), _word(entry / "status"))
+        for entry in _folders(root / "class/power_supply")
+        if _word(entry / "scope") != "Device"
     ]
 
 
 def _mains(supplies: list[_Supply]) -> bool | None:
-    """Whether any of them is on line."""
-    lines = [_number(one.folder / "online", 0, 100) for one in supplies if one.kind != "Battery"]
-    known = [line for line in lines if line is not None]
-    return any(line > 0 for line in known) if known else None
+    """Whether any supply other than a battery is online; None if unknown."""
+    readings = [_number(supply.folder / "online", 0, 100) for supply in supplies if supply.kind != "Battery"]
+    known = [online for online in readings if online is not None]
+    return any(online > 0 for online in known) if known else None
 
 
-def _from_batteries(batteries: list[_Supply]) -> float | None:
-    """Watts that leave the batteries; None unless one is being emptied and says how fast."""
+def _battery_watts(batteries: list[_Supply]) -> float | None:
+    """Discharge power of the batteries in watts; None unless one discharges and reports how fast."""
     total = 0.0
-    for one in batteries:
-        folder = one.folder
-        if one.status != "Discharging":
+    for battery in batteries:
+        folder = battery.folder
+        if battery.status != "Discharging":
             continue
         micro = _number(folder / "power_now", -1e12, 1e12)
         if micro is None:
             volts, amperes = _number(folder / "voltage_now", 0, 1e9), _number(folder / "current_now", -1e12, 1e12)
             micro = None if volts is None or amperes is None else volts * amperes / 1e6
         total += abs(micro) / 1e6 if micro is not None else 0.0
-    return total if 0.0 < total <= MOST_WATTS else None
+    return total if 0.0 < total <= MAX_WATTS else None
 
 
-def _rails(root: Path) -> float | None:
-    """Watts of the whole board, where a meter is soldered to it."""
+def _board_watts(root: Path) -> float | None:
+    """Power of the whole board in watts; None where it has no power meter."""
     rails: dict[str, float] = {}
     for folder in _folders(root / "class/hwmon"):
-        if not _word(folder / "name").startswith(INA):
+        if not _word(folder / "name").startswith(INA_PREFIXES):
             continue
         for channel in (1, 2, 3):
-            watts = _rail(folder, channel)
+            watts = _channel_watts(folder, channel)
             if watts is not None:
                 label = _word(folder / f"in{channel}_label") or f"{folder.name}.{channel}"
                 rails[label] = watts
-    whole = [watts for label, watts in rails.items() if WHOLE_BOARD.search(label)]
+    whole = [watts for label, watts in rails.items() if BOARD_RAIL.search(label)]
     if not rails:
         return None
     return sum(whole) if whole else sum(rails.values())
 
 
-def _rail(folder: Path, channel: int) -> float | None:
-    """Watts of one channel: as it says, else volts times amperes."""
-    micro = _number(folder / f"power{channel}_input", 0, MOST_WATTS * 1e6)
+def _channel_watts(folder: Path, channel: int) -> float | None:
+    """Power of one channel in watts: as reported, else voltage times current."""
+    micro = _number(folder / f"power{channel}_input", 0, MAX_WATTS * 1e6)
     if micro is not None:
         return micro / 1e6
     milli_v = _number(folder / f"in{channel}_input", 0, 1e6)
     milli_a = _number(folder / f"curr{channel}_input", -1e6, 1e6)
-    if milli_v is None or milli_a is None or milli_v * abs(milli_a) > MOST_WATTS * 1e6:
+    if milli_v is None or milli_a is None or milli_v * abs(milli_a) > MAX_WATTS * 1e6:
         return None
     return milli_v * abs(milli_a) / 1e6
 
 
 def _temperatures(root: Path) -> tuple[float | None, bool]:
-    """The hottest zone's, and whether any has reached a trip point that slows the device down."""
+    """Temperature of the hottest zone, and whether any zone has reached a passive trip point."""
     hottest, hot = None, False
     for folder in _folders(root / "class/thermal"):
-        milli = _number(folder / "temp", -MOST_CELSIUS * 1e3, MOST_CELSIUS * 1e3)
+        milli = _number(folder / "temp", -MAX_CELSIUS * 1e3, MAX_CELSIUS * 1e3)
         if milli is None or not folder.name.startswith("thermal_zone"):
             continue
         hottest = milli / 1e3 if hottest is None else max(hottest, milli / 1e3)
-        hot = hot or any(milli >= trip for trip in _trips(folder))
+        hot = hot or any(milli >= trip for trip in _trip_points(folder))
     return hottest, hot
 
 
-def _trips(folder: Path) -> Iterator[float]:
-    for place in range(12):
-        kind = _word(folder / f"trip_point_{place}_type")
-        if not kind:
+def _trip_points(folder: Path) -> Iterator[float]:
+    """Temperatures of the zone's passive trip points, in thousandths of a degree."""
+    for index in range(12):
+        trip_type = _word(folder / f"trip_point_{index}_type")
+        if not trip_type:
             return
-        trip = _number(folder / f"trip_point_{place}_temp", 1, MOST_CELSIUS * 1e3)
-        if kind == "passive" and trip is not None:
+        trip = _number(folder / f"trip_point_{index}_temp", 1, MAX_CELSIUS * 1e3)
+        if trip_type == "passive" and trip is not None:
             yield trip
 
 
-def _speed(root: Path, slowed: bool) -> float | None:
-    """The least over all cores. Where the firmware says that it slows them, the clock now: it hides the cap."""
-    parts = []
+def _clock_ratio(root: Path, throttled: bool) -> float | None:
+    """Lowest clock ratio of all cores. Where the firmware throttles, the current clock counts: it hides its cap."""
+    ratios = []
     for folder in _folders(root / "devices/system/cpu/cpufreq"):
-        could = _number(folder / "cpuinfo_max_freq", 1, 1e9)
-        may = _number(folder / ("scaling_cur_freq" if slowed else "scaling_max_freq"), 1, 1e9)
-        if could is not None and may is not None:
-            parts.append(min(1.0, may / could))
-    return min(parts) if parts else None
+        highest = _number(folder / "cpuinfo_max_freq", 1, 1e9)
+        allowed = _number(folder / ("scaling_cur_freq" if throttled else "scaling_max_freq"), 1, 1e9)
+        if highest is not None and allowed is not None:
+            ratios.append(min(1.0, allowed / highest))
+    return min(ratios) if ratios else None
 
 
-def _firmware(root: Path) -> int | None:
-    """The Raspberry Pi's word of bits."""
+def _throttled_bits(root: Path) -> int | None:
+    """The Raspberry Pi's throttling bits; None on other boards."""
     word = _word(root / "devices/platform/soc/soc:firmware/get_throttled")
     return int(word, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", word) else None
 
 
-def _alarm(root: Path) -> bool | None:
-    """The rpi_volt monitor's."""
+def _under_voltage_alarm(root: Path) -> bool | None:
+    """The under-voltage alarm of the rpi_volt monitor; None without it."""
     for folder in _folders(root / "class/hwmon"):
         if _word(folder / "name") == "rpi_volt":
             alarm = _number(folder / "in0_lcrit_alarm", 0, 1)
@@ -246,8 +254,8 @@ def _alarm(root: Path) -> bool | None:
     return None
 
 
-def _either(one: bool | None, other: bool | None) -> bool | None:
-    known = [value for value in (one, other) if value is not None]
+def _any_known(first: bool | None, second: bool | None) -> bool | None:
+    known = [value for value in (first, second) if value is not None]
     return any(known) if known else None
 
 
@@ -256,15 +264,15 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """What lies in it, in order, bounded; nothing where it cannot be listed."""
+    """The entries of a folder, sorted and bounded; empty where it cannot be listed."""
     try:
-        return [folder / name for name in sorted(os.listdir(folder))[:MOST_ENTRIES]]
+        return [folder / name for name in sorted(os.listdir(folder))[:MAX_ENTRIES]]
     except OSError:
         return []
 
 
 def _number(path: Path, least: float, most: float) -> float | None:
-    """The number in a file, if it is one in this range."""
+    """The number in a file if it lies within the range, else None."""
     word = _word(path)
     if not re.fullmatch(r"[+-]?\d{1,15}(\.\d{1,9})?", word):
         return None
@@ -273,19 +281,19 @@ def _number(path: Path, least: float, most: float) -> float | None:
 
 
 def _word(path: Path) -> str:
-    """A file's text, bounded and stripped; empty where it is no plain file or cannot be read."""
+    """The text of a file, bounded and stripped; empty where it is not a plain file or cannot be read."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold it up
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold it up
     except (OSError, ValueError):
         return ""
     try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
-        return os.read(number, MOST_BYTES).decode("ascii", "replace").strip()
+        return os.read(descriptor, MAX_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return ""
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,11 +1,13 @@
-"""What is here of releases on their way: each chunk goes straight to its places in the files that it belongs to.
+"""Stores the chunks of releases that are being fetched: each chunk is written directly to its offsets in the files that
+contain it.
 
-    chunks/{release}/slices/{slice}/{file}    files that grow, with holes; a whole release is one rename away
+    chunks/{release}/slices/{slice}/{file}    sparse files that are being filled; a complete release is one rename away
     chunks/aa/{sha256}                        golden inputs, each a file of its own
 
-So a release is on disk once, also while it is put together. Nothing is returned or counted as here whose digest does
-not match: what was half written when the power went, or a bit that flipped on the card, costs that one chunk again. A
-file that another release has whole is linked, not copied; one with several links is never written to.
+A release therefore takes its space on disk only once, also while it is assembled. No data is returned or counted as
+present unless its digest matches: what was half written in a power cut, or a flipped bit on the card, costs fetching
+that one chunk again. A file that another release has completely is hard-linked, not copied; a file with several links
+is never written to.
 """
 
 from __future__ import annotations
@@ -24,36 +26,44 @@ from edgesplit.atomic_files import make_folders, sync_file, sync_folder, write_d
 from edgesplit.errors import MalformedMessage
 from edgesplit.identifiers import SHA256
 from edgesplit.release.manifest import Manifest, SliceFile, decode_manifest
-from edgesplit.release_store import remove_release, remove_remains
-from edgesplit_agent.releases.disk_quota import PAPERS_BYTES, Disk, NoRoom, Stored, default_quota, drop_next
+from edgesplit.release_store import remove_leftovers, remove_release
+from edgesplit_agent.releases.disk_quota import (
+    MANIFEST_ALLOWANCE_BYTES,
+    DiskUsage,
+    NoRoom,
+    StoredReleaseAge,
+    default_quota,
+    eviction_candidate,
+)
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
-"""Chunks taken over from other releases between two waits for the disk."""
+BATCH_CHUNKS = 64
+"""Chunks copied from other releases between two waits for the disk."""
 _READ_BYTES = 1 << 20
 
 
-class _Place(NamedTuple):
+class _ChunkLocation(NamedTuple):
     file: Path
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the chunks of a release belong on this device."""
+class ReleaseLayout:
+    """The files and offsets of a release's chunks on this device."""
 
     release: str
+    """Digest of the release."""
     files: tuple[tuple[str, SliceFile], ...]
-    """With the name of the slice that each is of."""
+    """The release's files, each with the name of its slice."""
     loose: Mapping[str, int]
-    """Size by digest of chunks that are in no slice."""
+    """Size by digest of the chunks that are in no slice (golden inputs)."""
 
     @classmethod
-    def of(cls, release: str, manifest: Manifest, slices: Collection[str]) -> Layout:
-        """Of these slices of a release, and its golden inputs."""
-        files = tuple((one.name, file) for one in manifest.every_slice if one.name in slices for file in one.files)
-        return cls(release, files, manifest.golden_chunks())
+    def from_manifest(cls, release: str, manifest: Manifest, slices: Collection[str]) -> ReleaseLayout:
+        """Layout of these slices of a release, and its golden inputs."""
+        files = tuple((item.name, file) for item in manifest.all_slices if item.name in slices for file in item.files)
+        return cls(release, files, manifest.golden_chunk_sizes())
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -61,13 +71,14 @@ class Layout:
         return {**{chunk.sha256: chunk.bytes for _, file in self.files for chunk in file.chunks}, **self.loose}
 
     def bytes_of(self, chunks: Collection[str]) -> int:
-        """What these chunks take on disk: as often as they occur."""
+        """Bytes that these chunks take on disk, each as often as it occurs."""
         inside = sum(chunk.bytes for _, file in self.files for chunk in file.chunks if chunk.sha256 in chunks)
         return inside + sum(size for sha256, size in self.loose.items() if sha256 in chunks)
 
 
 class ChunkStore:
-    """The folder `chunks`, with `releases` beside it (on the same file system) to take from."""
+    """The folder `chunks`, beside the folder `releases` on the same file system, from whose releases chunks are
+    reused."""
 
     def __init__(self, folder: Path, releases: Path, quota_bytes: int | None = None) -> None:
         """`quota_bytes` bounds both folders together; None: half of the disk."""
@@ -75,20 +86,20 @@ class ChunkStore:
         self._releases = releases
         self._quota_bytes = quota_bytes
 
-    def assembly(self, layout: Layout) -> Assembly:
-        """What is here of that release, and where more of it goes."""
-        return Assembly(self, layout)
+    def assembly(self, layout: ReleaseLayout) -> ReleaseAssembly:
+        """The assembly of that release: what is here, and where more of it is written."""
+        return ReleaseAssembly(self, layout)
 
     def path(self, sha256: str) -> Path:
-        """Where the loose chunk of that digest lies once it came."""
+        """Path of the loose chunk with that digest, whether it is here or not."""
         return self._folder / sha256[:2] / sha256
 
-    def home(self, release: str) -> Path:
-        """Where the files of that release grow."""
+    def assembly_folder(self, release: str) -> Path:
+        """Folder in which that release is assembled."""
         return self._folder / release
 
     def get(self, sha256: str) -> bytes | None:
-        """The loose chunk, or None; a spoilt one is thrown away."""
+        """Content of the loose chunk; None where it is missing or damaged. A damaged one is deleted."""
         try:
             data = self.path(sha256).read_bytes()
         except FileNotFoundError:
@@ -99,83 +110,90 @@ class ChunkStore:
         self.path(sha256).unlink(missing_ok=True)
         return None
 
-    def make_room(self, layout: Layout, missing: Collection[str], protected: Collection[str], beside: int = 0) -> None:
-        """Room for the missing chunks and `beside` bytes more, quota and disk considered: drops what is not protected,
-        the oldest first. NoRoom where that is not enough; then nothing has been written."""
+    def make_room(
+        self, layout: ReleaseLayout, missing: Collection[str], protected: Collection[str], further_bytes: int = 0
+    ) -> None:
+        """Make room for the missing chunks and `further_bytes` more, within quota and disk: releases that are not in
+        `protected` are evicted, the oldest first. NoRoom where that is not enough; nothing has been written then, but
+        releases may have been evicted."""
         make_folders(self._folder)
-        need = layout.bytes_of(missing) + PAPERS_BYTES + beside
-        while drop := drop_next(layout.release, need, self._disk(), self._stored(), protected):
-            log.info("dropped release %s to make room for %s", drop[:12], layout.release[:12])
-            self._remove(drop)
+        need = layout.bytes_of(missing) + MANIFEST_ALLOWANCE_BYTES + further_bytes
+        while evicted := eviction_candidate(layout.release, need, self._disk(), self._stored(), protected):
+            log.info("dropped release %s to make room for %s", evicted[:12], layout.release[:12])
+            self._remove(evicted)
 
-    def forget(self, keep: Collection[str], loose: Collection[str] = ()) -> None:
-        """Drop every release and every beginning of one that is not in `keep`, and every loose chunk not in `loose`."""
-        for one in {stored.release for stored in self._stored()} - set(keep):
-            log.info("removed release %s", one[:12])
-            self._remove(one)
+    def remove_others(self, keep: Collection[str], loose: Collection[str] = ()) -> None:
+        """Remove every release and assembly that is not in `keep`, and every loose chunk that is not in `loose`."""
+        for release in {stored.release for stored in self._stored()} - set(keep):
+            log.info("removed release %s", release[:12])
+            self._remove(release)
         for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
             if path.name not in loose:
                 path.unlink(missing_ok=True)
         for folder in (self._releases, self._folder):
-            remove_remains(folder)
+            remove_leftovers(folder)
 
     def _remove(self, release: str) -> None:
         for folder in (self._releases, self._folder):
             remove_release(folder, release)
 
-    def _stored(self) -> list[Stored]:
-        found: dict[str, float] = {}
+    def _stored(self) -> list[StoredReleaseAge]:
+        """The releases on disk, complete or in assembly, each with the time since which it is here."""
+        since_by_release: dict[str, float] = {}
         for folder in (self._folder, self._releases):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if SHA256.fullmatch(path.name) and path.is_dir():
-                    found[path.name] = min(found.get(path.name, float("inf")), path.stat().st_mtime)
-        return [Stored(release, since) for release, since in found.items()]
+                    since_by_release[path.name] = min(
+                        since_by_release.get(path.name, float("inf")), path.stat().st_mtime
+                    )
+        return [StoredReleaseAge(release, since) for release, since in since_by_release.items()]
 
-    def _disk(self) -> Disk:
+    def _disk(self) -> DiskUsage:
         usage = shutil.disk_usage(self._folder)
         quota = default_quota(usage.total) if self._quota_bytes is None else self._quota_bytes
-        return Disk(free=usage.free, held=bytes_held((self._folder, self._releases)), quota=quota)
+        return DiskUsage(free=usage.free, used=bytes_on_disk((self._folder, self._releases)), quota=quota)
 
-    def known(self) -> Iterator[tuple[Path, SliceFile]]:
-        """The files of releases on disk, by the manifests found there. Nothing is hashed yet."""
+    def stored_files(self) -> Iterator[tuple[Path, SliceFile]]:
+        """The files of complete releases on disk, according to their manifests; their content is not verified here."""
         for path in self._releases.glob("*/manifest.json"):
             try:
                 manifest = decode_manifest(path.read_bytes())
             except (OSError, MalformedMessage):
                 continue
-            for one in manifest.every_slice:
-                for file in one.files:
-                    yield path.parent / "slices" / one.name / file.name, file
+            for item in manifest.all_slices:
+                for file in item.files:
+                    yield path.parent / "slices" / item.name / file.name, file
 
 
-class Assembly:
-    """One release that comes together. `put_all` is not to be called by two threads at once."""
+class ReleaseAssembly:
+    """A release that is being assembled. `put_all` must not be called by two threads at once."""
 
-    def __init__(self, store: ChunkStore, layout: Layout) -> None:
+    def __init__(self, store: ChunkStore, layout: ReleaseLayout) -> None:
         self.layout = layout
-        self.folder = store.home(layout.release)
+        self.folder = store.assembly_folder(layout.release)
         """Once nothing is missing: the release's slices, whole."""
         self._store = store
-        self._places: dict[str, list[_Place]] = {}
+        self._locations: dict[str, list[_ChunkLocation]] = {}
         for name, file in layout.files:
             path, offset = self.folder / "slices" / name / file.name, 0
             for chunk in file.chunks:
-                self._places.setdefault(chunk.sha256, []).append(_Place(path, offset))
+                self._locations.setdefault(chunk.sha256, []).append(_ChunkLocation(path, offset))
                 offset += chunk.bytes
 
     def missing(self) -> dict[str, int]:
-        """The chunks (size by digest) that are not here, in order, by the bytes of what is. Writes nothing."""
+        """Size by digest of the chunks that are missing or damaged on disk, in order. Hashes what is there; writes
+        nothing."""
         absent = {sha256 for sha256 in self.layout.loose if self._store.get(sha256) is None}
         for name, file in self.layout.files:
             absent.update(_wrong_chunks(self.folder / "slices" / name / file.name, file))
         return {sha256: size for sha256, size in self.layout.sizes.items() if sha256 in absent}
 
-    def link(self) -> None:
-        """Take the files that other releases have whole: that needs neither room nor time."""
-        there = {(file.sha256, file.bytes): path for path, file in self._store.known()}
+    def link_shared_files(self) -> None:
+        """Hard-link the files that other releases have completely, which takes neither space nor copying."""
+        available = {(file.sha256, file.bytes): path for path, file in self._store.stored_files()}
         linked = False
         for name, file in self.layout.files:
-            source, target = there.get((file.sha256, file.bytes)), self.folder / "slices" / name / file.name
+            source, target = available.get((file.sha256, file.bytes)), self.folder / "slices" / name / file.name
             if source is None or not any(_wrong_chunks(target, file)) or _digest(source) != file.sha256:
                 continue
             link = target.with_name(f".{target.name}.part")
@@ -186,100 +204,101 @@ class Assembly:
                 os.replace(link, target)
                 sync_folder(target.parent)
                 linked = True
-            except OSError as error:  # FAT knows no links, and then the chunks are copied
+            except OSError as error:  # FAT has no hard links: the chunks are copied instead
                 link.unlink(missing_ok=True)
                 log.debug("cannot link %s: %s", source, error)
         if linked:
             _sync_upwards(self.folder / "slices")
 
-    def copy(self, missing: Mapping[str, int]) -> dict[str, int]:
-        """Take those of the missing chunks that lie inside files of other releases; what is still missing then."""
+    def copy_shared_chunks(self, missing: Mapping[str, int]) -> dict[str, int]:
+        """Copy those of the missing chunks that lie inside files of other releases; those that are still missing
+        then."""
         absent = dict(missing)
-        self._copy_from(self._store.known(), absent)
+        self._copy_from(self._store.stored_files(), absent)
         return absent
 
     def put_all(self, chunks: Sequence[tuple[str, bytes]]) -> None:
-        """Keep these chunks, durably once this returns. The disk is waited for once per file, not once per chunk.
+        """Store these chunks durably; the disk is waited for once per file, not once per chunk.
 
-        MalformedMessage where one is not what its name says, or is not of this release; what can be kept is. NoRoom on
-        a full disk: then some of these chunks are here and the others not.
+        MalformedMessage where a chunk does not match its digest or is not of this release; the other chunks are stored.
+        NoRoom on a full disk; some of the chunks may be stored then.
         """
         wrong = [sha256 for sha256, data in chunks if hashlib.sha256(data).hexdigest() != sha256]
-        strange = [one for one, _ in chunks if one not in self._places and one not in self.layout.loose]
-        spoken = {*wrong, *strange}
+        foreign = [chunk for chunk, _ in chunks if chunk not in self._locations and chunk not in self.layout.loose]
+        rejected = {*wrong, *foreign}
         try:
-            self._write([one for one in chunks if one[0] not in spoken])
+            self._write([chunk for chunk in chunks if chunk[0] not in rejected])
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoRoom(
                     f"the disk is full: {error.strerror}; free some, what has come of the release is kept"
                 ) from error
             raise
-        if spoken:
-            raise MalformedMessage(f"{len(spoken)} chunks, as {min(spoken)[:12]}, are not what their names say")
+        if rejected:
+            raise MalformedMessage(f"{len(rejected)} chunks, as {min(rejected)[:12]}, are not what their names say")
 
     def _write(self, chunks: Sequence[tuple[str, bytes]]) -> None:
         by_file: dict[Path, list[tuple[int, bytes]]] = {}
         for sha256, data in chunks:
-            for place in self._places.get(sha256, ()):
-                by_file.setdefault(place.file, []).append((place.offset, data))
+            for location in self._locations.get(sha256, ()):
+                by_file.setdefault(location.file, []).append((location.offset, data))
             if sha256 in self.layout.loose:
                 write_durably(self._store.path(sha256), data)
         for path, pieces in by_file.items():
             _write_into(path, pieces)
 
     def _copy_from(self, files: Iterable[tuple[Path, SliceFile]], absent: dict[str, int]) -> None:
-        """Take chunks that lie inside files of other releases; what was taken is absent no longer."""
-        found: list[tuple[str, bytes]] = []
+        """Copy chunks of `absent` from these files, and remove from `absent` what was copied."""
+        batch: list[tuple[str, bytes]] = []
         for path, file in files:
             offset = 0
             for chunk in file.chunks:
                 if chunk.sha256 in absent:
                     data = _read(path, offset, chunk.bytes)
                     if hashlib.sha256(data).hexdigest() == chunk.sha256:
-                        found.append((chunk.sha256, data))
+                        batch.append((chunk.sha256, data))
                         del absent[chunk.sha256]
                 offset += chunk.bytes
-                if len(found) >= AT_ONCE:
-                    self.put_all(found)
-                    found = []
-        if found:
-            self.put_all(found)
+                if len(batch) >= BATCH_CHUNKS:
+                    self.put_all(batch)
+                    batch = []
+        if batch:
+            self.put_all(batch)
 
 
-def bytes_held(folders: Iterable[Path]) -> int:
-    """What all files under these folders take on disk; one that has several names counts once."""
-    seen: dict[tuple[int, int], int] = {}
+def bytes_on_disk(folders: Iterable[Path]) -> int:
+    """Bytes that all files under these folders take on disk; a file with several hard links counts once."""
+    bytes_by_inode: dict[tuple[int, int], int] = {}
     for top in folders:
         for folder, _, names in os.walk(top):
             for name in names:
                 try:
-                    found = os.lstat(os.path.join(folder, name))
+                    status = os.lstat(os.path.join(folder, name))
                 except FileNotFoundError:
                     continue
-                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(seen.values())
+                bytes_by_inode[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(bytes_by_inode.values())
 
 
 def _write_into(path: Path, pieces: Sequence[tuple[int, bytes]]) -> None:
-    """Put bytes where they belong in a file that may not be there yet, and wait for the disk."""
+    """Write bytes at their offsets into a file, which is created where it is missing, and sync it to disk."""
     fresh = not path.exists()
     if fresh:
         path.parent.mkdir(parents=True, exist_ok=True)
-    elif path.stat().st_nlink > 1:  # another release runs from these very bytes
-        own = path.with_name(f".{path.name}.part")
+    elif path.stat().st_nlink > 1:  # hard-linked: writing in place would change another release, so copy first
+        copy = path.with_name(f".{path.name}.part")
         try:
-            shutil.copyfile(path, own)
-            os.replace(own, path)
+            shutil.copyfile(path, copy)
+            os.replace(copy, path)
         except OSError:
-            own.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
             raise
     with path.open("wb" if fresh else "r+b", buffering=0) as file:
         for offset, data in pieces:
             file.seek(offset)
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
+            remaining = memoryview(data)
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
         sync_file(file.fileno(), path)
     if fresh:
         sync_folder(path.parent)
@@ -287,14 +306,15 @@ def _write_into(path: Path, pieces: Sequence[tuple[int, bytes]]) -> None:
 
 
 def _sync_upwards(slices: Path) -> None:
-    """From a release's `slices` to the agent's folder: each may be new, and its name is in the one above it."""
+    """Sync a release's `slices` folder and its parents up to the data folder: each may be new, and its name is stored
+    in the folder above."""
     for folder in (slices, *slices.parents[:3]):
         sync_folder(folder)
 
 
 def _wrong_chunks(path: Path, file: SliceFile) -> Iterator[str]:
-    """The digests of those chunks of `file` that are not at their places in `path`: at one of them, if there are
-    several."""
+    """Digests of the chunks of `file` that are missing or damaged in `path`; a chunk that occurs several times is
+    yielded if any occurrence is wrong."""
     try:
         opened = path.open("rb")
     except FileNotFoundError:
@@ -308,14 +328,14 @@ def _wrong_chunks(path: Path, file: SliceFile) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             while piece := file.read(_READ_BYTES):
-                whole.update(piece)
+                digest.update(piece)
     except OSError:
         return ""
-    return whole.hexdigest()
+    return digest.hexdigest()
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:

@@ -1,4 +1,5 @@
-"""The content keys that this device was given: wrapped on disk and in statements, in clear only in memory."""
+"""The content keys that this device was given for encrypted slices: wrapped on disk and in statements, in clear only in
+memory."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from edgesplit.crypto.key_file import read_wrapped, write_wrapped
-from edgesplit.crypto.key_wrapping import fitting, load_encryption_key, unwrap
+from edgesplit.crypto.key_file import read_wrapped_keys, write_wrapped_keys
+from edgesplit.crypto.key_wrapping import load_encryption_key, select_keys, unwrap
 from edgesplit.crypto.slice_encryption import Keys, needed_keys
 from edgesplit.errors import TrustError
 from edgesplit.release.manifest import Manifest, Statement, gateway_slices
@@ -16,55 +17,59 @@ from edgesplit_agent.state.data_folder import Identity
 log = logging.getLogger(__name__)
 
 
-class GivenKeys:
-    """Keys by release: those of the newest statement, and for what was staged before it those kept beside it."""
+class ContentKeys:
+    """Content keys by release: those of the newest statement, and for releases staged before it those stored beside
+    them."""
 
     def __init__(self, own_key: Path, identity: Identity, releases: Path) -> None:
         self._own_key = own_key
         self._device = identity.device
         self._releases = releases
-        self._said: dict[str, bytes] = {}
-        self._said_far: dict[str, bytes] = {}
+        self._wrapped_own: dict[str, bytes] = {}
+        self._wrapped_gateway: dict[str, bytes] = {}
 
-    def take(self, statement: Statement) -> None:
-        """A statement that is believed brings keys for what it wants."""
-        self._said = {one.release: one.keys for one in statement.releases if one.keys}
-        self._said_far = {one.release: one.keys for one in statement.keeps if one.keys}
+    def use_statement(self, statement: Statement) -> None:
+        """Adopt the wrapped keys of an accepted statement."""
+        self._wrapped_own = {wanted.release: wanted.keys for wanted in statement.releases if wanted.keys}
+        self._wrapped_gateway = {wanted.release: wanted.keys for wanted in statement.keeps if wanted.keys}
 
-    def far(self, release: str, manifest: Manifest) -> Keys:
-        """The content keys of what a gateway runs of a release for others; empty where all is in clear. TrustError."""
+    def for_gateway(self, release: str, manifest: Manifest) -> Keys:
+        """The content keys of the slices that this gateway runs for other devices; empty where none is encrypted.
+        TrustError where one was not given or cannot be unwrapped."""
         needed = needed_keys(manifest, gateway_slices(manifest), golden=False)
         if not needed:
             return {}
         own = load_encryption_key(self._own_key)
-        return fitting(unwrap(self._said_far.get(release, b""), own, self._device, release), needed)
+        return select_keys(unwrap(self._wrapped_gateway.get(release, b""), own, self._device, release), needed)
 
-    def of(self, release: str, manifest: Manifest, slices: Collection[str]) -> Keys:
-        """The content keys of these slices and of the golden inputs; empty where all is in clear.
+    def for_device(self, release: str, manifest: Manifest, slices: Collection[str]) -> Keys:
+        """The content keys of these slices and of the golden inputs; empty where none is encrypted.
 
-        TrustError where one was not given, is another, or cannot be unwrapped; UsageError where our own key is lost.
+        TrustError where one was not given, is the wrong one, or cannot be unwrapped; UsageError where this device's own
+        key is lost.
         """
         needed = needed_keys(manifest, slices)
         if not needed:
             return {}
         own = load_encryption_key(self._own_key)
-        said, kept = self._said.get(release, b""), read_wrapped(self._releases / release)
+        from_statement, stored = self._wrapped_own.get(release, b""), read_wrapped_keys(self._releases / release)
         try:
-            keys = fitting(unwrap(said or kept, own, self._device, release), needed)
+            keys = select_keys(unwrap(from_statement or stored, own, self._device, release), needed)
         except TrustError as error:
-            if not said or not kept:
+            if not from_statement or not stored:
                 raise
             log.warning("%s; trying the keys that were kept", error)
-            return fitting(unwrap(kept, own, self._device, release), needed)
-        if said and said != kept:
-            self._keep(release, said)
+            return select_keys(unwrap(stored, own, self._device, release), needed)
+        if from_statement and from_statement != stored:
+            self._store(release, from_statement)
         return keys
 
-    def _keep(self, release: str, wrapped: bytes) -> None:
-        """Write down what opens a release that is on disk: the next statement may speak of another one already."""
+    def _store(self, release: str, wrapped: bytes) -> None:
+        """Store the wrapped keys beside the release on disk: the next statement may contain those of another release
+        only."""
         home = self._releases / release
         try:
             if home.is_dir():
-                write_wrapped(home, wrapped)
-        except OSError as error:  # a full disk does not stop what can answer
+                write_wrapped_keys(home, wrapped)
+        except OSError as error:  # a full disk must not stop a release that can answer
             log.warning("cannot keep the keys of release %s: %s", release[:12], error.strerror)

@@ -1,7 +1,7 @@
-"""Room for releases on this device's disk: what must be dropped for the next one, and when there is none.
+"""Disk space for releases: which one is evicted for the next, and when there is no room.
 
-`drop_next` is the whole policy; measuring and dropping are the chunk store's. What runs, what is on trial and what may
-be gone back to are `protected`: they are never dropped, whatever is wanted.
+`eviction_candidate` is the whole policy; the chunk store measures and deletes. Releases in `protected` (running, on
+trial, or needed for a rollback) are never evicted.
 """
 
 from __future__ import annotations
@@ -12,52 +12,59 @@ from dataclasses import dataclass
 from edgesplit.errors import EdgeError
 
 RESERVE_BYTES = 16 * 2**20
-"""Never filled: logs, metadata and the next session number need room too."""
-PAPERS_BYTES = 2**20
-"""What a release needs besides its slices: manifest and proof."""
+"""Free space that releases never use: logs, metadata and the next session number need room too."""
+MANIFEST_ALLOWANCE_BYTES = 2**20
+"""Allowance for a release's manifest and proof, beside its slices."""
 
 
 class NoRoom(EdgeError):
-    """The release does not fit, and nothing may be dropped for it. It is tried again, for there may be room later."""
+    """The release does not fit, and nothing may be evicted for it. The step is retried, because there may be room
+    later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A release on disk, or what is here of one."""
+class StoredReleaseAge:
+    """A release on disk, complete or in assembly."""
 
     release: str
     kept_since: float
-    """Unix seconds."""
+    """Unix seconds since which it is here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """Bytes, as the file system counts them."""
+class DiskUsage:
+    """Use of the disk, in bytes as the file system counts them."""
 
     free: int
-    held: int
-    """By all releases here and what is on its way into one; what several share counts once."""
+    """Free on the file system."""
+    used: int
+    """Used by all releases and assemblies; what several share counts once."""
     quota: int
-    """`held` shall not exceed."""
+    """Limit of `used`."""
 
-    def lacks(self, need: int) -> int:
-        """How much is missing for `need` more bytes; 0 where they fit."""
-        return max(0, need + RESERVE_BYTES - self.free, self.held + need - self.quota)
+    def shortage(self, need: int) -> int:
+        """Bytes that must be freed for `need` more; 0 where they fit."""
+        return max(0, need + RESERVE_BYTES - self.free, self.used + need - self.quota)
 
 
-def drop_next(release: str, need: int, disk: Disk, stored: Sequence[Stored], protected: Collection[str]) -> str | None:
-    """The release to drop so that `release` finds `need` more bytes, the oldest that nobody needs first; None once they
-    fit. NoRoom where they do not and nothing may be dropped."""
-    if not disk.lacks(need):
+def eviction_candidate(
+    release: str, need: int, disk: DiskUsage, stored: Sequence[StoredReleaseAge], protected: Collection[str]
+) -> str | None:
+    """The release to evict so that `release` finds `need` more bytes: the oldest that is not protected. None once they
+    fit. NoRoom where they do not fit and nothing may be evicted."""
+    if not disk.shortage(need):
         return None
-    kept = {release, *protected}
-    spare = sorted((one for one in stored if one.release not in kept), key=lambda one: (one.kept_since, one.release))
-    if spare:
-        return spare[0].release
-    if disk.held + need > disk.quota:
+    excluded = {release, *protected}
+    evictable = sorted(
+        (entry for entry in stored if entry.release not in excluded),
+        key=lambda entry: (entry.kept_since, entry.release),
+    )
+    if evictable:
+        return evictable[0].release
+    if disk.used + need > disk.quota:
         raise NoRoom(
             f"no room for release {release[:12]}: it needs {_mb(need)} more, and of the store's quota of"
-            f" {_mb(disk.quota)} {_mb(disk.held)} are taken by what runs or may be gone back to; run the agent with a"
+            f" {_mb(disk.quota)} {_mb(disk.used)} are taken by what runs or may be gone back to; run the agent with a"
             " larger --store-quota, or deploy a plan with less on the device"
         )
     raise NoRoom(
@@ -67,7 +74,7 @@ def drop_next(release: str, need: int, disk: Disk, stored: Sequence[Stored], pro
 
 
 def default_quota(total: int) -> int:
-    """Half of the disk that the data folder lies on."""
+    """Half of the disk on which the data folder lies."""
     return total // 2
 
 

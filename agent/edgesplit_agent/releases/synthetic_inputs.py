@@ -1,6 +1,6 @@
-"""Inputs for a release that brought no golden ones (they are left out above 128 KiB): to tune it by, not to judge it.
+"""Synthetic inputs for a release without golden ones (they are left out above 128 KiB): to tune it, not to judge it.
 
-What is compared is the release with itself: each setup must give what the first one gave.
+The release is compared with itself: with every setup it must answer as it did with the first.
 """
 
 from __future__ import annotations
@@ -9,48 +9,50 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgesplit.errors import InferenceFailed
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensors
-from edgesplit_agent.releases.loaded_release import ActiveRelease, close
+from edgesplit_agent.releases.loaded_release import LoadedRelease, is_close
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
 SEED = 20_261_121
+"""Seed of the random inputs."""
 
 
-def made_up_inputs(active: ActiveRelease) -> Tensors | None:
-    """Random floats and zeros of the right shapes; None where that is no input: free dimensions, pictures, text."""
-    made = {}
+def make_synthetic_inputs(active: LoadedRelease) -> Tensors | None:
+    """Random floats, and zeros for integers, of the declared shapes; None where no valid input can be made: free
+    dimensions, pictures, text."""
+    tensors = {}
     rng = np.random.default_rng(SEED)
     for spec in active.inputs:
         dtype = oip.DTYPES[spec.datatype]
         if dtype.kind == "O" or min(spec.shape, default=1) < 0:
             return None
-        made[spec.name] = rng.random(spec.shape).astype(dtype) if dtype.kind == "f" else np.zeros(spec.shape, dtype)
-    return made
+        tensors[spec.name] = rng.random(spec.shape).astype(dtype) if dtype.kind == "f" else np.zeros(spec.shape, dtype)
+    return tensors
 
 
-def like_now(active: ActiveRelease, inputs: Tensors) -> Callable[[], None]:
-    """A check for later: InferenceFailed unless the device alone still answers these inputs as it does now."""
+def unchanged_answers_check(active: LoadedRelease, inputs: Tensors) -> Callable[[], None]:
+    """A check to be called later: InferenceFailed unless the device alone answers these inputs as it does now."""
 
     local = active.plan.local
     order = [] if local is None else active.order(local.device)
     names = [] if local is None else [spec.name for spec in active.outputs]
 
-    def answered() -> Tensors:
-        live = active.run(order, inputs)
-        return {name: np.array(live[name]) for name in names}
+    def run_alone() -> Tensors:
+        outputs = active.run(order, inputs)
+        return {name: np.array(outputs[name]) for name in names}
 
-    first = answered()
+    expected = run_alone()
 
     def check() -> None:
-        now = answered()
-        for name, want in first.items():
-            if not close(now[name], want):
+        actual = run_alone()
+        for name, wanted in expected.items():
+            if not is_close(actual[name], wanted):
                 raise InferenceFailed(f"output {name!r} is not what it was")
 
     return check

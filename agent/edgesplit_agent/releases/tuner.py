@@ -1,4 +1,4 @@
-"""Tunes a release that is loaded and has answered its golden inputs: the hands of `tuning`."""
+"""Tunes the engine options of a release that is loaded and has answered its golden inputs; `tuning` decides."""
 
 from __future__ import annotations
 
@@ -11,56 +11,67 @@ import msgspec
 
 from edgesplit.errors import EdgeError
 from edgesplit.runtime import Tensors
-from edgesplit.runtime.options import Setup
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.releases.tuning import BUDGET_S, Allowed, Memory, load_per_core, time_of, tuned
-from edgesplit_agent.worker.supervised_host import Hosted
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.releases.tuning import (
+    BUDGET_S,
+    TuningLimits,
+    TuningResults,
+    best_setup,
+    load_per_core,
+    median_run_s,
+)
+from edgesplit_agent.worker.supervised_host import SupervisedHost
 
 log = logging.getLogger(__name__)
 
 
 class Tuner:
-    """Of one device."""
+    """Tunes the releases of one device."""
 
     def __init__(
         self,
-        memory: Memory,
-        allowed: Allowed,
+        results: TuningResults,
+        allowed: TuningLimits,
         budget_s: float = BUDGET_S,
         load: Callable[[], float] = load_per_core,
     ) -> None:
-        """`load`: of the machine for each core, before anything is measured."""
-        self._memory = memory
+        """`load` returns the machine's load per core, which is recorded with each measurement."""
+        self._results = results
         self._load = load
         self._allowed = allowed
         self._budget_s = budget_s
 
-    def setup_of(self, release: str, default: Setup) -> Setup:
-        """What was found out of that release here before, with the accelerators of `default`; else that."""
-        found = self._memory.setup_of(release, self._allowed)
-        return found if found is not None and found.providers == default.providers else default
+    def setup_of(self, release: str, default: EngineOptions) -> EngineOptions:
+        """The setup that was measured to be best for that release here, if it uses the accelerators of `default`;
+        otherwise `default`."""
+        tuned_setup = self._results.setup_of(release, self._allowed)
+        return tuned_setup if tuned_setup is not None and tuned_setup.providers == default.providers else default
 
-    def tune(self, active: ActiveRelease, inputs: Tensors, check: Callable[[], None], *, alone: bool = True) -> None:
-        """Find out how it runs best, over inputs that an application could give, and run it so from now on. `check`
-        raises where its answers are not right any more; `alone`: no other release serves here. Nothing is done twice,
-        unless the machine was busy then and is quiet now, nor for a release that runs in no worker."""
+    def tune(self, active: LoadedRelease, inputs: Tensors, check: Callable[[], None], *, alone: bool = True) -> None:
+        """Measure the candidate setups over `inputs` and use the fastest from now on.
+
+        `check` raises an EdgeError where the answers are not right any more; `alone`: no other release serves here. A
+        release that was tuned before is skipped, unless the machine was busy then and is quiet now; so is one that runs
+        in no worker process.
+        """
         host = active.host
         rows = sorted(active.plan.rows, key=lambda row: (row.is_local, len(row.device)))
         order = active.order(rows[-1].device)
-        if not isinstance(host, Hosted) or host.emulated or not order:
+        if not isinstance(host, SupervisedHost) or host.emulated or not order:
             return
         load = self._load()
-        if not self._memory.is_due(active.digest, self._allowed, load):
+        if not self._results.is_due(active.digest, self._allowed, load):
             return
         first, began = host.setup, perf_counter()
 
-        def measure(setup: Setup) -> float | None:
+        def measure(setup: EngineOptions) -> float | None:
             try:
                 if setup != host.setup:
-                    host.use(setup)
+                    host.reconfigure(setup)
                 if setup.merge and not host.merged:
                     return None
-                seconds = time_of(lambda: active.run(order, inputs))
+                seconds = median_run_s(lambda: active.run(order, inputs))
                 check()
                 return seconds
             except EdgeError as error:
@@ -68,24 +79,24 @@ class Tuner:
                 return None
 
         allowed = replace(self._allowed, alone=alone)
-        best, times = tuned(first, allowed, measure, lambda: perf_counter() - began > self._budget_s)
+        best, times = best_setup(first, allowed, measure, lambda: perf_counter() - began > self._budget_s)
         try:
-            host.use(best)
+            host.reconfigure(best)
             check()
         except EdgeError as error:
             log.warning("release %s does not run with %s after all: %s", active.digest[:12], best, error)
             best = first
-            host.use(best)
+            host.reconfigure(best)
             check()
         log.info("release %s runs with %s", active.digest[:12], best)
-        self._memory.keep(active.digest, best, times, load)
+        self._results.store(active.digest, best, times, load)
 
     @staticmethod
-    def calm(active: ActiveRelease) -> None:
-        """No spinning any more: another release serves here too."""
+    def stop_spinning(active: LoadedRelease) -> None:
+        """Switch off spinning threads, because another release serves here too."""
         host = active.host
-        if isinstance(host, Hosted) and host.setup.spinning:
+        if isinstance(host, SupervisedHost) and host.setup.spinning:
             try:
-                host.use(msgspec.structs.replace(host.setup, spinning=False))
+                host.reconfigure(msgspec.structs.replace(host.setup, spinning=False))
             except EdgeError as error:
                 log.warning("release %s keeps spinning: %s", active.digest[:12], error)

@@ -1,9 +1,9 @@
-"""How a release's engines are set up on this machine: found out by measurement, once, before it serves.
+"""Chooses a release's engine options on this machine: by measurement, once, before it serves.
 
-Threads fight with those of other sessions, spinning ones most; fusing further pays for some models and not for others:
-cores and tables do not tell. So each candidate runs the golden input a few times, and one that is faster by a margin,
-with outputs that still pass, is taken. `tuned` decides, over a function that measures; what it finds is remembered by
-release, engine and machine.
+Threads compete with those of other sessions, spinning ones most, and fusing slices further pays for some models only:
+neither can be predicted from core counts or tables. Each candidate therefore runs the golden input a few times, and a
+candidate is chosen if it is faster by a margin and its outputs still pass. `best_setup` decides, given a function that
+measures; the result is stored by release, engine version and machine.
 """
 
 from __future__ import annotations
@@ -21,48 +21,57 @@ from time import perf_counter
 import msgspec
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.msgspec_warmup import settle
-from edgesplit.runtime.options import Optimise, Setup
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.runtime.options import EngineOptions, Optimise
 
 log = logging.getLogger(__name__)
 MARGIN = 0.05
-"""A candidate must be faster by this part: two measurements of one setup differ by less on a quiet machine."""
+"""Fraction by which a candidate must be faster: on a quiet machine two measurements of one setup differ by less."""
 SPINNING_MARGIN = 0.10
-"""Spinning threads take their cores from everything else on the device."""
+"""Fraction by which a candidate with spinning threads must be faster: they take their cores from everything else on the
+device."""
 BUDGET_S = 5.0
-"""No candidate is begun later than this."""
+"""Seconds after which no further candidate is measured."""
 RUNS, LEAST_RUNS, RUNS_S = 9, 3, 0.4
-"""Of each candidate: so many, at least so many, and beyond these for so long."""
-REMEMBERED = 32
-BUSY = 0.5
-"""Beyond so much load for each core, times are others' too: what was found then is found again on a quieter day."""
+"""Runs of each candidate: at most `RUNS`; at least `LEAST_RUNS`, and further ones only within `RUNS_S` seconds."""
+MAX_STORED_RESULTS = 32
+"""Number of releases whose results are stored."""
+BUSY_LOAD_PER_CORE = 0.5
+"""Load per core above which the measured times are not this release's alone; such a result is measured again on a quiet
+machine."""
 _ENGINES = ("onnxruntime", "ai-edge-litert", "tflite-runtime")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """What may be tried."""
+class TuningLimits:
+    """Limits of the candidates."""
 
     cores: int
+    """Cores of the machine."""
     threads: int = 0
-    """The operator's choice; 0: as many as are fastest."""
+    """Number of threads chosen by the operator; 0: the fastest number."""
     optimise: Optimise = "fast"
+    """Whether slices may be fused further."""
     alone: bool = True
-    """No other release serves here, with which spinning threads would fight."""
+    """No other release serves here, with which spinning threads would compete."""
 
 
-def tuned(
-    first: Setup, allowed: Allowed, measure: Callable[[Setup], float | None], is_over: Callable[[], bool]
-) -> tuple[Setup, dict[str, float]]:
-    """The setup to use, and what each that was tried took. `measure` gives seconds, None for one that cannot be used.
+def best_setup(
+    first: EngineOptions,
+    limits: TuningLimits,
+    measure: Callable[[EngineOptions], float | None],
+    is_over: Callable[[], bool],
+) -> tuple[EngineOptions, dict[str, float]]:
+    """The setup to use, and the seconds of each one measured. `measure` returns seconds, or None for a setup that
+    cannot be used.
 
-    One thing after the other is varied, and a candidate wins by a margin: noise within it changes nothing. Where
-    `first` itself cannot be measured it stays.
+    One option after the other is varied, and a candidate wins by a margin, so that noise below it changes nothing.
+    Where `first` itself cannot be measured it stays.
     """
     times = {str(first): measure(first)}
     best, best_s = first, times[str(first)]
-    for candidates in (_threads, _fast, _merged, _spinning):
-        for candidate in candidates(best, allowed):
+    for candidates in (_thread_candidates, _fused_candidates, _merged_candidates, _spinning_candidates):
+        for candidate in candidates(best, limits):
             if best_s is None or is_over() or str(candidate) in times:
                 continue
             seconds = times[str(candidate)] = measure(candidate)
@@ -72,30 +81,31 @@ def tuned(
     return best, {name: seconds for name, seconds in times.items() if seconds is not None}
 
 
-def _threads(best: Setup, allowed: Allowed) -> Iterator[Setup]:
-    """Fewest first: of two that are as fast the one that leaves more to others stays."""
+def _thread_candidates(best: EngineOptions, allowed: TuningLimits) -> Iterator[EngineOptions]:
+    """Candidates by number of threads, ascending: of two that are equally fast the smaller number stays, and leaves
+    cores to others."""
     counts = {1 << power for power in range(allowed.cores.bit_length()) if 1 << power <= allowed.cores}
     for count in () if allowed.threads else sorted(counts | {allowed.cores}):
         yield msgspec.structs.replace(best, threads=count)
 
 
-def _fast(best: Setup, allowed: Allowed) -> Iterator[Setup]:
+def _fused_candidates(best: EngineOptions, allowed: TuningLimits) -> Iterator[EngineOptions]:
     if allowed.optimise == "fast":
         yield msgspec.structs.replace(best, optimise="fast")
 
 
-def _merged(best: Setup, allowed: Allowed) -> Iterator[Setup]:
+def _merged_candidates(best: EngineOptions, allowed: TuningLimits) -> Iterator[EngineOptions]:
     if allowed.optimise == "fast":
         yield msgspec.structs.replace(best, optimise="fast", merge=True)
 
 
-def _spinning(best: Setup, allowed: Allowed) -> Iterator[Setup]:
+def _spinning_candidates(best: EngineOptions, allowed: TuningLimits) -> Iterator[EngineOptions]:
     if allowed.alone and best.threads > 1:
         yield msgspec.structs.replace(best, spinning=True)
 
 
-def time_of(run: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
-    """The median seconds of a few runs; the first, which fills caches, is not counted."""
+def median_run_s(run: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
+    """Median seconds of a few runs; the first run, which fills caches, is not counted."""
     run()
     times: list[float] = []
     began = clock()
@@ -106,64 +116,68 @@ def time_of(run: Callable[[], object], clock: Callable[[], float] = perf_counter
     return statistics.median(times)
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What was found out of one release."""
+class TuningResult(msgspec.Struct, frozen=True):
+    """Tuning result of one release."""
 
     where: str
-    setup: Setup
+    """Engines and machine on which it was measured."""
+    setup: EngineOptions
     seconds: dict[str, float]
-    """By setup, as measured."""
+    """Measured seconds by setup."""
     load: float = 0.0
-    """Of the machine when it was measured, for each core."""
+    """Load per core of the machine during the measurement."""
 
 
-class Memory:
-    """What was found out, in a file. One that is spoilt or of another machine is as if it were not there."""
+class TuningResults:
+    """Tuning results in a file. A damaged file, or results of another machine, count as missing."""
 
-    def __init__(self, file: Path, where: str | None = None) -> None:
+    def __init__(self, file: Path, environment: str | None = None) -> None:
         self._file = file
-        self._where = where if where is not None else here()
+        self._environment = environment if environment is not None else environment_key()
 
-    def setup_of(self, release: str, allowed: Allowed) -> Setup | None:
-        """How that release was found to run best here, with this engine, unless the operator forbids that now."""
-        found = self._read().get(release)
-        if found is None or found.where != self._where:
+    def setup_of(self, release: str, allowed: TuningLimits) -> EngineOptions | None:
+        """The best setup measured for that release with these engines on this machine; None where there is none, or the
+        operator's limits now exclude it."""
+        result = self._read().get(release)
+        if result is None or result.where != self._environment:
             return None
-        forbidden = allowed.optimise == "exact" and found.setup.optimise != "exact"
-        return None if forbidden or allowed.threads not in (0, found.setup.threads) else found.setup
+        forbidden = allowed.optimise == "exact" and result.setup.optimise != "exact"
+        return None if forbidden or allowed.threads not in (0, result.setup.threads) else result.setup
 
-    def is_due(self, release: str, allowed: Allowed, load: float) -> bool:
-        """Whether to measure: nothing is known of it, or only what was found on a busy machine that is quiet now."""
+    def is_due(self, release: str, allowed: TuningLimits, load: float) -> bool:
+        """Whether to measure: there is no result, or it was measured on a busy machine and the machine is quiet now."""
         if self.setup_of(release, allowed) is None:
             return True
-        return self._read()[release].load > BUSY >= load
+        return self._read()[release].load > BUSY_LOAD_PER_CORE >= load
 
-    def keep(self, release: str, setup: Setup, seconds: dict[str, float], load: float = 0.0) -> None:
-        """Remember it, also after a restart; a disk that is full costs no more than measuring again."""
-        others = {name: found for name, found in self._read().items() if name != release}
-        kept = dict([*others.items(), (release, Found(self._where, setup, seconds, load))][-REMEMBERED:])
+    def store(self, release: str, setup: EngineOptions, seconds: dict[str, float], load: float = 0.0) -> None:
+        """Store a result. A disk error is logged: it only costs measuring again."""
+        others = {name: result for name, result in self._read().items() if name != release}
+        results = dict(
+            [*others.items(), (release, TuningResult(self._environment, setup, seconds, load))][-MAX_STORED_RESULTS:]
+        )
         try:
-            write_durably(self._file, msgspec.json.encode(kept))
+            write_durably(self._file, msgspec.json.encode(results))
         except OSError as error:
             log.warning("cannot remember how release %s runs best: %s", release[:12], error.strerror)
 
-    def _read(self) -> dict[str, Found]:
+    def _read(self) -> dict[str, TuningResult]:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, Found])
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, TuningResult])
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return {}
 
 
 def load_per_core() -> float:
-    """Of this machine over the last minute; nothing where it does not tell."""
+    """Load average per core over the last minute; 0 where the system does not report it."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
         return 0.0
 
 
-def here() -> str:
-    """What measurements hold for: engines by version, and this machine's processor."""
+def environment_key() -> str:
+    """Key under which measurements are valid: engine versions, processor and number of cores."""
     engines = []
     for name in _ENGINES:
         try:
@@ -182,4 +196,4 @@ def _processor() -> str:
     return ", ".join(sorted(set(named))) or platform.processor()
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,9 +1,10 @@
-"""From the wheels of an agent release to a version that can start: a virtual environment, without a network.
+"""Installs an agent release as a version that can start: its wheels become a virtual environment, without a network.
 
-The wheels were verified as a release is; each is compared with its own record once more, and unpacked by the library
-`installer`. Nothing of a wheel is run here, with one exception, last: the new version's own interpreter says whether it
-could live here (`fitness`), as a model answers its golden inputs before it may run; what it loads for that stays
-compiled, and nothing is compiled later. The Python stays the one that the installed version runs on.
+The wheels were verified with the release; each is compared with its own RECORD once more and unpacked by the library
+`installer`. No code of a wheel runs during installation, with one exception at the end: the new version's own
+interpreter runs `edgesplit_agent.version_check`, which reports whether the version can live here, as a model must
+answer its golden inputs before it serves. That run also compiles the modules it loads, and nothing is compiled later.
+The Python remains the one on which the installed version runs.
 """
 
 from __future__ import annotations
@@ -26,47 +27,60 @@ from installer.exceptions import InstallerError
 from installer.sources import WheelFile
 
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit.release.agent_release import WHEELS_FILE, Build, released
+from edgesplit.release.agent_release import WHEELS_FILE, Build, public_version
 from edgesplit_agent.releases.disk_quota import RESERVE_BYTES, NoRoom
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.self_update.version_store import VersionStore
 
 log = logging.getLogger(__name__)
 
-WHEELS = 200
-"""No agent needs more."""
-NOT_NEEDED = "pip-"
-"""A kit's installer brings it along for itself."""
-UNPACKED = 4
-"""An installed version takes so many times its wheels."""
-UNPACKED_BYTES = 2 * 2**30
-FITNESS_S = 120.0
-"""A slow card reads hundreds of megabytes of libraries for the first time."""
-_NO_WHEEL = (InstallerError, zipfile.BadZipFile, ValueError, KeyError, AssertionError, RuntimeError, EOFError)
+MOST_WHEELS = 200
+"""Maximum number of wheels in an agent release; no agent needs more."""
+SKIPPED_WHEEL_PREFIX = "pip-"
+"""Prefix of a wheel that a kit's installer brings for its own use and that is skipped."""
+UNPACKED_RATIO = 4
+"""Estimated disk space of an installed version, as a multiple of the size of its wheels."""
+MOST_WHEEL_BYTES = 2 * 2**30
+"""Maximum total size of the wheels in the archive."""
+VERSION_CHECK_TIMEOUT_S = 120.0
+"""Timeout of the version check: a slow card reads hundreds of megabytes of libraries for the first time."""
+_INVALID_WHEEL_ERRORS = (
+    InstallerError,
+    zipfile.BadZipFile,
+    ValueError,
+    KeyError,
+    AssertionError,
+    RuntimeError,
+    EOFError,
+)
 
 
-def put_together(shelf: Shelf, release: str, build: Build, folder: Path, question: tuple[str, ...] = ()) -> None:
-    """Install the build whose verified files lie in `folder` as that release's version, if it is not there, whole.
+def install_version(
+    store: VersionStore, release: str, build: Build, folder: Path, check_arguments: tuple[str, ...] = ()
+) -> None:
+    """Install the build whose verified files lie in `folder` as that release's version, unless it is installed and
+    undamaged.
 
-    `question`: what its own word on whether it can live here is asked with. ModelRefused where the wheels are none, or
-    the version says that it cannot; UsageError where this Python cannot make environments; then nothing of it stays.
+    `check_arguments` are passed to the version check. ModelRefused where a wheel is invalid or the version check
+    refuses; UsageError where this Python cannot make environments; NoRoom where the disk is too full. On failure
+    nothing is left behind.
     """
-    if not shelf.damage(release):
+    if not store.damage(release):
         return
-    part = shelf.fresh(release)
+    part = store.new_part_folder(release)
     try:
         _check_room(part, build.version, (folder / WHEELS_FILE).stat().st_size)
-        _fill(part, shelf.home(release), folder / WHEELS_FILE)
-        _check_fitness(part, build.version, question)
-        shelf.adopt(part, release, build.version)
-    except BaseException:  # what takes hundreds of megabytes is not left lying there
+        _build_environment(part, store.version_folder(release), folder / WHEELS_FILE)
+        _run_version_check(part, build.version, check_arguments)
+        store.adopt(part, release, build.version)
+    except BaseException:  # also on a signal: an environment takes hundreds of megabytes
         shutil.rmtree(part, ignore_errors=True)
         raise
     log.info("agent %s is installed, as release %s", build.version, release[:12])
 
 
 def _check_room(part: Path, version: str, packed: int) -> None:
-    """NoRoom before anything is unpacked: a disk that an update filled would keep the models from theirs."""
-    need, free = UNPACKED * packed + RESERVE_BYTES, shutil.disk_usage(part).free
+    """NoRoom before anything is unpacked: a disk filled by an update of the agent would block updates of the models."""
+    need, free = UNPACKED_RATIO * packed + RESERVE_BYTES, shutil.disk_usage(part).free
     if free < need:
         raise NoRoom(
             f"no room for agent {version}: installing it takes about {need / 1e6:.0f} MB, {free / 1e6:.0f} MB are free"
@@ -74,12 +88,12 @@ def _check_room(part: Path, version: str, packed: int) -> None:
         )
 
 
-def _fill(part: Path, home: Path, archive: Path) -> None:
-    """An environment with all the wheels in it."""
+def _build_environment(part: Path, home: Path, archive: Path) -> None:
+    """Make an environment in `part` with all wheels of the archive; `home` is where it will be moved."""
     _make_environment(part)
     with tempfile.TemporaryDirectory(prefix="wheels-", dir=part) as scratch:
         for wheel in _wheels(archive, Path(scratch)):
-            if not wheel.name.startswith(NOT_NEEDED):
+            if not wheel.name.startswith(SKIPPED_WHEEL_PREFIX):
                 _unpack(wheel, part, home)
             wheel.unlink()
 
@@ -92,7 +106,8 @@ def _make_environment(part: Path) -> None:
 
 
 def _wheels(archive: Path, scratch: Path) -> Iterator[Path]:
-    """Each wheel of the archive as a file, one after the other."""
+    """Extract each wheel of the archive to a file in `scratch`, one after the other. ModelRefused for a member that is
+    no wheel, and beyond the limits."""
     unpacked = 0
     try:
         with tarfile.open(archive, "r:") as tar:
@@ -101,7 +116,7 @@ def _wheels(archive: Path, scratch: Path) -> Iterator[Path]:
                 unpacked += member.size
                 if not member.isreg() or not name.endswith(".whl") or name.startswith("."):
                     raise ModelRefused(f"{WHEELS_FILE}: {member.name[:80]!r} is no wheel")
-                if count >= WHEELS or unpacked > UNPACKED_BYTES:
+                if count >= MOST_WHEELS or unpacked > MOST_WHEEL_BYTES:
                     raise ModelRefused(f"{WHEELS_FILE}: more wheels than an agent needs")
                 content = tar.extractfile(member)
                 assert content is not None
@@ -115,8 +130,9 @@ def _wheels(archive: Path, scratch: Path) -> Iterator[Path]:
 
 
 def _unpack(wheel: Path, part: Path, home: Path) -> None:
-    """Its files into the environment; its scripts will find the interpreter where it is going to lie."""
-    site = str(_site(part))
+    """Install one wheel's files into the environment; its scripts refer to the interpreter at its final place, below
+    `home`."""
+    site = str(_site_packages(part))
     scheme = {
         "purelib": site, "platlib": site, "scripts": str(part / "bin"), "data": str(part),
         "headers": str(part / "include"),
@@ -126,34 +142,35 @@ def _unpack(wheel: Path, part: Path, home: Path) -> None:
             source.validate_record(validate_contents=True)
             destination = SchemeDictionaryDestination(scheme, str(home / "bin" / "python"), "posix")
             install(source, destination, additional_metadata={"INSTALLER": b"edgesplit-agent\n"})
-    except _NO_WHEEL as error:
+    except _INVALID_WHEEL_ERRORS as error:
         raise ModelRefused(
             f"{wheel.name[:120]} cannot be installed: {str(error)[:200] or type(error).__name__}"
         ) from error
 
 
-def _site(home: Path) -> Path:
-    """Where an environment keeps what is installed in it. Debian's default scheme is another one: it is asked for."""
+def _site_packages(home: Path) -> Path:
+    """The site-packages folder of an environment. The scheme is named explicitly because Debian's default scheme
+    differs."""
     base = {"base": str(home), "platbase": str(home)}
     return Path(sysconfig.get_path("purelib", "posix_prefix", base))
 
 
-def _check_fitness(part: Path, version: str, question: tuple[str, ...]) -> None:
-    """ModelRefused unless the version starts, is the one that was signed, and can live here."""
-    command = [str(part / "bin" / "python"), "-I", "-m", "edgesplit_agent.version_check", *question]
+def _run_version_check(part: Path, version: str, check_arguments: tuple[str, ...]) -> None:
+    """Run the version check. ModelRefused unless the version starts, is the one that was signed, and can live here."""
+    command = [str(part / "bin" / "python"), "-I", "-m", "edgesplit_agent.version_check", *check_arguments]
     try:
-        asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=FITNESS_S, stdin=subprocess.DEVNULL, cwd=part
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=VERSION_CHECK_TIMEOUT_S, stdin=subprocess.DEVNULL, cwd=part
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelRefused(f"agent {version} does not start within {FITNESS_S:g} s") from error
+        raise ModelRefused(f"agent {version} does not start within {VERSION_CHECK_TIMEOUT_S:g} s") from error
     try:
-        said = json.loads(asked.stdout)
-        told, problem = str(said["version"]), str(said["problem"])
+        answer = json.loads(completed.stdout)
+        own_version, problem = str(answer["version"]), str(answer["problem"])
     except (ValueError, KeyError, TypeError):
-        last = (asked.stderr.strip().splitlines() or [f"it ended with status {asked.returncode}"])[-1]
-        raise ModelRefused(f"agent {version} does not start here: {last[:300]}") from None
-    if released(told) != version:
-        raise ModelRefused(f"what was signed as agent {version} calls itself {told[:40]}")
+        last_line = (completed.stderr.strip().splitlines() or [f"it ended with status {completed.returncode}"])[-1]
+        raise ModelRefused(f"agent {version} does not start here: {last_line[:300]}") from None
+    if public_version(own_version) != version:
+        raise ModelRefused(f"what was signed as agent {version} calls itself {own_version[:40]}")
     if problem:
         raise ModelRefused(f"agent {version} cannot run here: {problem[:300]}")

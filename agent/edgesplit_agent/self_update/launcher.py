@@ -1,10 +1,10 @@
-"""`edgesplit-agent launch`: start the version of the agent that is to run, in place of this process.
+"""`edgesplit-agent launch`: replaces this process with the version of the agent that is to run.
 
-Stable and small: it is of the installed version, which no update changes. It counts the start, on disk, before anything
-of another version is loaded; compares that version's files with what was installed; and becomes the agent by `exec`, so
-that whoever supervises it (systemd, `supervise`, a shell) sees one process throughout. Each way out of an agent that
-wants another version is this launcher again. A version on trial gets an alarm that survives the `exec`: one that hangs,
-so that it neither commits nor gives up, is ended by the kernel, and that start counts as an unhealthy one.
+Stable and small, because it belongs to the installed version, which no update changes. It counts the start on disk
+before anything of another version is loaded, compares that version's files with what was installed, and becomes the
+agent by `exec`, so that a supervisor (systemd, `supervise`, a shell) sees one process throughout. An agent that wants
+to run another version becomes this launcher again. A version on trial gets an alarm that survives the `exec`: one that
+hangs, so that it neither commits nor rolls back, is ended by the kernel, and its start counts as unhealthy.
 """
 
 from __future__ import annotations
@@ -25,140 +25,165 @@ import msgspec
 
 from edgesplit import __version__
 from edgesplit.errors import UsageError
-from edgesplit_agent.host.sd_notify import SOCKET, WATCHDOG_PID, WATCHDOG_US, Manager
+from edgesplit_agent.host.sd_notify import SOCKET, WATCHDOG_PID, WATCHDOG_US, ServiceManager
 from edgesplit_agent.self_update import slots
 from edgesplit_agent.self_update.slots import Versions
 from edgesplit_agent.self_update.trial import TRIAL_S
-from edgesplit_agent.self_update.version_store import Shelf
+from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.state.data_folder import DataFolder
 
 log = logging.getLogger(__name__)
 
 CONTRACT = 1
-"""What a version may expect of the launcher; it grows when a later version needs something new of it."""
+"""Version of the interface between the launcher and the versions that it starts; raised when a later version needs
+something new from the launcher."""
 STARTING_S = 180
-"""So long a version may take to load, on a slow card, before the time of its trial begins to count."""
+"""Seconds that a version on trial may take to load on a slow card; added to the alarm, before the time of the trial
+itself."""
 MODULE = "edgesplit_agent.self_update.launcher"
-RELEASE, TRIAL, LAUNCHER, CONTRACT_IS = (
+"""Module that is started again to select a version: this one."""
+RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT = (
     "EDGESPLIT_AGENT_RELEASE",
     "EDGESPLIT_AGENT_TRIAL",
     "EDGESPLIT_AGENT_LAUNCHER",
     "EDGESPLIT_AGENT_CONTRACT",
 )
-"""What the started version is told: its release, whether it is on trial, how to come back here, and `CONTRACT`."""
-_OURS = (RELEASE, TRIAL, LAUNCHER, CONTRACT_IS)
-_PYTHON = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+"""Environment variables for the started version: its release, whether it is on trial, the launcher's command line
+(JSON), and `CONTRACT`."""
+_LAUNCHER_VARIABLES = (RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT)
+_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """What this process was told by the launcher that it was."""
+class LaunchContext:
+    """What the launcher passed to this process by the environment."""
 
     release: str
-    """Empty: the installed version."""
+    """Release of this version; empty for the installed version."""
     on_trial: bool
+    """This version has not been found healthy yet."""
     launcher: tuple[str, ...]
+    """Command line that starts the launcher again."""
     contract: int
+    """`CONTRACT` of the launcher."""
     manager: Mapping[str, str] = field(default_factory=dict)
-    """How to reach who supervises us: the agent takes that out of its environment."""
+    """Environment variables of the service manager's notification socket, which the agent removes from its own
+    environment."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Launched | None:
-        """None for an agent that no launcher started: it cannot change its version."""
+    def from_environment(cls, environment: Mapping[str, str]) -> LaunchContext | None:
+        """Parse the environment; None for an agent that no launcher started, which cannot change its version."""
         try:
             launcher = msgspec.json.decode(environment[LAUNCHER], type=tuple[str, ...])
-            contract = int(environment[CONTRACT_IS])
+            contract = int(environment[LAUNCHER_CONTRACT])
         except (KeyError, ValueError, msgspec.MsgspecError):
             return None
         manager = {name: environment[name] for name in (SOCKET, WATCHDOG_US, WATCHDOG_PID) if name in environment}
         return cls(environment.get(RELEASE, ""), environment.get(TRIAL) == "1", launcher, contract, manager)
 
-    def again(self) -> NoReturn:
-        """Become the launcher once more. Everything is to be closed and given back before."""
-        os.execve(self.launcher[0], self.launcher, {**plain_environment(os.environ), **self.manager})
+    def relaunch(self) -> NoReturn:
+        """Replace this process with the launcher. Everything must be closed and released before."""
+        os.execve(self.launcher[0], self.launcher, {**without_launcher_variables(os.environ), **self.manager})
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Become the agent; the options are those of `edgesplit-agent run`."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     options = list(sys.argv[1:] if argv is None else argv)
-    known = _parser().parse_known_args(options)[0]
+    known_options = _parser().parse_known_args(options)[0]
     launcher = [sys.executable, "-m", MODULE, *options]
-    versions, shelf = Versions(), Shelf(Path())
-    if known.data is not None:  # else the agent says what is missing
-        shelf = Shelf(known.data)
-        versions = _begin(DataFolder(known.data), shelf)
-    Manager.of(dict(os.environ)).alive()  # hundreds of files were read: the agent has its whole time to begin
+    versions, store = Versions(), VersionStore(Path())
+    if known_options.data is not None:  # otherwise the agent reports the missing option
+        store = VersionStore(known_options.data)
+        versions = _select_version(DataFolder(known_options.data), store)
+    ServiceManager.from_environment(
+        dict(os.environ)
+    ).alive()  # checking the files took time: restart the watchdog for the agent
     while True:
-        command, environment = start_of(versions, shelf, options, launcher, os.environ)
-        signal.alarm(math.ceil(known.trial_seconds) + STARTING_S if versions.trial else 0)
+        command, environment = start_command(versions, store, options, launcher, os.environ)
+        # An alarm survives exec: the kernel ends a version on trial that hangs (SIGALRM), unless it commits and
+        # cancels the alarm first.
+        signal.alarm(math.ceil(known_options.trial_seconds) + STARTING_S if versions.trial else 0)
         try:
             os.execve(command[0], command, environment)
-        except OSError as error:  # a file system that nothing may be started from, another machine's interpreter
+        except OSError as error:  # a file system mounted noexec, or an interpreter of another machine
             if not versions.running:
                 raise
             log.error("agent release %s does not start: %s", versions.running[:12], error)
-            versions = _kept(shelf, slots.damaged(versions, f"it cannot be started: {error.strerror}"))
+            versions = _persisted(store, slots.with_damage(versions, f"it cannot be started: {error.strerror}"))
 
 
-def _begin(folder: DataFolder, shelf: Shelf) -> Versions:
-    """What is to start, counted; where another agent holds the folder nothing is, and the one that starts says so."""
+def _select_version(folder: DataFolder, store: VersionStore) -> Versions:
+    """Count the start and return what to start. Where another agent holds the folder nothing is counted or tried; the
+    agent that starts then reports that."""
     try:
         folder.lock()
     except UsageError:
-        return msgspec.structs.replace(shelf.read(), trial=slots.INSTALLED)
+        return msgspec.structs.replace(store.read(), trial=slots.INSTALLED)
     try:
-        return ready(shelf, __version__)
+        return prepare_start(store, __version__)
     finally:
         folder.release()
 
 
-def ready(shelf: Shelf, installed: str) -> Versions:
-    """Count this start, and see that what is to start is whole; what will start then."""
-    versions = _kept(shelf, slots.begun(shelf.read(), installed))
-    while versions.running and (trouble := shelf.damage(versions.running)):
+def prepare_start(store: VersionStore, installed: str) -> Versions:
+    """Count this start and check the files of the version that is to start, falling back until one is undamaged; the
+    state to start from."""
+    versions = _persisted(store, slots.with_start_counted(store.read(), installed))
+    # Each round removes the damaged version from the state, so the loop ends at the installed version at the latest.
+    # `with_start_counted` again: the start is one of the version that will actually run.
+    while versions.running and (trouble := store.damage(versions.running)):
         log.error("agent release %s does not start: %s", versions.running[:12], trouble)
-        versions = _kept(shelf, slots.begun(slots.damaged(versions, trouble), installed))
+        versions = _persisted(store, slots.with_start_counted(slots.with_damage(versions, trouble), installed))
     return versions
 
 
-def _kept(shelf: Shelf, versions: Versions) -> Versions:
-    """On disk. On one that cannot be written no start can be counted, so only what was found healthy is started."""
-    if versions == shelf.read():
+def _persisted(store: VersionStore, versions: Versions) -> Versions:
+    """Write `versions` where it differs from the state on disk. Where the disk refuses, no start can be counted, so the
+    version on trial is left out of the result and only a version that was found healthy starts."""
+    if versions == store.read():
         return versions
     try:
-        shelf.write(versions)
+        store.write(versions)
     except OSError as error:
         log.error("cannot write versions.json, so nothing is tried: %s", error.strerror)
         return msgspec.structs.replace(versions, trial=slots.INSTALLED)
     return versions
 
 
-def start_of(
-    versions: Versions, shelf: Shelf, options: Sequence[str], launcher: Sequence[str], environment: Mapping[str, str]
+def start_command(
+    versions: Versions,
+    store: VersionStore,
+    options: Sequence[str],
+    launcher: Sequence[str],
+    environment: Mapping[str, str],
 ) -> tuple[list[str], dict[str, str]]:
-    """The command that is the agent, and its environment."""
-    told = {
+    """The command line and the environment of the agent that is to start."""
+    context = {
         RELEASE: versions.running, TRIAL: "1" if versions.trial else "0", LAUNCHER: json.dumps(list(launcher)),
-        CONTRACT_IS: str(CONTRACT),
+        LAUNCHER_CONTRACT: str(CONTRACT),
     }  # fmt: skip
-    # A version that came as a release sees nothing but itself: no folder of the user's, no module beside it.
-    # And it writes nothing beside its modules, for `damage` to find.
-    python = [str(shelf.python(versions.running)), "-I", "-B"] if versions.running else [sys.executable]
-    inherited = plain_environment(environment)
+    # A version that came as a release imports only its own modules: -I ignores PYTHON* variables and the user's
+    # site-packages. -B: bytecode files beside its modules would count as damage (`VersionStore.damage`).
+    python = [str(store.python(versions.running)), "-I", "-B"] if versions.running else [sys.executable]
+    inherited = without_launcher_variables(environment)
     if versions.running:
-        inherited = {name: value for name, value in inherited.items() if name not in _PYTHON}
-        inherited |= {"PYTHONDONTWRITEBYTECODE": "1"}  # of the processes that it starts
-    return [*python, "-m", "edgesplit_agent.main", "run", *options], {**inherited, **told}
+        inherited = {name: value for name, value in inherited.items() if name not in _PYTHON_VARIABLES}
+        inherited |= {"PYTHONDONTWRITEBYTECODE": "1"}  # -B for the processes that the agent starts
+    return [*python, "-m", "edgesplit_agent.main", "run", *options], {**inherited, **context}
 
 
-def plain_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what a launcher has told."""
-    return {name: value for name, value in environment.items() if name not in (*_OURS, "PYTHONDONTWRITEBYTECODE")}
+def without_launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the variables that a launcher sets."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in (*_LAUNCHER_VARIABLES, "PYTHONDONTWRITEBYTECODE")
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The two options that the launcher itself goes by; all are the agent's to judge."""
+    """Parser of the two options that the launcher itself needs; the agent validates all of them."""
     parser = argparse.ArgumentParser(prog="edgesplit-agent launch", add_help=False, allow_abbrev=False)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--trial-seconds", type=_seconds, default=TRIAL_S)
@@ -166,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    """What is none is the agent's to refuse."""
+    """Seconds of the trial, or the default where `text` is invalid, which the agent then refuses."""
     try:
         seconds = float(text)
     except ValueError:

@@ -1,7 +1,8 @@
-"""Is the version of the agent that runs on trial a good one? Pure.
+"""Decides whether the agent version on trial is healthy; pure functions.
 
-A model proves itself by its answers; the agent by doing what nobody could put right from afar if it did not: it reaches
-the controller's broker, where the version before did, and serves what was served before it.
+A model is judged by its answers. An agent version is judged by the two things without which a device cannot be repaired
+remotely: it reaches the controller's broker, if the version before it did, and it serves the models that were served
+before it.
 """
 
 from __future__ import annotations
@@ -11,48 +12,52 @@ from dataclasses import dataclass
 from typing import Literal
 
 TRIAL_S = 300.0
-"""So long a version on trial has until it must be seen to be well."""
+"""Seconds that a version on trial has to prove itself healthy."""
 Verdict = Literal["wait", "healthy", "unhealthy"]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTrial:
-    """What the judge goes by. Times are of one monotonic clock."""
+class VersionTrial:
+    """What is known of the version on trial. Times are of one monotonic clock, in seconds."""
 
     release: str
+    """Release of the version on trial."""
     began: float
     """When this start began to serve."""
     lasts_s: float = TRIAL_S
+    """Seconds after which the trial has failed."""
     served: frozenset[str] = frozenset()
-    """The models that answered before."""
+    """The models that answered before the trial."""
     online_since: float | None = None
-    """None: the broker is not reached now."""
+    """When the present connection to the broker was made; None while there is none."""
     offline: bool = False
-    """The version before did not reach it either."""
+    """The version before had no connection to the broker either."""
 
     @property
     def well_since(self) -> float | None:
-        """Since when the broker is no reason against it; None: it is one."""
+        """Since when the requirement on the broker has been met; None while it is not."""
         return self.began if self.offline else self.online_since
 
 
-def judge_own(trial: OwnTrial, serving: Collection[str], now: float, health_s: float) -> Verdict:
-    """What is to be done with the version on trial now."""
+def version_verdict(trial: VersionTrial, serving: Collection[str], now: float, health_s: float) -> Verdict:
+    """What is to be done with the version on trial at `now`: commit it once it has served for `health_s` seconds with
+    the broker reached, roll it back once its time is up."""
     if trial.well_since is not None and trial.served <= set(serving):
-        # A connection that comes and goes is judged when it has lasted, or when the time is up and it is not there.
+        # An unstable connection: healthy once it has lasted `health_s`; unhealthy only if it is lost when the
+        # time is up. A connection that has not lasted long enough by then prolongs the trial.
         return "healthy" if now >= trial.well_since + health_s else "wait"
     return "unhealthy" if now >= trial.began + trial.lasts_s else "wait"
 
 
-def why_own(trial: OwnTrial, serving: Collection[str]) -> str:
-    """Why it is unhealthy, for people."""
+def version_unhealthy_reason(trial: VersionTrial, serving: Collection[str]) -> str:
+    """Reason of an "unhealthy" verdict, for people."""
     if trial.well_since is None:
         return f"it did not reach the broker within {trial.lasts_s:g} s"
-    lacking = ", ".join(sorted(trial.served - set(serving)))
-    return f"it does not serve {lacking}, which the version before it served"
+    missing = ", ".join(sorted(trial.served - set(serving)))
+    return f"it does not serve {missing}, which the version before it served"
 
 
-def looks_at(trial: OwnTrial, health_s: float) -> list[float]:
-    """The moments at which time alone could change the verdict."""
-    moments = [trial.began + trial.lasts_s]
-    return moments if trial.well_since is None else [*moments, trial.well_since + health_s]
+def verdict_times(trial: VersionTrial, health_s: float) -> list[float]:
+    """The times at which the verdict can change without any event."""
+    times = [trial.began + trial.lasts_s]
+    return times if trial.well_since is None else [*times, trial.well_since + health_s]

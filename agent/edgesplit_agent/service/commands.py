@@ -1,4 +1,4 @@
-"""The commands of `edgesplit-agent` that make it a service: unit, supervise, doctor."""
+"""The commands of `edgesplit-agent` that run it as a service: unit, warm, supervise, doctor."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from edgesplit.observability import log_format
-from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Places, unit
+from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Installation, render_unit
 
 PROGRAM = "edgesplit-agent"
 LEAST_WATCHDOG_S = 1.0
+"""Shortest watchdog time that may be configured."""
 LONGEST_WATCHDOG_S = 86_400.0
 
 
 def add_service_commands(commands: Any, add_run_options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Beside `run`, whose options `supervise` takes too."""
-    told = commands.add_parser("unit", help="print the systemd unit of an installation")
-    told.add_argument("--prefix", type=Path, default=Places.prefix, metavar="DIR", help=f"(default {Places.prefix})")
-    told.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
-    told.add_argument("--user", default=Places.user, metavar="NAME", help=f"(default {Places.user})")
-    told.set_defaults(command=_unit)
-    warm = commands.add_parser("warm", help="load everything once: does it fit this machine?")
-    warm.set_defaults(command=_warm)
+    """Add the commands to the parser; `supervise` takes the options of `run` too."""
+    unit_parser = commands.add_parser("unit", help="print the systemd unit of an installation")
+    unit_parser.add_argument(
+        "--prefix", type=Path, default=Installation.prefix, metavar="DIR", help=f"(default {Installation.prefix})"
+    )
+    unit_parser.add_argument(
+        "--data", type=Path, default=Installation.data, metavar="DIR", help=f"(default {Installation.data})"
+    )
+    unit_parser.add_argument("--user", default=Installation.user, metavar="NAME", help=f"(default {Installation.user})")
+    unit_parser.set_defaults(command=_unit)
+    warm_parser = commands.add_parser("warm", help="load everything once: does it fit this machine?")
+    warm_parser.set_defaults(command=_warm)
     supervise = commands.add_parser(
         "supervise", help="keep `run` running where there is no systemd", allow_abbrev=False
     )
@@ -37,21 +42,23 @@ def add_service_commands(commands: Any, add_run_options: Callable[[argparse.Argu
     add_run_options(supervise)
     supervise.set_defaults(command=_supervise)
     doctor = commands.add_parser("doctor", help="say what ails this device's agent, and what to do about it")
-    doctor.add_argument("--data", type=Path, default=Places.data, metavar="DIR", help=f"(default {Places.data})")
+    doctor.add_argument(
+        "--data", type=Path, default=Installation.data, metavar="DIR", help=f"(default {Installation.data})"
+    )
     doctor.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
     doctor.add_argument("--offline", action="store_true", help="ask nothing of the network")
     doctor.set_defaults(command=_doctor)
 
 
 def _unit(options: argparse.Namespace) -> int:
-    print(unit(Places(options.prefix, options.data, options.user)), end="")
+    print(render_unit(Installation(options.prefix, options.data, options.user)), end="")
     return 0
 
 
 def _warm(_options: argparse.Namespace) -> int:
-    from edgesplit_agent.host.preload import warm
+    from edgesplit_agent.host.preload import preload
 
-    print(f"everything loads; engines: {', '.join(warm()) or 'none'}")
+    print(f"everything loads; engines: {', '.join(preload()) or 'none'}")
     return 0
 
 
@@ -59,33 +66,34 @@ def _supervise(options: argparse.Namespace) -> int:
     from edgesplit_agent.service.supervisor import Supervisor
 
     log_format.configure(options.log_level, options.log_format)
-    return Supervisor([*_program(), *run_words(sys.argv[1:])], options.watchdog).serve()
+    return Supervisor([*_program(), *launch_arguments(sys.argv[1:])], options.watchdog).serve()
 
 
 def _doctor(options: argparse.Namespace) -> int:
     from edgesplit_agent.service.doctor import examine
-    from edgesplit_agent.service.doctor_findings import exit_code, printed
+    from edgesplit_agent.service.doctor_findings import exit_code, format_findings
 
-    found = examine(options.data, online=not options.offline)
-    print(printed(found, as_json=options.as_json))
-    return exit_code(found)
+    findings = examine(options.data, online=not options.offline)
+    print(format_findings(findings, as_json=options.as_json))
+    return exit_code(findings)
 
 
-def run_words(words: Sequence[str]) -> list[str]:
-    """What `launch` is called with by a supervisor that was called with these words."""
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "--watchdog":
+def launch_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `launch` for a supervisor that was called with these arguments."""
+    result: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--watchdog":
             next(rest, None)
-        elif not word.startswith("--watchdog="):
-            kept.append(word)
-    kept[kept.index("supervise")] = "launch"
-    return kept
+        elif not argument.startswith("--watchdog="):
+            result.append(argument)
+    result[result.index("supervise")] = "launch"
+    return result
 
 
 def _program() -> list[str]:
-    """How we were called, not resolved: where a link to the installed version moves, the next start takes the new."""
+    """The command as it was called, without resolving links: where a link to the installed version has moved, the next
+    start uses the new one."""
     called = shutil.which(sys.argv[0]) if os.path.basename(sys.argv[0]) == PROGRAM else None
     return [os.path.abspath(called)] if called else [sys.executable, "-m", "edgesplit_agent.main"]
 

@@ -1,6 +1,6 @@
-"""`edgesplit-agent doctor`: everything that an agent stands on, looked at one by one.
+"""`edgesplit-agent doctor`: runs every check of the agent's environment, one by one.
 
-Reads; changes nothing and needs no running agent. Run it as the agent's user or as root.
+Only reads, changes nothing, and needs no running agent. Run it as the agent's user or as root.
 """
 
 from __future__ import annotations
@@ -11,36 +11,56 @@ from pathlib import Path
 
 from edgesplit.errors import EdgeError
 from edgesplit_agent.power.sensors import ROOT as SYSFS
-from edgesplit_agent.service.doctor_certificates import certificates, chain, claim, known_identity
-from edgesplit_agent.service.doctor_device import agent_state, disk, files, memory, power, runtimes, system_service
+from edgesplit_agent.service.doctor_certificates import (
+    check_certificates,
+    check_claim,
+    check_trust_chain,
+    known_identity,
+)
+from edgesplit_agent.service.doctor_device import (
+    check_agent,
+    check_data_folder,
+    check_disk,
+    check_memory,
+    check_power,
+    check_runtimes,
+    check_service,
+)
 from edgesplit_agent.service.doctor_findings import Finding, bad
-from edgesplit_agent.service.doctor_network import way
-from edgesplit_agent.service.doctor_version import versions
+from edgesplit_agent.service.doctor_network import check_servers
+from edgesplit_agent.service.doctor_version import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
 
 
 def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float | None = None) -> list[Finding]:
-    """All findings, in the order in which things depend on each other."""
+    """The findings of all checks for the agent on that data folder. `online`: contact the servers too."""
     folder, now = DataFolder(data), time.time() if now is None else now
-    looks: list[Callable[[], Iterator[Finding]]] = [lambda: files(folder)]
+    checks: list[Callable[[], Iterator[Finding]]] = [lambda: check_data_folder(folder)]
     identity = known_identity(folder)
     if identity is None:
-        looks.append(lambda: claim(folder, now, online=online))
+        checks.append(lambda: check_claim(folder, now, online=online))
     else:
-        known = identity
-        looks += [lambda: certificates(folder, known, now), lambda: chain(folder, known, now)]
+        enrolled = identity
+        checks += [lambda: check_certificates(folder, enrolled, now), lambda: check_trust_chain(folder, enrolled, now)]
         if online:
-            looks.append(lambda: way(folder, known, now))
-    looks += [lambda: disk(folder), memory, lambda: power(sysfs), runtimes, system_service, lambda: versions(folder)]
-    looks.append(lambda: agent_state(folder))
-    return [finding for look in looks for finding in _safely(look)]
+            checks.append(lambda: check_servers(folder, enrolled, now))
+    checks += [
+        lambda: check_disk(folder),
+        check_memory,
+        lambda: check_power(sysfs),
+        check_runtimes,
+        check_service,
+        lambda: check_versions(folder),
+    ]
+    checks.append(lambda: check_agent(folder))
+    return [finding for check in checks for finding in _run_check(check)]
 
 
-def _safely(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """A look that fails is a finding of its own: the others go on."""
-    found: list[Finding] = []
+def _run_check(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of one check; a check that fails is a finding of its own, and the others go on."""
+    findings: list[Finding] = []
     try:
-        found.extend(look())
+        findings.extend(check())
     except (EdgeError, OSError, ValueError) as error:
-        found.append(bad("doctor", f"could not look further: {error}", "run it as root or as the agent's user"))
-    return found
+        findings.append(bad("doctor", f"could not look further: {error}", "run it as root or as the agent's user"))
+    return findings

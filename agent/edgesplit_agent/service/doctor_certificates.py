@@ -1,4 +1,4 @@
-"""What a doctor sees of the device's papers: its claim or certificates, and the chain of trust on its disk."""
+"""Doctor's checks of the device's credentials: claim, certificates, and the chain of trust on disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cryptography import x509
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
 from edgesplit.trust.store import TrustStore, verify_chain
-from edgesplit_agent.control.certificate_renewal import RENEW_AT
+from edgesplit_agent.control.certificate_renewal import RENEW_AT_RATIO
 from edgesplit_agent.control.enrolment import credentials, read_claim
 from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
-from edgesplit_agent.service.doctor_network import reach
+from edgesplit_agent.service.doctor_network import check_server
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 CLAIM = "claim.json"
@@ -25,7 +25,7 @@ NEW_CLAIM = "edgectl device claim NAME --profile PROFILE --out FILE writes one; 
 
 
 def known_identity(folder: DataFolder) -> Identity | None:
-    """Who the device is. A file that is spoilt is left where it lies, for the agent to put aside."""
+    """The device's identity, or None. A damaged file is left in place, for the agent to move aside."""
     if not (folder.certificate_file.exists() and folder.ca_file.exists() and folder.key_file.exists()):
         return None
     for name in ("enrolled.json", "enrolled.copy.json"):
@@ -34,62 +34,72 @@ def known_identity(folder: DataFolder) -> Identity | None:
     return None
 
 
-def claim(folder: DataFolder, now: float, *, online: bool) -> Iterator[Finding]:
-    """A device that is not enrolled yet: what it waits for."""
+def check_claim(folder: DataFolder, now: float, *, online: bool) -> Iterator[Finding]:
+    """Checks of a device that is not enrolled yet: its claim."""
     file = folder.path / CLAIM
-    todo = NEW_CLAIM.format(file=file)
+    remedy = NEW_CLAIM.format(file=file)
     if not file.exists():
-        yield bad("identity", "not enrolled, and there is no claim", todo)
+        yield bad("identity", "not enrolled, and there is no claim", remedy)
         return
     try:
-        held = read_claim(file)
+        parsed_claim = read_claim(file)
     except (MalformedMessage, UsageError) as error:
-        yield bad("identity", f"not enrolled, and the claim is spoilt: {error}", todo)
+        yield bad("identity", f"not enrolled, and the claim is spoilt: {error}", remedy)
         return
-    if held.expires < now:
-        yield bad("identity", f"not enrolled, and the claim for {held.device} ended on {_day(held.expires)}", todo)
+    if parsed_claim.expires < now:
+        yield bad(
+            "identity",
+            f"not enrolled, and the claim for {parsed_claim.device} ended on {_day(parsed_claim.expires)}",
+            remedy,
+        )
     else:
         yield warning(
-            "identity", f"not enrolled yet as {held.device}", "the agent does it as soon as it reaches the controller"
+            "identity",
+            f"not enrolled yet as {parsed_claim.device}",
+            "the agent does it as soon as it reaches the controller",
         )
     if online:
-        yield from reach("controller", held.controller_url, None, now, ca_pem=held.ca_pem)
+        yield from check_server("controller", parsed_claim.controller_url, None, now, ca_pem=parsed_claim.ca_pem)
 
 
-def certificates(folder: DataFolder, identity: Identity, now: float) -> Iterator[Finding]:
+def check_certificates(folder: DataFolder, identity: Identity, now: float) -> Iterator[Finding]:
     """Who we are, and how long our certificates and our authority's last; by them, whether the clock is right."""
     used = credentials(folder)
     own = x509.load_pem_x509_certificate(used.certificate_file.read_bytes())
     begins, ends = own.not_valid_before_utc.timestamp(), own.not_valid_after_utc.timestamp()
-    said = f"{identity.device} ({identity.device_class}), certificate until {_day(ends)}"
+    summary = f"{identity.device} ({identity.device_class}), certificate until {_day(ends)}"
     if now < begins:
         yield bad("clock", f"{_day(now)} is before our certificate was made", "set the clock: timedatectl set-ntp true")
     if now > ends:
-        yield warning("identity", said, "it has ended; the agent renews it as soon as it reaches the controller")
-    elif now > begins + RENEW_AT * (ends - begins) + 86_400:
-        yield warning("identity", f"{said}: overdue", "the controller could not be reached to renew it: see controller")
+        yield warning("identity", summary, "it has ended; the agent renews it as soon as it reaches the controller")
+    elif now > begins + RENEW_AT_RATIO * (ends - begins) + 86_400:
+        yield warning(
+            "identity", f"{summary}: overdue", "the controller could not be reached to renew it: see controller"
+        )
     else:
-        yield good("identity", said)
+        yield good("identity", summary)
     try:
         used.client_context()
     except UsageError as error:
         yield bad("key", str(error), "enrol anew: --remove --purge, then install with a new claim")
     authority = x509.load_pem_x509_certificates(folder.ca_file.read_bytes())
-    last = max(one.not_valid_after_utc.timestamp() for one in authority)
+    last = max(certificate.not_valid_after_utc.timestamp() for certificate in authority)
     if last < now + 30 * 86_400:
         yield bad("authority", f"ends on {_day(last)}", "renew the controller's authority: edgectl keys authority")
 
 
-def chain(folder: DataFolder, identity: Identity, now: float) -> Iterator[Finding]:
-    """What we believe leads from the root that we were claimed with to the releases that run."""
+def check_trust_chain(folder: DataFolder, identity: Identity, now: float) -> Iterator[Finding]:
+    """Check of the chain of signatures from the root of the claim to the releases that run."""
     root = identity.tuf_root.encode()
     if not folder.trust.is_dir():
         yield good("trust", "nothing was deployed here yet")
         return
     try:
-        with tempfile.TemporaryDirectory(prefix="edgesplit-doctor-") as copy:  # a store repairs what it reads
+        with tempfile.TemporaryDirectory(
+            prefix="edgesplit-doctor-"
+        ) as copy:  # on a copy: a TrustStore repairs what it reads
             shutil.copytree(folder.trust, Path(copy) / "trust")
-            found = verify_chain(TrustStore(Path(copy) / "trust", root).proof(), root)
+            verified = verify_chain(TrustStore(Path(copy) / "trust", root).proof(), root)
     except (EdgeError, shutil.Error) as error:
         yield bad(
             "trust",
@@ -97,17 +107,17 @@ def chain(folder: DataFolder, identity: Identity, now: float) -> Iterator[Findin
             "nothing new is installed; move trust/ away, start it again",
         )
         return
-    ends = {"root": found.root.expires.timestamp(), "releases": found.targets.expires.timestamp()}
-    name, least = min(ends.items(), key=lambda item: item[1])
-    said = f"root {found.root.version}, releases {found.targets.version}"
-    if least < now:
+    ends = {"root": verified.root.expires.timestamp(), "releases": verified.targets.expires.timestamp()}
+    name, earliest = min(ends.items(), key=lambda item: item[1])
+    summary = f"root {verified.root.version}, releases {verified.targets.version}"
+    if earliest < now:
         yield warning(
             "trust",
-            f"{said}: {name} ended on {_day(least)}",
+            f"{summary}: {name} ended on {_day(earliest)}",
             "what runs runs on; edgectl keys renew, then it installs again",
         )
     else:
-        yield good("trust", f"{said}, good until {_day(least)}")
+        yield good("trust", f"{summary}, good until {_day(earliest)}")
 
 
 def _day(unix_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What a doctor sees on the device itself: its folder, room, memory, power, engines, service."""
+"""Doctor's checks of the device itself: data folder, disk space, memory, power, engines, service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edgesplit_agent.host.machine import board
+from edgesplit_agent.host.machine import machine_figures
 from edgesplit_agent.power.sensors import read
 from edgesplit_agent.releases.disk_quota import RESERVE_BYTES
-from edgesplit_agent.service.doctor_edge_tpu import edge_tpu
+from edgesplit_agent.service.doctor_edge_tpu import check_edge_tpu
 from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.service.systemd_unit import NAME
 from edgesplit_agent.serving.http_endpoint import STATUS_PATH
-from edgesplit_agent.state.data_folder import DataFolder, Here
+from edgesplit_agent.state.data_folder import AgentAddress, DataFolder
 
 LITTLE_DISK_BYTES = 512 << 20
 LITTLE_MEMORY_BYTES = 150 << 20
@@ -34,165 +34,176 @@ ENGINES = {"onnxruntime": "onnxruntime", "ai_edge_litert": "ai-edge-litert", "tf
 ANSWER_S = 5.0
 
 
-def files(folder: DataFolder) -> Iterator[Finding]:
-    """The data folder is there, its owner's alone, and can be written."""
+def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
+    """The data folder exists, belongs to its owner alone, and can be written."""
     path = folder.path
     if not path.is_dir():
         yield bad("folder", f"there is no {path}", "install the agent (install.sh), or name its folder with --data")
         return
-    seen = path.stat()
-    owner = _user(seen.st_uid)
-    loose = [one for one in (folder.key_file, folder.encryption_key_file, folder.renewed_file) if _open_to_others(one)]
-    if loose:
-        yield bad("folder", f"others may read the private key {loose[0]}", f"chmod 600 {loose[0]}")
-    elif seen.st_mode & 0o007:
+    status = path.stat()
+    owner = _user(status.st_uid)
+    readable_keys = [
+        path_checked
+        for path_checked in (folder.key_file, folder.encryption_key_file, folder.renewed_file)
+        if _open_to_others(path_checked)
+    ]
+    if readable_keys:
+        yield bad("folder", f"others may read the private key {readable_keys[0]}", f"chmod 600 {readable_keys[0]}")
+    elif status.st_mode & 0o007:
         yield warning("folder", f"others may look into {path}", f"chmod 700 {path}")
     elif not os.access(path, os.W_OK):
         yield bad("folder", f"{path} belongs to {owner} and cannot be written by us", f"run as {owner}, or as root")
     else:
         yield good("folder", f"{path} of {owner}")
-    strangers = [one for one in sorted(path.iterdir()) if one.lstat().st_uid != seen.st_uid]
-    if strangers:
-        yield bad("owner", f"{strangers[0]} is not {owner}'s", f"chown -R {owner}: {path}")
+    foreign_files = [
+        path_checked for path_checked in sorted(path.iterdir()) if path_checked.lstat().st_uid != status.st_uid
+    ]
+    if foreign_files:
+        yield bad("owner", f"{foreign_files[0]} is not {owner}'s", f"chown -R {owner}: {path}")
 
 
-def disk(folder: DataFolder) -> Iterator[Finding]:
+def check_disk(folder: DataFolder) -> Iterator[Finding]:
     """There is room for a release."""
-    seen = board(folder.path)
-    if seen.disk_free_bytes is None or seen.disk_bytes is None:
+    machine = machine_figures(folder.path)
+    if machine.disk_free_bytes is None or machine.disk_bytes is None:
         return
     inodes = os.statvfs(folder.path)
-    said = f"{_mb(seen.disk_free_bytes)} of {_mb(seen.disk_bytes)} free; releases here take {_mb(_held(folder))}"
-    if seen.disk_free_bytes < RESERVE_BYTES or (inodes.f_files and not inodes.f_favail):
-        yield bad("disk", said, "free some: nothing new can be fetched or kept")
-    elif seen.disk_free_bytes < LITTLE_DISK_BYTES:
-        yield warning("disk", said, "free some, or run the agent with a smaller --store-quota")
+    free = f"{_mb(machine.disk_free_bytes)} of {_mb(machine.disk_bytes)} free"
+    summary = f"{free}; releases here take {_mb(_bytes_stored(folder))}"
+    if machine.disk_free_bytes < RESERVE_BYTES or (inodes.f_files and not inodes.f_favail):
+        yield bad("disk", summary, "free some: nothing new can be fetched or kept")
+    elif machine.disk_free_bytes < LITTLE_DISK_BYTES:
+        yield warning("disk", summary, "free some, or run the agent with a smaller --store-quota")
     else:
-        yield good("disk", said)
+        yield good("disk", summary)
 
 
-def memory() -> Iterator[Finding]:
-    """There is memory to run in."""
-    seen = board(Path("/"))
-    if seen.memory_free_bytes is None or seen.memory_bytes is None:
+def check_memory() -> Iterator[Finding]:
+    """There is enough free memory."""
+    machine = machine_figures(Path("/"))
+    if machine.memory_free_bytes is None or machine.memory_bytes is None:
         return
-    said = f"{_mb(seen.memory_free_bytes)} of {_mb(seen.memory_bytes)} free"
-    if seen.memory_free_bytes < LITTLE_MEMORY_BYTES:
-        yield warning("memory", said, "end other programs, or deploy with less on the device (--max-memory)")
+    summary = f"{_mb(machine.memory_free_bytes)} of {_mb(machine.memory_bytes)} free"
+    if machine.memory_free_bytes < LITTLE_MEMORY_BYTES:
+        yield warning("memory", summary, "end other programs, or deploy with less on the device (--max-memory)")
     else:
-        yield good("memory", said)
+        yield good("memory", summary)
 
 
-def power(sysfs: Path) -> Iterator[Finding]:
-    """Enough voltage, and not too hot."""
-    seen = read(sysfs)
-    if seen.under_voltage:
+def check_power(sysfs: Path) -> Iterator[Finding]:
+    """The voltage is high enough, and the processor not too hot."""
+    readings = read(sysfs)
+    if readings.under_voltage:
         yield bad(
             "power", "the supply's voltage is too low now", "use the supply that the board asks for, a short cable"
         )
-    elif seen.under_voltage_since_boot:
+    elif readings.under_voltage_since_boot:
         yield warning("power", "the supply's voltage was too low since boot", "use the supply that the board asks for")
-    elif seen.under_voltage is not None:
+    elif readings.under_voltage is not None:
         yield good("power", "voltage was never too low since boot")
-    if seen.celsius is not None:
-        said = f"{seen.celsius:.0f} degrees"
-        slowed = seen.hot or (seen.speed is not None and seen.speed < 0.95 and seen.celsius > WARM_CELSIUS)
+    if readings.celsius is not None:
+        summary = f"{readings.celsius:.0f} degrees"
+        slowed = readings.hot or (
+            readings.speed is not None and readings.speed < 0.95 and readings.celsius > WARM_CELSIUS
+        )
         if slowed:
             yield warning(
-                "heat", f"{said}: the processor is slowed down", "cool it: a heat sink, a fan, room around it"
+                "heat", f"{summary}: the processor is slowed down", "cool it: a heat sink, a fan, room around it"
             )
         else:
-            yield good("heat", said)
+            yield good("heat", summary)
 
 
-def runtimes() -> Iterator[Finding]:
-    """What can run models here; no engine is loaded to find out."""
-    found = []
+def check_runtimes() -> Iterator[Finding]:
+    """An engine for models is installed; none is loaded to find out."""
+    installed = []
     for module, name in ENGINES.items():
         if importlib.util.find_spec(module) is not None:
             with contextlib.suppress(metadata.PackageNotFoundError):
-                found.append(f"{name} {metadata.version(name)}")
-    if found:
-        yield good("runtimes", ", ".join(found))
+                installed.append(f"{name} {metadata.version(name)}")
+    if installed:
+        yield good("runtimes", ", ".join(installed))
     else:
         yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or the kit anew")
-    yield from edge_tpu()
+    yield from check_edge_tpu()
 
 
-def system_service() -> Iterator[Finding]:
-    """What systemd says of the agent, where it runs and knows it."""
+def check_service() -> Iterator[Finding]:
+    """The state of the agent's systemd service, where systemd runs and has the unit."""
     if not Path("/run/systemd/system").is_dir():
         return
     wanted = ("LoadState", "ActiveState", "SubState", "NRestarts", "UnitFileState", "StatusText")
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["systemctl", "show", NAME, f"--property={','.join(wanted)}"], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return
-    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    if told.get("LoadState") != "loaded":
+    unit = dict(line.split("=", 1) for line in completed.stdout.splitlines() if "=" in line)
+    if unit.get("LoadState") != "loaded":
         return
-    said = f"{told.get('ActiveState')} ({told.get('SubState')}), started again {told.get('NRestarts', '0')} times"
-    if told.get("ActiveState") != "active":
-        yield bad("service", said, f"journalctl -u {NAME} -n 50 says why; systemctl restart {NAME}")
-    elif told.get("UnitFileState") not in ("enabled", "enabled-runtime"):
-        yield warning("service", f"{said}, and does not start at boot", f"systemctl enable {NAME}")
+    summary = f"{unit.get('ActiveState')} ({unit.get('SubState')}), started again {unit.get('NRestarts', '0')} times"
+    if unit.get("ActiveState") != "active":
+        yield bad("service", summary, f"journalctl -u {NAME} -n 50 says why; systemctl restart {NAME}")
+    elif unit.get("UnitFileState") not in ("enabled", "enabled-runtime"):
+        yield warning("service", f"{summary}, and does not start at boot", f"systemctl enable {NAME}")
     else:
-        yield good("service", f"{said}; {told.get('StatusText', '')}")
+        yield good("service", f"{summary}; {unit.get('StatusText', '')}")
 
 
-def agent_state(folder: DataFolder) -> Iterator[Finding]:
-    """Whether an agent runs on the folder, and what it says of itself."""
-    if not _held_by_somebody(folder):
+def check_agent(folder: DataFolder) -> Iterator[Finding]:
+    """Whether an agent runs on the folder, and its status."""
+    if not _is_locked(folder):
         yield warning("agent", "no agent runs on this folder", f"systemctl start {NAME}, or edgesplit-agent supervise")
         return
-    here = _here(folder)
-    if here is None:
+    address = _read_address(folder)
+    if address is None:
         yield warning("agent", "an agent runs and serves nobody yet", "it enrols or loads models: see its log")
         return
     try:
-        told = _ask(here.url)
+        status = _read_status(address.url)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        yield bad("agent", f"process {here.pid} does not answer at {here.url}: {error}", f"systemctl restart {NAME}")
+        yield bad(
+            "agent", f"process {address.pid} does not answer at {address.url}: {error}", f"systemctl restart {NAME}"
+        )
         return
-    models = ", ".join(str(one.get("version")) for one in told.get("models", ())) or "no model"
-    safe, broker = told.get("safe_mode"), told.get("broker", {})
+    models = ", ".join(str(model.get("version")) for model in status.get("models", ())) or "no model"
+    safe, broker = status.get("safe_mode"), status.get("broker", {})
     if safe:
         yield bad(
             "agent", f"in safe mode: {safe}", "deploy a release that loads: the newest ended the agent when it did"
         )
-    elif told.get("trouble"):
-        yield warning("agent", f"{models}; {told['trouble']}", "what is named there; it tries again by itself")
+    elif status.get("trouble"):
+        yield warning("agent", f"{models}; {status['trouble']}", "what is named there; it tries again by itself")
     else:
-        yield good("agent", f"process {here.pid} serves {models} at {here.url}")
+        yield good("agent", f"process {address.pid} serves {models} at {address.url}")
     if not broker.get("connected"):
         yield warning(
             "session", f"no session with the broker: {broker.get('problem')}", "see broker above; it goes on alone"
         )
 
 
-def _here(folder: DataFolder) -> Here | None:
+def _read_address(folder: DataFolder) -> AgentAddress | None:
     try:
-        return msgspec.json.decode((folder.path / "agent.json").read_bytes(), type=Here)
+        return msgspec.json.decode((folder.path / "agent.json").read_bytes(), type=AgentAddress)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _ask(url: str) -> dict[str, Any]:
+def _read_status(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=ANSWER_S)
     try:
         connection.request("GET", STATUS_PATH)
-        told = json.loads(connection.getresponse().read(1 << 20))
+        status = json.loads(connection.getresponse().read(1 << 20))
     finally:
         connection.close()
-    if not isinstance(told, dict):
+    if not isinstance(status, dict):
         raise ValueError("what it says is no status")
-    return told
+    return status
 
 
-def _held_by_somebody(folder: DataFolder) -> bool:
+def _is_locked(folder: DataFolder) -> bool:
     try:
         descriptor = os.open(folder.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -206,13 +217,13 @@ def _held_by_somebody(folder: DataFolder) -> bool:
         os.close(descriptor)
 
 
-def _held(folder: DataFolder) -> int:
+def _bytes_stored(folder: DataFolder) -> int:
     total = 0
-    for place in (folder.releases, folder.chunks):
-        for where, _, names in os.walk(place):
+    for top in (folder.releases, folder.chunks):
+        for folder_path, _, names in os.walk(top):
             for name in names:
                 with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(where, name)).st_blocks * 512
+                    total += os.lstat(os.path.join(folder_path, name)).st_blocks * 512
     return total
 
 

@@ -1,6 +1,6 @@
-"""Whether an Edge TPU is there, may be used, and is spoken to by the library and the LiteRT that are installed.
+"""Doctor's check of an Edge TPU: that it is present, may be used, and works with the installed library and LiteRT.
 
-The delegate is loaded in a process of its own: a library that was built for another interface may end it.
+The delegate is loaded in a process of its own, because a library built for another interface may crash it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from edgesplit.runtime.tflite import EDGE_TPU_LIBRARY
 from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 
 USB = {("1a6e", "089a"): "at USB, before its first use", ("18d1", "9302"): "at USB"}
-"""Vendor and product: it shows another of each once its firmware is loaded."""
+"""Place of a USB device by vendor and product number: an Edge TPU changes both once its firmware is loaded."""
 APEX = "dev/apex_0"
-PATIENCE_S = 30.0
-_TRY = "from edgesplit.runtime.tflite import edge_tpu_trouble; print(edge_tpu_trouble())"
+TIMEOUT_S = 30.0
+_TRY = "from edgesplit.runtime.tflite import edge_tpu_problem; print(edge_tpu_problem())"
 
 
-def edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = None) -> Iterator[Finding]:
-    """Nothing where there is neither the accelerator nor its library."""
-    where = list(_seen(root))
+def check_edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = None) -> Iterator[Finding]:
+    """The finding about the Edge TPU; none where there is neither the accelerator nor its library. `trouble` replaces
+    `delegate_problem`."""
+    where = list(_find_devices(root))
     if not where:
         if trouble is None and _has_library():
             yield warning("accelerator", "libedgetpu is installed, and no Edge TPU is seen", "plug it in, into USB 3")
@@ -33,7 +34,7 @@ def edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = None) -
     if apex.exists() and not os.access(apex, os.R_OK | os.W_OK):
         yield bad("accelerator", f"{apex} cannot be opened by us", "usermod -aG apex edgesplit-agent, start it again")
         return
-    why = (trouble or loads)()
+    why = (trouble or delegate_problem)()
     if not why:
         yield good("accelerator", f"Edge TPU {where[0]}, and its delegate loads")
         return
@@ -45,27 +46,27 @@ def edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = None) -
     )
 
 
-def loads() -> str:
+def delegate_problem() -> str:
     """Why the delegate does not load; empty where it does."""
     try:
-        done = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=PATIENCE_S)
+        completed = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer ({type(error).__name__})"
-    if done.returncode != 0:
-        return f"it ended the process that loaded it ({done.returncode}): it was built for another LiteRT"
-    return done.stdout.strip()
+    if completed.returncode != 0:
+        return f"it ended the process that loaded it ({completed.returncode}): it was built for another LiteRT"
+    return completed.stdout.strip()
 
 
-def _seen(root: Path) -> Iterator[str]:
+def _find_devices(root: Path) -> Iterator[str]:
     if (root / APEX).exists():
         yield f"at /{APEX}"
     for device in sorted((root / "sys/bus/usb/devices").glob("*")):
         try:
-            known = _line(device / "idVendor"), _line(device / "idProduct")
+            usb_id = _line(device / "idVendor"), _line(device / "idProduct")
         except OSError:
             continue
-        if known in USB:
-            yield USB[known]
+        if usb_id in USB:
+            yield USB[usb_id]
 
 
 def _line(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a doctor finds, and how it is told: each thing that is not right with what to do about it."""
+"""The findings of `edgesplit-agent doctor` and their output: each problem with its remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 Level = Literal["good", "warning", "bad"]
 MARKS = {"good": "ok", "warning": "!!", "bad": "XX"}
@@ -16,51 +16,52 @@ BAD_EXIT = 1
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
+    """Result of one check."""
 
     name: str
     level: Level
     said: str
+    """What was found."""
     todo: str = ""
-    """What to do, where it is not good."""
+    """Remedy; empty where the result is good."""
 
 
-def good(name: str, said: str) -> Finding:
-    """As it should be."""
-    return Finding(name, "good", said)
+def good(name: str, detail: str) -> Finding:
+    """A finding that nothing is wrong."""
+    return Finding(name, "good", detail)
 
 
-def warning(name: str, said: str, todo: str) -> Finding:
-    """It works, and will not for ever, or not as well as it could."""
-    return Finding(name, "warning", said, todo)
+def warning(name: str, detail: str, todo: str) -> Finding:
+    """A finding that works now, but not permanently, or not as well as it could."""
+    return Finding(name, "warning", detail, todo)
 
 
-def bad(name: str, said: str, todo: str) -> Finding:
-    """It does not work."""
-    return Finding(name, "bad", said, todo)
+def bad(name: str, detail: str, todo: str) -> Finding:
+    """A finding that does not work."""
+    return Finding(name, "bad", detail, todo)
 
 
-def exit_code(found: Sequence[Finding]) -> int:
-    """0 unless something is bad."""
-    return BAD_EXIT if any(one.level == "bad" for one in found) else 0
+def exit_code(findings: Sequence[Finding]) -> int:
+    """`BAD_EXIT` where any finding is bad, otherwise 0."""
+    return BAD_EXIT if any(finding.level == "bad" for finding in findings) else 0
 
 
-def printed(found: Sequence[Finding], *, as_json: bool) -> str:
-    """For people, a line for each and one for what to do; or JSON."""
+def format_findings(findings: Sequence[Finding], *, as_json: bool) -> str:
+    """The findings as text for people, with a line for each and one for its remedy, or as JSON."""
     if as_json:
-        return json.dumps({"healthy": exit_code(found) == 0, "findings": msgspec.to_builtins(found)}, indent=2)
-    width = max((len(one.name) for one in found), default=0)
+        return json.dumps({"healthy": exit_code(findings) == 0, "findings": msgspec.to_builtins(findings)}, indent=2)
+    width = max((len(finding.name) for finding in findings), default=0)
     lines = []
-    for one in found:
-        lines.append(f"{MARKS[one.level]}  {one.name:<{width}}  {_plain(one.said)}")
-        if one.todo:
-            lines.append(f"    {'':<{width}}  -> {_plain(one.todo)}")
+    for finding in findings:
+        lines.append(f"{MARKS[finding.level]}  {finding.name:<{width}}  {_plain(finding.said)}")
+        if finding.todo:
+            lines.append(f"    {'':<{width}}  -> {_plain(finding.todo)}")
     return "\n".join(lines)
 
 
 def _plain(text: str) -> str:
-    """With nothing left in it that a terminal would obey: some of it was said by others."""
+    """`text` with unprintable characters replaced: some of it comes from other machines."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,7 +1,5 @@
-"""What a supervisor decides: when a program that ended is started again, and when one that runs is taken to hang.
-
-Pure; `supervise` acts on it.
-"""
+"""Decides when a supervised program that ended is restarted, and when a running one counts as hung; pure functions.
+`supervisor` acts on them."""
 
 from __future__ import annotations
 
@@ -9,43 +7,53 @@ import math
 from dataclasses import dataclass, replace
 
 FIRST_PAUSE_S = 1.0
+"""Back-off before the first restart."""
 LONGEST_PAUSE_S = 60.0
+"""Longest back-off before a restart."""
 STEADY_S = 60.0
-"""Who ran so long did not end because it was started."""
+"""A run of at least this many seconds counts as successful and resets the back-off."""
 START_S = 900.0
-"""A start may load models from a slow card."""
+"""Timeout of a start, which may load models from a slow card."""
 STOP_S = 30.0
+"""Timeout of an orderly end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One run of the program, as it is known by what it said."""
+class ProgramRun:
+    """State of one run of the program, as far as its notifications tell. Times are of one monotonic clock, in
+    seconds."""
 
     since: float
+    """When it was started."""
     watchdog_s: float
+    """Longest time between two signs of life; 0: none are expected."""
     ready: bool = False
+    """It has reported that it is ready."""
     heard: float = 0.0
+    """When its last sign of life came."""
     told_to_stop: float = math.inf
+    """When it was first asked to end; infinity if never."""
     was_killed: bool = False
+    """It was killed and needs no further deadline."""
 
-    def hears(self, message: bytes, now: float) -> Run:
-        """After a datagram of the program."""
+    def after_notification(self, message: bytes, now: float) -> ProgramRun:
+        """The state after a notification of the program (sd_notify(3))."""
         lines = set(message.split(b"\n"))
         if b"READY=1" in lines:
             return replace(self, ready=True, heard=now)
         return replace(self, heard=now) if b"WATCHDOG=1" in lines else self
 
-    def stops(self, now: float) -> Run:
-        """After it was told to end, for the first time or again."""
+    def after_stop_request(self, now: float) -> ProgramRun:
+        """The state after a request to end; the first one counts."""
         return replace(self, told_to_stop=min(now, self.told_to_stop))
 
-    def killed(self) -> Run:
-        """After it was killed: there is nothing left to do about it."""
+    def after_kill(self) -> ProgramRun:
+        """The state after it was killed."""
         return replace(self, was_killed=True)
 
     @property
     def deadline(self) -> float:
-        """It is killed then, unless it is heard of before."""
+        """When it is to be killed, unless a notification comes before; infinity for never."""
         if self.was_killed:
             return math.inf
         if self.told_to_stop < math.inf:
@@ -54,20 +62,20 @@ class Run:
             return self.since + START_S
         return self.heard + self.watchdog_s if self.watchdog_s else math.inf
 
-    def why(self) -> str:
-        """What its deadline was for, for people."""
+    def missed_deadline(self) -> str:
+        """Which deadline it missed, for people."""
         if self.told_to_stop < math.inf:
             return f"did not end within {STOP_S:g} s"
         return f"gave no sign of life for {self.watchdog_s:g} s" if self.ready else f"was not ready in {START_S:g} s"
 
 
-def pause_after(failures: int, jitter: float) -> float:
-    """Seconds until the next start after so many runs in a row that did not last; `jitter` from 0 to 1: devices that
-    lost the same server shall not come back at once."""
-    whole: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
-    return whole * (0.5 + 0.5 * jitter)
+def restart_backoff_s(failures: int, jitter: float) -> float:
+    """Seconds of back-off before the next restart, after that many unsuccessful runs in a row. `jitter` from 0 to 1
+    keeps devices that lost the same server from restarting together."""
+    backoff_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
+    return backoff_s * (0.5 + 0.5 * jitter)
 
 
 def failures_after(failures: int, ran_s: float) -> int:
-    """How many runs in a row did not last, after one of so many seconds."""
+    """Number of unsuccessful runs in a row, after one that lasted `ran_s` seconds."""
     return 0 if ran_s >= STEADY_S else failures + 1

@@ -1,6 +1,6 @@
-"""The systemd unit of the agent, `edgesplit-agent unit`.
+"""The systemd unit of the agent, printed by `edgesplit-agent unit`.
 
-Written by the agent that it starts, so that what it may do and what the program does are of one version. Works from
+The agent's version that the unit starts also writes it, so that its permissions match what the program does. Works from
 systemd 245 (Ubuntu 20.04) on.
 """
 
@@ -14,7 +14,8 @@ from edgesplit.errors import UsageError
 
 NAME = "edgesplit-agent.service"
 WATCHDOG_S = 60
-"""A start that loads no model takes a few seconds on the slowest board; an SD card that stalls, tens."""
+"""Watchdog time. A start without a model takes a few seconds on the slowest board; an SD card can stall for tens of
+seconds."""
 
 TEMPLATE = """\
 # Written by `edgesplit-agent unit`; an installation writes it anew. Changes of yours: systemctl edit edgesplit-agent
@@ -102,8 +103,8 @@ WantedBy=multi-user.target
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where an installation lies, and whom it runs as."""
+class Installation:
+    """Folders and user of an installation."""
 
     prefix: Path = Path("/opt/edgesplit-agent")
     data: Path = Path("/var/lib/edgesplit-agent")
@@ -117,13 +118,13 @@ class Places:
             raise UsageError(f"{self.user!r} is no name of a user")
 
 
-def unit(places: Places) -> str:
-    """The unit's text."""
+def render_unit(installation: Installation) -> str:
+    """The text of the unit."""
     library = Path("/var/lib")
-    inside = places.data.parent == library
+    inside = installation.data.parent == library
     text = TEMPLATE.format(
-        prefix=places.prefix, data=places.data, user=places.user, watchdog_s=WATCHDOG_S,
-        state=places.data.name if inside else "",
-        writable="" if inside else f"ReadWritePaths={places.data}",
+        prefix=installation.prefix, data=installation.data, user=installation.user, watchdog_s=WATCHDOG_S,
+        state=installation.data.name if inside else "",
+        writable="" if inside else f"ReadWritePaths={installation.data}",
     )  # fmt: skip
     return text.replace("StateDirectory=\nStateDirectoryMode=0700\n", "").replace("UMask=0077\n\n", "UMask=0077\n")

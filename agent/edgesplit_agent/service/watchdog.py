@@ -1,8 +1,8 @@
-"""The agent's proof that it lives: its main thread asks the agent what an application would ask, and only an answer
-becomes a sign of life for the service manager.
+"""The agent's watchdog: its main thread sends the request that an application would send, and only an answer becomes a
+sign of life for the service manager.
 
-A thread that only counts time would live on while everything else hangs. The question goes through the local endpoint
-and, for the status, through the locks of every part: one that is never given back keeps the sign of life from coming.
+A timer thread would go on while everything else hangs. The request passes through the local endpoint and, for the
+status, through the locks of every component: a lock that is never released stops the signs of life.
 """
 
 from __future__ import annotations
@@ -14,42 +14,45 @@ from time import monotonic
 
 from edgesplit.errors import EdgeError
 from edgesplit.process.lifecycle import WAKE_S
-from edgesplit_agent.host.sd_notify import Manager
+from edgesplit_agent.host.sd_notify import ServiceManager
 
 log = logging.getLogger(__name__)
 
-PART = 3
-"""Signs of life in the time that the manager waits for one: two may fail."""
-AGAIN_S = 2.0
-"""After a question that was not answered."""
+BEATS_PER_TIMEOUT = 3
+"""Signs of life per watchdog time of the service manager: two may be missed."""
+RETRY_S = 2.0
+"""Seconds until the retry after a request that was not answered."""
 
 
-class Pulse:
-    """Signs of life of one agent. `proof` returns what goes on, or raises where the agent does not answer."""
+class Watchdog:
+    """Sends one agent's signs of life. `proof` returns a status text, or raises where the agent does not answer."""
 
-    def __init__(self, manager: Manager, proof: Callable[[], str], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, manager: ServiceManager, proof: Callable[[], str], clock: Callable[[], float] = monotonic
+    ) -> None:
         self._manager = manager
         self._proof = proof
         self._clock = clock
-        self._every_s = manager.watchdog_s / PART
+        self._every_s = manager.watchdog_s / BEATS_PER_TIMEOUT
         self._due = clock()
 
-    def keep(self, stop: threading.Event) -> None:
-        """Until `stop`, in the main thread, which runs the handlers of signals meanwhile: it never waits for long."""
+    def run_until(self, stop: threading.Event) -> None:
+        """Send signs of life until `stop` is set. Runs in the main thread, which also runs signal handlers, and never
+        waits for long."""
         while not stop.wait(WAKE_S):
             self.beat()
 
     def beat(self) -> None:
-        """Where one is due: ask, and tell the manager."""
+        """Where a sign of life is due: check the agent, and notify the service manager."""
         now = self._clock()
         if not self._every_s or now < self._due:
             return
         try:
-            said = self._proof()
+            status = self._proof()
         except (EdgeError, OSError) as error:
             log.warning("no sign of life: %s", error)
-            self._due = self._clock() + min(AGAIN_S, self._every_s)
+            self._due = self._clock() + min(RETRY_S, self._every_s)
             return
         self._manager.alive()
-        self._manager.status(said)
+        self._manager.status(status)
         self._due = now + self._every_s

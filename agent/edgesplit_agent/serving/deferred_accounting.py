@@ -1,7 +1,7 @@
-"""What is noted of requests once their answers are on their way: nobody waits for statistics.
+"""Deferred accounting: statistics of a request are recorded after its response has been sent.
 
-Whoever asked has it noted after the answer was sent. Whoever reads what is noted calls `catch_up` first, and so never
-finds less than what was answered before.
+The thread that answered runs the deferred actions once the answer is on its way. A reader of statistics calls `flush`
+first and therefore sees everything that was answered before.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 
-class Afterwards:
-    """Notes that are due. Thread-safe."""
+class DeferredAccounting:
+    """Queue of deferred accounting actions. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._due: deque[Callable[[], None]] = deque()
 
-    def later(self, note: Callable[[], None]) -> None:
-        """Have it noted some time, before whoever catches up reads."""
-        self._due.append(note)
+    def defer(self, action: Callable[[], None]) -> None:
+        """Queue an action, to be run by the next `flush` of any thread."""
+        self._due.append(action)
 
-    def catch_up(self) -> None:
-        """Everything that was due is noted now, by this thread or by the one that was at it."""
+    def flush(self) -> None:
+        """Run all queued actions; returns when they have run, on this thread or on another that was already
+        flushing."""
         with self._lock:
             while self._due:
-                note = self._due.popleft()
+                action = self._due.popleft()
                 try:
-                    note()
+                    action()
                 except Exception:
                     log.exception("something could not be noted")

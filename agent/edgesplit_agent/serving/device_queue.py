@@ -1,4 +1,5 @@
-"""The device's one processor, and the bounded room before it. Thread-safe; `turns` decides, this waits and wakes."""
+"""The device's single processor and the bounded queue before it. `queue_policy` decides, this module waits and
+wakes."""
 
 from __future__ import annotations
 
@@ -7,138 +8,147 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 
 from edgesplit.errors import DeadlineExceeded, Dropped
-from edgesplit_agent.serving.queue_policy import Place, Shares, giving_way
+from edgesplit_agent.serving.queue_policy import FairShares, QueueEntry, entry_to_drop
 
 
 class Withdrawn(Exception):
-    """Nobody wants this turn any more."""
+    """The wait for the processor was cancelled by `withdraw`."""
 
 
-class Processor:
-    """One request at a time has it; of each model `room` may be here at once, whether they run, wait or are away."""
+class DeviceQueue:
+    """One request at a time has the processor; at most `room` requests per model are in flight. Thread-safe.
+
+    In flight means: running here, waiting for the processor, or away at the offload target.
+    """
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._lock = threading.Lock()
-        self._here: set[Place] = set()
+        self._admitted: set[QueueEntry] = set()
         self._arrived = 0
-        self._waiting: dict[Place, threading.Lock] = {}
-        """Each waits to acquire its own lock; who is not in here any more was given the turn, or was sent away."""
-        self._holder: Place | None = None
-        self._shares = Shares()
+        self._waiting: dict[QueueEntry, threading.Lock] = {}
+        """Waiting entries and the lock that each waits to acquire; other entries were granted the processor or dropped.
+        """
+        self._holder: QueueEntry | None = None
+        self._shares = FairShares()
         self.dropped = 0
-        """Frames that gave way to others or found no place, as their application asked."""
+        """Number of frames dropped for others or for lack of room, as their application requested."""
 
     @property
-    def here(self) -> int:
-        """Requests that run, wait or are away."""
-        return len(self._here)
+    def in_flight(self) -> int:
+        """Number of requests in flight."""
+        return len(self._admitted)
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for a turn."""
+    def has_waiting(self) -> bool:
+        """Whether a request waits for the processor."""
         return bool(self._waiting)
 
-    def admitted(self, place: Place) -> AbstractContextManager[None]:
-        """Have a place in the queue. Busy or Dropped, at once, where there is none."""
-        return _Admitted(self, place)
+    def admitted(self, entry: QueueEntry) -> AbstractContextManager[None]:
+        """Context manager: admit the request for the duration of the block. Raises Busy or Dropped at once if there is
+        no room."""
+        return _Admitted(self, entry)
 
-    def enter(self, place: Place) -> None:
-        """As `admitted`, until `leave`."""
+    def enter(self, entry: QueueEntry) -> None:
+        """Admit the request until `leave`. Raises Busy or Dropped if there is no room."""
         with self._lock:
             self._arrived += 1
-            place.number = self._arrived
+            entry.number = self._arrived
             try:
-                victim = giving_way(place, self._here, self._room)
+                victim = entry_to_drop(entry, self._admitted, self._room)
             except Dropped:
                 self.dropped += 1
                 raise
             if victim is not None:
                 self._drop(victim)
-            self._here.add(place)
+            self._admitted.add(entry)
 
-    def leave(self, place: Place) -> None:
-        """Its place is free."""
+    def leave(self, entry: QueueEntry) -> None:
+        """End the request's admission."""
         with self._lock:
-            self._here.discard(place)
+            self._admitted.discard(entry)
 
-    def begin(self, place: Place) -> None:
-        """It needs no turn to begin. Dropped, where it gave its place to another frame."""
+    def begin(self, entry: QueueEntry) -> None:
+        """Mark a request that needs no processor as started; Dropped if its place was given to another frame."""
         with self._lock:
-            self._begin(place)
+            self._begin(entry)
 
-    def turn(self, place: Place, by: float) -> AbstractContextManager[None]:
-        """Have the processor. DeadlineExceeded where it is not free `by` then (of perf_counter), Dropped where the
-        place was given to another frame meanwhile, Withdrawn after `withdraw`."""
-        return _Turn(self, place, by)
+    def turn(self, entry: QueueEntry, deadline: float) -> AbstractContextManager[None]:
+        """Context manager: hold the processor for the duration of the block.
 
-    def withdraw(self, place: Place) -> None:
-        """End its waiting for a turn, if it waits."""
+        Raises DeadlineExceeded if it is not free by `deadline` (a perf_counter time), Dropped if the entry was dropped
+        for another frame meanwhile, Withdrawn after `withdraw`.
+        """
+        return _Turn(self, entry, deadline)
+
+    def withdraw(self, entry: QueueEntry) -> None:
+        """Cancel the entry's wait for the processor, if it waits."""
         with self._lock:
-            gate = self._waiting.pop(place, None)
-        if gate is not None:
-            gate.release()
+            wakeup = self._waiting.pop(entry, None)
+        if wakeup is not None:
+            wakeup.release()
 
-    def wait(self, place: Place, by: float) -> None:
-        """As `turn`, until `pass_on`."""
+    def wait(self, entry: QueueEntry, deadline: float) -> None:
+        """Acquire the processor until `pass_on`. Raises like `turn`."""
         with self._lock:
             if self._holder is None:
-                self._begin(place)
-                self._give(place)
+                self._begin(entry)
+                self._grant(entry)
                 return
-            if place.is_dropped:
+            if entry.is_dropped:
                 raise Dropped("another frame of the stream took this one's place")
-            gate = self._waiting[place] = threading.Lock()
-            gate.acquire()
-        woken = gate.acquire(timeout=max(0.0, by - perf_counter()))
+            wakeup = self._waiting[entry] = threading.Lock()
+            wakeup.acquire()
+        # The lock is held already, so acquiring it waits for the release by `hand_over`, `withdraw` or `_drop`.
+        woken = wakeup.acquire(timeout=max(0.0, deadline - perf_counter()))
         with self._lock:
-            if self._holder is place:  # perhaps at the very moment when waiting ended
+            # The processor may be granted between the end of the wait and this lock: the grant counts.
+            if self._holder is entry:
                 return
-            self._waiting.pop(place, None)
-        if place.is_dropped:
+            self._waiting.pop(entry, None)
+        if entry.is_dropped:
             raise Dropped("another frame of the stream took this one's place")
-        if woken:
+        if woken:  # without the processor and not dropped: `withdraw` released it
             raise Withdrawn
         raise DeadlineExceeded("the device's processor was not free before the deadline")
 
-    def pass_on(self, place: Place, seconds: float) -> None:
-        """It had the processor so long; whoever is next has it now."""
+    def hand_over(self, entry: QueueEntry, seconds: float) -> None:
+        """Release the processor after `seconds` of use, and hand it to the next entry."""
         with self._lock:
             self._holder = None
-            self._shares.end(place.model, seconds)
+            self._shares.end(entry.model, seconds)
             following = self._shares.next(self._waiting)
             if following is not None:
-                gate = self._waiting.pop(following)
+                wakeup = self._waiting.pop(following)
                 self._begin(following)
-                self._give(following)
-                gate.release()
+                self._grant(following)
+                wakeup.release()
 
-    def _give(self, place: Place) -> None:
-        self._holder = place
-        self._shares.begin(place.model)
+    def _grant(self, entry: QueueEntry) -> None:
+        self._holder = entry
+        self._shares.begin(entry.model)
 
-    def _begin(self, place: Place) -> None:
-        if place.is_dropped:
+    def _begin(self, entry: QueueEntry) -> None:
+        if entry.is_dropped:
             raise Dropped("another frame of the stream took this one's place")
-        place.has_begun = True
+        entry.has_begun = True
 
-    def _drop(self, victim: Place) -> None:
-        """Under the lock: the victim hears of it where it waits, or when it asks for its turn."""
+    def _drop(self, victim: QueueEntry) -> None:
+        """Drop the victim; the lock is held. It learns of it in `wait`, or when it asks for the processor."""
         victim.is_dropped = True
         self.dropped += 1
-        self._here.discard(victim)
-        gate = self._waiting.pop(victim, None)
-        if gate is not None:
-            gate.release()
+        self._admitted.discard(victim)
+        wakeup = self._waiting.pop(victim, None)
+        if wakeup is not None:
+            wakeup.release()
 
 
 class _Admitted:
-    """A place in the queue, while what is inside runs. A class of its own, as `_Turn`: a generator costs each request
-    several times as much."""
+    """Context manager of `admitted`. A class, like `_Turn`: a generator costs each request several times as much."""
 
     __slots__ = ("_place", "_processor")
 
-    def __init__(self, processor: Processor, place: Place) -> None:
+    def __init__(self, processor: DeviceQueue, place: QueueEntry) -> None:
         self._processor = processor
         self._place = place
 
@@ -150,11 +160,11 @@ class _Admitted:
 
 
 class _Turn:
-    """The processor, while what is inside runs."""
+    """Context manager of `turn`."""
 
     __slots__ = ("_began", "_by", "_place", "_processor")
 
-    def __init__(self, processor: Processor, place: Place, by: float) -> None:
+    def __init__(self, processor: DeviceQueue, place: QueueEntry, by: float) -> None:
         self._processor = processor
         self._place = place
         self._by = by
@@ -164,4 +174,4 @@ class _Turn:
         self._began = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._processor.pass_on(self._place, perf_counter() - self._began)
+        self._processor.hand_over(self._place, perf_counter() - self._began)

@@ -1,8 +1,8 @@
-"""Answers requests: admits them, chooses the row, runs the device's part, and has the rest finished.
+"""The serving engine: admits requests, selects the row, runs the device's part, and has the rest offloaded.
 
-Promises, per request id: one answer or one typed error, before the deadline, whatever cloud, link and models do. Who
-waits and who gives way is `processor`'s, the race of cloud and local tail `finishing`'s, what is known of a cloud
-`cloud`'s, that an id is answered once `once`'s.
+Guarantees, per request id: one answer or one typed error, before the deadline, whatever offload target, link and models
+do. The queue for the processor is in `device_queue`, the race of target and local tail in `offload_race`, the state of
+a target in `offload.target`, answering each id once in `idempotency`.
 """
 
 from __future__ import annotations
@@ -22,271 +22,299 @@ from edgesplit import plan
 from edgesplit.client.direct.grant import Grant
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.observability import trace_context
-from edgesplit.observability.tracing import OFF, Tracer
-from edgesplit.offload_client.circuit_breaker import Breaker
-from edgesplit.offload_client.pool import Remote
+from edgesplit.observability.tracing import TRACING_OFF, Tracer
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.options import NONE, Hedge, Wishes
+from edgesplit.oip.options import NONE, Hedge, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Plan, Row
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.offload.target import IDLE_PROBE_S, WAKE_UP, Cloud
-from edgesplit_agent.policy.hedge_budget import Ledger, cost_of, race_costs, sending_costs
-from edgesplit_agent.policy.hedge_timing import MARGIN_S, tail_s
-from edgesplit_agent.policy.row_selection import Choice, Chooser, Situation, decide
-from edgesplit_agent.power.energy_model import spent_j
-from edgesplit_agent.power.monitor import PowerWatch
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.serving.deferred_accounting import Afterwards
-from edgesplit_agent.serving.device_queue import Processor
-from edgesplit_agent.serving.direct_access import Circumstances, Ears, Lanes, Settled, why_not
-from edgesplit_agent.serving.idempotency import Once, key_of
-from edgesplit_agent.serving.local_executor import Device, Live, OwnPart
-from edgesplit_agent.serving.offload_race import Finishing, finished
-from edgesplit_agent.serving.queue_policy import MODELS
-from edgesplit_agent.serving.request import Answer, Expected, Request
-from edgesplit_agent.serving.request_trace import Course
-from edgesplit_agent.serving.stale_cache import LastGood
-from edgesplit_agent.serving.thread_pool import Crew
+from edgesplit_agent.offload.target import IDLE_PROBE_S, INITIAL_LINK, OffloadTarget
+from edgesplit_agent.policy.hedge_budget import HedgeBudget, max_sending_cost, processor_cost, sending_cost
+from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, slices_duration_s
+from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext, select_row
+from edgesplit_agent.power.energy_model import actual_joules
+from edgesplit_agent.power.monitor import PowerMonitor
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
+from edgesplit_agent.serving.device_queue import DeviceQueue
+from edgesplit_agent.serving.direct_access import IsSettled, LaneConditions, LaneObservers, Lanes, reason_against
+from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
+from edgesplit_agent.serving.local_executor import Live, LocalExecutor, OnDevicePart
+from edgesplit_agent.serving.offload_race import OffloadRace, build_answer
+from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
+from edgesplit_agent.serving.request import Answer, Prediction, Request
+from edgesplit_agent.serving.request_trace import RequestTrace
+from edgesplit_agent.serving.stale_cache import StaleAnswerCache
+from edgesplit_agent.serving.thread_pool import BoundedThreads
 from edgesplit_agent.worker.host import WorkerLost
 
-__all__ = ["DEADLINE_S", "WAKE_UP", "Answer", "Engine", "Observer", "OwnPart", "Settings", "known", "predictions"]
+__all__ = [
+    "DEADLINE_S",
+    "INITIAL_LINK",
+    "Answer",
+    "Engine",
+    "OnDevicePart",
+    "OnResult",
+    "Settings",
+    "predictions",
+    "suggest_models",
+]
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 2.0
-"""Where a request names none."""
+"""Deadline in seconds of a request that names none."""
 LONGEST_DEADLINE_S = 3600.0
+"""Longest deadline accepted, in seconds."""
 IN_FLIGHT = 32
-"""Requests of one model that may run, wait or be away; of all together twice as many."""
+"""Default limit of requests in flight per model (running, waiting or offloaded); all models together have twice as
+many."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an operator could turn."""
+    """Operator settings of the engine."""
 
     in_flight: int = IN_FLIGHT
     idle_probe_s: float = IDLE_PROBE_S
-    margin_s: float = MARGIN_S
+    margin_s: float = DELIVERY_MARGIN_S
     hedge: Hedge = "auto"
     lanes: bool = True
-    """Applications may ask a model's worker themselves, where there is nothing to decide for each request."""
+    """Applications may send requests to a model's worker directly where there is nothing to decide per request."""
     hedge_budget: float | None = None
-    """Early hedges may cost this part of what answering everything alone would cost; None: what the stance allows."""
+    """Optional hedges may cost this ratio of answering everything locally; None: what the power mode allows."""
 
 
-Observer = Callable[[str, "Answer | Exception"], None]
-"""Told of each finished request, by model. A request that was given a stale answer failed, for an observer."""
-OutcomeOf = Callable[[str, str, "Answer | Exception"], None]
-"""The same with the release that the request began with: model, release, result."""
-LaneWatcher = Callable[[str, ActiveRelease, Report], None]
-"""Told of each answer that a lane gave: by model and release."""
-RemoteOf = Callable[[ActiveRelease], "Remote | None"]
-"""The offload server of a release; None: the device's own."""
+OnResult = Callable[[str, "Answer | Exception"], None]
+"""Callback for each finished request, by model. A request answered with a stale answer counts as failed."""
+OnReleaseResult = Callable[[str, str, "Answer | Exception"], None]
+"""Callback for each finished request: model, digest of the release with which it began, answer or error."""
+OnLaneReport = Callable[[str, LoadedRelease, Report], None]
+"""Callback for each answer given over a lane: model, release, report."""
+OffloadClientFor = Callable[[LoadedRelease], "OffloadClient | None"]
+"""The offload client for a release; None: the device's own offload target."""
 
 
 class Engine:
-    """The models that this device serves. Thread-safe."""
+    """Serves the models of this device. Thread-safe."""
 
     def __init__(
         self,
         device_class: str,
-        remote: Remote | None,
+        remote: OffloadClient | None,
         *,
         settings: Settings | None = None,
-        observe: Observer | None = None,
-        outcome: OutcomeOf | None = None,
-        own_part: OwnPart | None = None,
-        remote_of: RemoteOf | None = None,
-        tracer: Tracer = OFF,
-        power: PowerWatch | None = None,
-        settled: Settled = lambda model: True,
+        on_result: OnResult | None = None,
+        on_release_result: OnReleaseResult | None = None,
+        on_device_part: OnDevicePart | None = None,
+        client_for: OffloadClientFor | None = None,
+        tracer: Tracer = TRACING_OFF,
+        power: PowerMonitor | None = None,
+        is_settled: IsSettled = lambda model: True,
     ) -> None:
-        """`settled`: whether nothing is on trial for a model."""
+        """`is_settled` tells whether no release of a model is on trial; the other callbacks are described at their
+        types."""
         self._tracer = tracer
-        self._settled = settled
+        self._is_settled = is_settled
         self._settings = settings or Settings()
-        self._observer = observe or (lambda model, result: None)
-        self._outcome = outcome or (lambda model, release, result: None)
-        self._remote_of = remote_of or (lambda release: None)
+        self._on_result = on_result or (lambda model, result: None)
+        self._on_release_result = on_release_result or (lambda model, release, result: None)
+        self._client_for = client_for or (lambda release: None)
         self._lock = threading.Lock()
-        self._serving: dict[str, ActiveRelease] = {}
-        self._power = power or PowerWatch()
-        self._chooser = Chooser(lambda: self._power.stance)
+        self._serving: dict[str, LoadedRelease] = {}
+        self._power = power or PowerMonitor()
+        self._selector = RowSelector(lambda: self._power.mode)
         self._started = self._stopped = False
-        self._cloud = Cloud(remote, self._settings.idle_probe_s)
-        self._others: dict[Remote, Cloud] = {}
-        self._cloud_of: dict[ActiveRelease, Cloud] = {}
+        self._own_target = OffloadTarget(remote, self._settings.idle_probe_s)
+        self._foreign_targets: dict[OffloadClient, OffloadTarget] = {}
+        self._target_of: dict[LoadedRelease, OffloadTarget] = {}
         room = self._settings.in_flight
-        self._processor = Processor(room)
-        self._asking, self._running = Crew(2 * MODELS * room, "asking"), Crew(2 * MODELS * room, "answering")
-        margin_s = self._settings.margin_s
-        self._device = Device(self._processor, self._running, margin_s, own_part or (lambda release, error: None))
-        budget = self._settings.hedge_budget
-        self._ledger = Ledger(lambda: self._power.stance.hedge_part if budget is None else budget)
-        self._finishing = Finishing(
-            device_class, self._device, self._processor, self._running,
-            asking=self._asking, ledger=self._ledger, hedge=self._settings.hedge, margin_s=margin_s,
-        )  # fmt: skip
-        self._afterwards = Afterwards()
-        self.later = self._afterwards.later
-        """What of a request is noted when its answer is on its way."""
-        self._once: Once[Answer] = Once(size_of=lambda answer: sum(one.nbytes for one in answer.outputs.values()))
-        self._last_good = LastGood()
-        own, energy = own_part or (lambda release, error: None), self._power.ledger
-        self._lanes = Lanes(
-            Ears(self._learnt_by_lane, self._told_by_lane, self._chooser.spent, energy, own, self._afterwards)
+        self._queue = DeviceQueue(room)
+        self._offload_threads, self._device_threads = (
+            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "asking"),
+            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering"),
         )
-        self._lane_watchers: tuple[LaneWatcher, ...] = ()
+        margin_s = self._settings.margin_s
+        self._executor = LocalExecutor(
+            self._queue, self._device_threads, margin_s, on_device_part or (lambda release, error: None)
+        )
+        budget = self._settings.hedge_budget
+        self._hedge_budget = HedgeBudget(lambda: self._power.mode.hedge_ratio if budget is None else budget)
+        self._offload_race = OffloadRace(
+            device_class, self._executor, self._queue, self._device_threads,
+            offload_threads=self._offload_threads, budget=self._hedge_budget, hedge=self._settings.hedge,
+            margin_s=margin_s,
+        )  # fmt: skip
+        self._accounting = DeferredAccounting()
+        self.defer = self._accounting.defer
+        """Queue an action to be run once the answer is on its way."""
+        self._idempotency: IdempotencyCache[Answer] = IdempotencyCache(
+            size_of=lambda answer: sum(tensor.nbytes for tensor in answer.outputs.values())
+        )
+        self._stale_answers = StaleAnswerCache()
+        own, energy = on_device_part or (lambda release, error: None), self._power.energy
+        self._lanes = Lanes(
+            LaneObservers(
+                self._on_lane_times, self._on_lane_answer, self._selector.record_joules, energy, own, self._accounting
+            )
+        )
+        self._lane_watchers: tuple[OnLaneReport, ...] = ()
 
-    # What owners call
+    # Life cycle and status
 
     def start(self) -> None:
-        """Begin to watch the link."""
+        """Start watching the links."""
         with self._lock:
             self._started = True
-            clouds = self._clouds()
-        for cloud in clouds:
-            cloud.start()
+            targets = self._targets()
+        for target in targets:
+            target.start()
 
     def stop(self) -> None:
-        """Close the offload connections; what waits on them finishes alone."""
+        """End all lanes and close the offload connections; requests that wait for a target finish locally."""
         with self._lanes.changing, self._lock:
             self._lanes.end(self._serving)
             self._stopped = True
-            clouds = self._clouds()
-        for cloud in clouds:
-            cloud.stop()
-        self._asking.stop()
-        self._running.stop()
+            targets = self._targets()
+        for target in targets:
+            target.stop()
+        self._offload_threads.stop()
+        self._device_threads.stop()
 
-    def serve(self, model: str, release: ActiveRelease) -> None:
-        """Answer `model` by this release from now on; requests that run finish with theirs."""
-        remote = self._remote_of(release)
+    def serve(self, model: str, release: LoadedRelease) -> None:
+        """Serve `model` by this release from now on; requests that are running finish with theirs."""
+        remote = self._client_for(release)
         with self._lanes.changing, self._lock:
-            self._lanes.end(self._serving)  # before: what begins from now on is the new one's
-            before = self._serving.get(model)
+            self._lanes.end(self._serving)  # first: requests that start from now on belong to the new release
+            previous = self._serving.get(model)
             self._serving = {**self._serving, model: release}
-            cloud = self._cloud_at(remote)
-            self._cloud_of = {one: self._cloud_of.get(one, self._cloud) for one in self._serving.values()}
-            self._cloud_of[release] = cloud
-        self._forget(model)
-        cloud.suppose(release.plan.link)
-        if before is not None and before is not release:
-            before.retire()
+            target = self._target_for(remote)
+            self._target_of = {
+                served: self._target_of.get(served, self._own_target) for served in self._serving.values()
+            }
+            self._target_of[release] = target
+        self._forget_model(model)
+        target.assume_link(release.plan.link)
+        if previous is not None and previous is not release:
+            previous.retire()
 
     def drop(self, model: str) -> None:
-        """Answer `model` no more."""
+        """Stop serving `model`."""
         with self._lanes.changing, self._lock:
             self._lanes.end(self._serving)
-            before = self._serving.get(model)
+            previous = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
-            self._cloud_of = {one: cloud for one, cloud in self._cloud_of.items() if one in self._serving.values()}
-        self._forget(model)
-        if before is not None:
-            before.retire()
+            self._target_of = {
+                served: target for served, target in self._target_of.items() if served in self._serving.values()
+            }
+        self._forget_model(model)
+        if previous is not None:
+            previous.retire()
 
-    def _forget(self, model: str) -> None:
-        """What was kept of the release before."""
-        self._leave_unused()
-        self._chooser.forget(model)
-        self._last_good.forget(model)
-        self._ledger.forget(model)
+    def _forget_model(self, model: str) -> None:
+        """Drop all state kept for the model's previous release."""
+        self._stop_unused_targets()
+        self._selector.forget(model)
+        self._stale_answers.forget(model)
+        self._hedge_budget.forget(model)
 
     def open_lane(self, model: str, descriptor: int, *, shared: bool) -> Grant:
-        """A lane to that model for whoever has the other end of this socket. NotFound; UsageError; Busy where there is
-        none now, and why."""
+        """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
+        reason."""
         release, _ = self._leased(model)
         try:
             with self._lanes.changing:
                 if self._serving.get(model) is not release or self._stopped:
                     raise Busy("no lane: another release takes its place")
-                grant = self._lanes.open(model, release, self._circumstances(model), descriptor, shared=shared)
-            self._lanes.note(self.conditions.device_slowdown)
+                grant = self._lanes.open(model, release, self._lane_conditions(model), descriptor, shared=shared)
+            self._lanes.collect(self.conditions.device_slowdown)
             return grant
         finally:
-            release.give_back()
+            release.end_lease()
 
-    def why_no_lane(self, model: str) -> str:
-        """What there is to decide for each request for that model; empty where applications may have lanes."""
+    def reason_against_lane(self, model: str) -> str:
+        """Why applications cannot have lanes to this model now; empty where they can."""
         release = self._serving.get(model)
-        return why_not(release, self._circumstances(model)) if release is not None else "it does not run here"
+        return reason_against(release, self._lane_conditions(model)) if release is not None else "it does not run here"
 
-    def _circumstances(self, model: str) -> Circumstances:
-        return Circumstances(
+    def _lane_conditions(self, model: str) -> LaneConditions:
+        return LaneConditions(
             allowed=self._settings.lanes,
             models=len(self._serving),
-            row_in_use=self._chooser.row_of(model),
-            traced=self._tracer is not OFF,
-            watts=self._power.stance.watts,
-            settled=self._settled(model),
+            row_in_use=self._selector.row_of(model),
+            traced=self._tracer is not TRACING_OFF,
+            watts=self._power.mode.watts,
+            settled=self._is_settled(model),
         )
 
-    def watch_lanes(self, watcher: LaneWatcher) -> None:
-        """Have it told of each answer that a lane gave."""
+    def add_lane_watcher(self, watcher: OnLaneReport) -> None:
+        """Add a callback for each answer given over a lane."""
         self._lane_watchers = (*self._lane_watchers, watcher)
 
-    def catch_up(self) -> None:
-        """Returns when all that was answered is noted: for whoever reads what observers know."""
-        if self._lanes.were_granted:
-            self._lanes.note(self.conditions.device_slowdown)
-        self._afterwards.catch_up()
+    def flush_accounting(self) -> None:
+        """Record everything that was answered so far; to be called before statistics are read."""
+        if self._lanes.has_grants:
+            self._lanes.collect(self.conditions.device_slowdown)
+        self._accounting.flush()
 
     @property
-    def serving(self) -> Mapping[str, ActiveRelease]:
-        """What is answered now, by model."""
+    def serving(self) -> Mapping[str, LoadedRelease]:
+        """The served releases, by model."""
         return self._serving
 
     def row_of(self, model: str) -> str:
-        """The row in use, empty before the first request."""
-        return self._chooser.row_of(model)
+        """Name of the row in use; empty before the first request."""
+        return self._selector.row_of(model)
 
-    def why(self, model: str) -> str:
-        """What kept the last request from the fastest row; empty where nothing did."""
-        return self._chooser.why(model)
+    def reason(self, model: str) -> str:
+        """Why the last request did not take the fastest row; empty if it did."""
+        return self._selector.reason(model)
 
     @property
     def conditions(self) -> Conditions:
-        """What is known of the device, its own offload server and the link to it now."""
-        return self._slowed(self._cloud.conditions)
+        """Current estimates of the device, its own offload target and the link to it."""
+        return self._with_clock_cap(self._own_target.conditions)
 
-    def beyond(self, model: str) -> tuple[Conditions, Breaker]:
-        """The same of the server that finishes this model, which may be one that is not ours."""
-        cloud = self._cloud_of.get(self._serving[model], self._cloud)
-        return self._slowed(cloud.conditions), cloud.breaker
+    def target_state(self, model: str) -> tuple[Conditions, CircuitBreaker]:
+        """Current estimates and circuit breaker of the offload target of this model, which may be a foreign server."""
+        target = self._target_of.get(self._serving[model], self._own_target)
+        return self._with_clock_cap(target.conditions), target.breaker
 
-    def _slowed(self, seen: Conditions) -> Conditions:
-        return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self._power.slowdown)
-
-    @property
-    def breaker(self) -> Breaker:
-        """How the device's own offload server is doing."""
-        return self._cloud.breaker
+    def _with_clock_cap(self, conditions: Conditions) -> Conditions:
+        """The conditions with the clock cap applied to the device's seconds."""
+        return msgspec.structs.replace(conditions, device_slowdown=conditions.device_slowdown * self._power.slowdown)
 
     @property
-    def joined(self) -> int:
-        """Retries that were given a running or finished request's answer."""
-        return self._once.joined
+    def breaker(self) -> CircuitBreaker:
+        """Circuit breaker of the device's own offload target."""
+        return self._own_target.breaker
 
     @property
-    def hedging(self) -> Mapping[str, float]:
-        """What hedging did since the start: `hedging.Counts`."""
-        return self._ledger.counts
+    def joined_retries(self) -> int:
+        """Number of retries that received a running or finished request's answer."""
+        return self._idempotency.joined
 
     @property
-    def here(self) -> int:
-        """Requests that run, wait or are away."""
-        return self._processor.here
+    def hedge_counts(self) -> Mapping[str, float]:
+        """Hedging counters since the start, by field name of `HedgeCounts`."""
+        return self._hedge_budget.counts
 
     @property
-    def dropped(self) -> int:
-        """Frames that gave way to others or found no place, as their application asked."""
-        return self._processor.dropped
+    def in_flight(self) -> int:
+        """Number of requests in flight."""
+        return self._queue.in_flight
 
     @property
-    def stale(self) -> int:
-        """Stale answers given."""
-        return self._last_good.given
+    def dropped_frames(self) -> int:
+        """Number of frames dropped for others or for lack of room, as their application requested."""
+        return self._queue.dropped
+
+    @property
+    def stale_answers(self) -> int:
+        """Number of stale answers returned."""
+        return self._stale_answers.given
 
     def infer(
         self,
@@ -295,292 +323,327 @@ class Engine:
         *,
         deadline_s: float = DEADLINE_S,
         request_id: str = "",
-        wishes: Wishes = NONE,
-        at_leisure: bool = False,
+        options: InferOptions = NONE,
+        defer_accounting: bool = False,
     ) -> Answer:
-        """One answer, or UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed, LinkError in time.
+        """One answer. Raises UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed or LinkError in
+        time.
 
-        `at_leisure`: whoever asks calls `catch_up` once the answer is on its way; else it is noted before."""
+        `defer_accounting`: the caller calls `flush_accounting` once the answer is on its way; else it happens before
+        returning.
+        """
         try:
-            return self._infer(model, inputs, deadline_s, request_id, wishes)
+            return self._infer(model, inputs, deadline_s, request_id, options)
         finally:
-            if not at_leisure:
-                self.catch_up()
+            if not defer_accounting:
+                self.flush_accounting()
 
     def _infer(
-        self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, wishes: Wishes
+        self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, options: InferOptions
     ) -> Answer:
         began = perf_counter()
-        release, cloud = self._leased(model)
+        release, target = self._leased(model)
         try:
             oip.check_tensors(inputs, release.inputs)
             if not 0 < deadline_s <= LONGEST_DEADLINE_S:
                 raise UsageError(f"a deadline of {deadline_s} s")
             request = Request(
-                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, cloud,
-                wishes=wishes, began=began,
+                request_id or uuid.uuid4().hex, model, release, inputs, began + deadline_s, target,
+                options=options, began=began,
             )  # fmt: skip
-            if not request_id:
-                return self._answered(request)
-            key = key_of(model, request_id, inputs)
+            if not request_id:  # cannot be retried, so it is not cached
+                return self._with_stale_fallback(request)
+            key = request_key(model, request_id, inputs)
             wait_s = request.left_s - self._settings.margin_s / 2
-            return self._once.answer(key, wait_s, lambda: self._answered(request))
+            return self._idempotency.answer(key, wait_s, lambda: self._with_stale_fallback(request))
         finally:
-            release.give_back()
+            release.end_lease()
 
-    def _leased(self, model: str) -> tuple[ActiveRelease, Cloud]:
-        """The release that answers now, held on to before another can take its place, and its server: the caller gives
-        the release back. NotFound."""
+    def _leased(self, model: str) -> tuple[LoadedRelease, OffloadTarget]:
+        """The release that is served now, leased so that it cannot be retired, and its target; the caller gives the
+        lease back.
+
+        Raises NotFound.
+        """
         with self._lock:
-            release, cloud = self._serving.get(model), self._cloud
+            release, target = self._serving.get(model), self._own_target
             if release is not None:
-                cloud = self._cloud_of.get(release, cloud)
+                target = self._target_of.get(release, target)
                 release.lease()
         if release is None:
-            raise NotFound(f"no model {model[:80]!r} runs here; {known(model, self._serving)}")
-        return release, cloud
+            raise NotFound(f"no model {model[:80]!r} runs here; {suggest_models(model, self._serving)}")
+        return release, target
 
     # One request
 
-    def _answered(self, request: Request) -> Answer:
-        """An answer, fresh or, where the application takes it so, the last good one."""
-        stream, oldest_s = (request.model, request.wishes.stream), request.wishes.stale_ok_s
+    def _with_stale_fallback(self, request: Request) -> Answer:
+        """A fresh answer or, where the application accepts it and everything else failed, the last good one."""
+        stream, oldest_s = (request.model, request.options.stream), request.options.stale_ok_s
         try:
-            answer = self._admitted(request)
+            answer = self._admit_and_run(request)
         except (LinkError, DeadlineExceeded, InferenceFailed):  # Busy is a LinkError
-            last = self._last_good.give(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
-            if last is None or request.left_s <= 0:
+            stale = self._stale_answers.get(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
+            if stale is None or request.left_s <= 0:
                 raise
-            return last
+            return stale
         if oldest_s > 0 and self._serving.get(request.model) is request.release:
-            self._last_good.keep(stream, answer, request.began)
+            self._stale_answers.put(stream, answer, request.began)
         return answer
 
-    def _admitted(self, request: Request) -> Answer:
-        request.course = Course.begin(self._tracer, request.model)
+    def _admit_and_run(self, request: Request) -> Answer:
+        """Admit the request to the device queue and answer it under its own trace."""
+        request.trace = RequestTrace.begin(self._tracer, request.model)
         try:
             with (
-                trace_context.working_for(request.course.span.context, request.id),
-                self._processor.admitted(request.place),
+                trace_context.request_context(request.trace.span.context, request.id),
+                self._queue.admitted(request.queue_entry),
             ):
                 answer = self._answer(request)
         except Exception as error:
-            self._ended(request, error)
+            self._on_end(request, error)
             raise
-        self._ended(request, answer)
+        self._on_end(request, answer)
         return answer
 
-    def _ended(self, request: Request, result: Answer | Exception) -> None:
-        """It has its answer, or none: its span ends, and those who watch hear of it afterwards."""
-        if self._tracer is not OFF:
-            self._trace_ended(request, result)
-        self._afterwards.later(partial(self._observer, request.model, result))
-        self._afterwards.later(partial(self._outcome, request.model, request.release.digest, result))
+    def _on_end(self, request: Request, result: Answer | Exception) -> None:
+        """End the request's span and queue the observers' callbacks."""
+        if self._tracer is not TRACING_OFF:
+            self._end_trace(request, result)
+        self._accounting.defer(partial(self._on_result, request.model, result))
+        self._accounting.defer(partial(self._on_release_result, request.model, request.release.digest, result))
 
     @staticmethod
-    def _trace_ended(request: Request, result: Answer | Exception) -> None:
+    def _end_trace(request: Request, result: Answer | Exception) -> None:
         try:
             if isinstance(result, Answer):
-                request.course.answered(result.report)
+                request.trace.answered(result.report)
             else:
-                request.course.failed(result)
+                request.trace.failed(result)
         except Exception:
             log.exception("a request's spans could not be made")
 
     def _answer(self, request: Request) -> Answer:
+        """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
+        more."""
         release = request.release
 
-        def choose(seen: Situation) -> Choice | None:
-            return self._choose(request, seen)
+        def choose(seen: SelectionContext) -> RowChoice | None:
+            return self._select_row(request, seen)
 
         try:
-            return self._by(request, choose, at_once=self._without_choice(request))
-        except _OwnPartFailed as failure:
+            return self._run_row(request, choose, preselected=self._preselected_row(request))
+        except _DevicePartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
-                return self._by(request, lambda seen: _without_the_device(release.plan, seen), cause="device")
-            except _NoRow:  # what the device said is the reason
+                return self._run_row(request, lambda seen: _row_without_device(release.plan, seen), cause="device")
+            except _NoRow:  # no row without the device: its error is the reason
                 if not isinstance(failure.error, WorkerLost):
                     raise failure.error from None
-        try:  # another worker is on its way
-            return self._by(request, choose)
-        except _OwnPartFailed as again:
+        try:  # the worker was lost: its supervisor starts another one
+            return self._run_row(request, choose)
+        except _DevicePartFailed as again:
             raise again.error from None
 
-    def _by(
+    def _run_row(
         self,
         request: Request,
-        choose: Callable[[Situation], Choice | None],
+        select_row: Callable[[SelectionContext], RowChoice | None],
         cause: str = "",
-        at_once: Choice | None = None,
+        preselected: RowChoice | None = None,
     ) -> Answer:
-        """The answer by the row chosen, or by the one that needs no choice. `cause`: why it is not the first one."""
-        cloud = request.cloud
-        choice = at_once or cloud.decide(choose)
+        """Answer by the row that `select_row` returns, or by `preselected`. `cause`: why it is not the row selected
+        first."""
+        target = request.target
+        choice = preselected or target.select(select_row)
         if choice is None:
             raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        now = self._slowed(cloud.conditions)
-        expected = _expected(choice, request.release.plan, now, cause)
+        conditions = self._with_clock_cap(target.conditions)
+        expected = _predict(choice, request.release.plan, conditions, cause)
         if choice.row.is_local:
-            return self._weighed(request, choice, finished(request, expected, self._own_part(request, choice.row)))
+            return self._with_energy(
+                request, choice, build_answer(request, expected, self._run_device_part(request, choice.row))
+            )
         try:
-            live = self._own_part(request, choice.row)
-            answer = self._weighed(request, choice, self._finishing.finish(request, expected, live, now, cloud))
-            raced = choice.alone or answer.report.raced
-            return _as_planned(answer, choice.row, request.release.plan, now) if raced else answer
+            live = self._run_device_part(request, choice.row)
+            answer = self._with_energy(
+                request, choice, self._offload_race.finish(request, expected, live, conditions, target)
+            )
+            # A race as planned, whichever side won, is reported as such; a fallback stays a fallback.
+            raced = choice.local_was_chosen or answer.report.raced
+            return _reclassify_race(answer, choice.row, request.release.plan, conditions) if raced else answer
         finally:
-            cloud.leave()
+            target.release()
 
-    def _without_choice(self, request: Request) -> Choice | None:
-        """The device's own row, where it is all that there is, and was chosen before."""
+    def _preselected_row(self, request: Request) -> RowChoice | None:
+        """The local row, where the plan has no other and it is in use already; else None. Saves the selection."""
         only = request.release.only_row
-        if only is None or self._chooser.row_of(request.model) != only.name or self._power.stance.watts is not None:
+        # Under a power budget each request is charged by the selector, so it cannot be skipped.
+        if only is None or self._selector.row_of(request.model) != only.name or self._power.mode.watts is not None:
             return None
-        return Choice(only)
+        return RowChoice(only)
 
-    def _choose(self, request: Request, seen: Situation) -> Choice | None:
+    def _select_row(self, request: Request, measured: SelectionContext) -> RowChoice | None:
+        """Select the row for this request, with what the budgets allow at this moment."""
         model, release = request.model, request.release
-        situation = replace(
-            seen,
-            may_hedge=self._may_hedge(request, self._cost_alone(release)),
-            may_race=self._may_hedge(request, sending_costs(release.plan, seen.conditions())),
+        context = replace(
+            measured,
+            may_hedge=self._may_hedge(request, self._local_cost(release)),
+            may_race=self._may_hedge(request, max_sending_cost(release.plan, measured.conditions())),
             deadline_s=request.left_s,
             slowdown=self._power.slowdown,
         )
-        if self._serving.get(model) is not release:  # the next request's release is another: nothing is held for it
-            return decide(release.plan, situation, self._power.stance)
-        return self._chooser.choose(model, release.plan, situation)
+        if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
+            return select_row(release.plan, context, self._power.mode)
+        return self._selector.select(model, release.plan, context)
 
     def _may_hedge(self, request: Request, cost: float) -> bool:
-        """Whether device and cloud may both work on this request, at such a cost."""
-        mode = request.wishes.hedge or self._settings.hedge
-        if mode != "auto":
+        """Whether device and target may both work on this request, at this cost."""
+        mode = request.options.hedge or self._settings.hedge
+        if mode != "auto":  # the application or the operator decided
             return mode == "always"
-        if request.release.plan.local is None or self._processor.is_wanted:
+        if request.release.plan.local is None or self._queue.has_waiting:
             return False
-        return self._ledger.allows(request.model, cost)
+        return self._hedge_budget.allows(request.model, cost)
 
-    def _cost_alone(self, release: ActiveRelease) -> float:
+    def _local_cost(self, release: LoadedRelease) -> float:
+        """Cost of answering locally alone; 0 where the plan has no local row."""
         local = release.plan.local
         if local is None:
             return 0.0
-        return cost_of(tail_s(local.device, release.measured_s, release.plan.slice_s, 1.0), release.plan)
+        return processor_cost(
+            slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0), release.plan
+        )
 
-    def _weighed(self, request: Request, choice: Choice, answer: Answer) -> Answer:
-        """The answer, with the joules that it took."""
-        told, plan_ = answer.report, request.release.plan
+    def _with_energy(self, request: Request, choice: RowChoice, answer: Answer) -> Answer:
+        """The answer with its energy in the report, which is also charged to the power budget."""
+        report, plan_ = answer.report, request.release.plan
         if plan_.power is None:
             return answer
-        moving_s = told.latency_s - told.encode_s if told.fallback or told.raced else told.link_s
-        predicted = spent_j(choice.row, plan_.power, told.device_s + told.encode_s, told.latency_s, max(0.0, moving_s))
-        self._chooser.spent(predicted - plan_.power.idle_watts * told.latency_s)
-        joules, basis = self._power.ledger.answered(plan_, predicted, told.latency_s, monotonic())
-        return Answer(answer.outputs, msgspec.structs.replace(told, joules=joules, joules_basis=basis))
+        # If the device answered, the radio may have been up all along: the target's own share is not known.
+        radio_s = report.latency_s - report.encode_s if report.fallback or report.raced else report.link_s
+        predicted = actual_joules(
+            choice.row, plan_.power, report.device_s + report.encode_s, report.latency_s, max(0.0, radio_s)
+        )
+        self._selector.record_joules(predicted - plan_.power.idle_watts * report.latency_s)
+        joules, basis = self._power.energy.record_answer(plan_, predicted, report.latency_s, monotonic())
+        return Answer(answer.outputs, msgspec.structs.replace(report, joules=joules, joules_basis=basis))
 
-    def _own_part(self, request: Request, row: Row) -> Live:
-        """What the device does first by this row; learns how fast it is beside its plan."""
+    def _run_device_part(self, request: Request, row: Row) -> Live:
+        """Run the device's part of this row; its measured times are learnt afterwards. Raises _OwnPartFailed."""
         release = request.release
         try:
-            live = self._device.run_in_time(request, release.order(row.device), request.inputs, request.timing)
+            live = self._executor.run_in_time(request, release.order(row.device), request.inputs, request.timing)
         except InferenceFailed as error:
-            raise _OwnPartFailed(error) from error
-        self._afterwards.later(partial(self._learn, release, request.timing, self._power.slowdown))
+            raise _DevicePartFailed(error) from error
+        self._accounting.defer(partial(self._learn, release, request.timing, self._power.slowdown))
         return live
 
-    def _learn(self, release: ActiveRelease, timing: Timing, slowdown: float) -> None:
-        """How fast the device was, with its clock capped so far."""
+    def _learn(self, release: LoadedRelease, timing: Timing, slowdown: float) -> None:
+        """Learn the slices' measured times, and how fast the device is with its present clock cap divided out."""
         release.learn(timing)
         predicted = release.predicted_s(timing.seconds)
+        # The cap is divided out: it is applied again, at its current value, by `_with_clock_cap` and `select_row`.
         measured = sum(s for name, s in timing.seconds.items() if name in release.plan.slice_s)
-        for cloud in self._clouds():
-            cloud.computed(measured / slowdown, predicted)
+        for target in self._targets():
+            target.on_compute(measured / slowdown, predicted)
 
-    def _learnt_by_lane(self, release: ActiveRelease, timing: Timing) -> None:
+    def _on_lane_times(self, release: LoadedRelease, timing: Timing) -> None:
         self._learn(release, timing, self._power.slowdown)
 
-    def _told_by_lane(self, model: str, release: ActiveRelease, report: Report) -> None:
+    def _on_lane_answer(self, model: str, release: LoadedRelease, report: Report) -> None:
         answer = Answer({}, report)
-        self._observer(model, answer)
-        self._outcome(model, release.digest, answer)
+        self._on_result(model, answer)
+        self._on_release_result(model, release.digest, answer)
         for watcher in self._lane_watchers:
             watcher(model, release, report)
 
-    # Clouds
+    # Offload targets
 
-    def _clouds(self) -> tuple[Cloud, ...]:
-        return (self._cloud, *self._others.values())
+    def _targets(self) -> tuple[OffloadTarget, ...]:
+        return (self._own_target, *self._foreign_targets.values())
 
-    def _cloud_at(self, remote: Remote | None) -> Cloud:
-        """Under the lock: what is known of that server; None is the device's own."""
+    def _target_for(self, remote: OffloadClient | None) -> OffloadTarget:
+        """The target of that client, created on first use; None is the device's own. The lock is held."""
         if remote is None:
-            return self._cloud
-        cloud = self._others.get(remote)
-        if cloud is None:
-            cloud = Cloud(remote, self._settings.idle_probe_s)
-            self._others = {**self._others, remote: cloud}
+            return self._own_target
+        target = self._foreign_targets.get(remote)
+        if target is None:
+            target = OffloadTarget(remote, self._settings.idle_probe_s)
+            self._foreign_targets = {**self._foreign_targets, remote: target}
             if self._started and not self._stopped:
-                cloud.start()
-        return cloud
+                target.start()
+        return target
 
-    def _leave_unused(self) -> None:
-        """Forget servers that no release here names any more."""
+    def _stop_unused_targets(self) -> None:
+        """Stop the targets that no served release names and that have no request in flight."""
         with self._lock:
-            used = set(self._cloud_of.values())
-            unused = {remote: cloud for remote, cloud in self._others.items() if cloud not in used and not cloud.out}
-            self._others = {remote: cloud for remote, cloud in self._others.items() if remote not in unused}
-        for cloud in unused.values():
-            cloud.stop()
+            used = set(self._target_of.values())
+            unused = {
+                remote: target
+                for remote, target in self._foreign_targets.items()
+                if target not in used and not target.in_flight
+            }
+            self._foreign_targets = {
+                remote: target for remote, target in self._foreign_targets.items() if remote not in unused
+            }
+        for target in unused.values():
+            target.stop()
 
 
 class _NoRow(LinkError):
-    """No row is usable now."""
+    """No row of the plan is usable now."""
 
 
-class _OwnPartFailed(Exception):
-    """The device could not do what comes first by the row chosen."""
+class _DevicePartFailed(Exception):
+    """The device's part of the selected row failed."""
 
     def __init__(self, error: InferenceFailed) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def _without_the_device(plan_: Plan, seen: Situation) -> Choice | None:
-    """The best row that leaves everything to the cloud."""
-    row = plan.best([row for row in plan_.rows if not row.device], seen.conditions())
-    return Choice(row) if row is not None else None
+def _row_without_device(plan_: Plan, context: SelectionContext) -> RowChoice | None:
+    """The best row without a device part, or None."""
+    row = plan.best_row([row for row in plan_.rows if not row.device], context.conditions())
+    return RowChoice(row) if row is not None else None
 
 
-def _expected(choice: Choice, plan_: Plan, now: Conditions, cause: str) -> Expected:
+def _predict(choice: RowChoice, plan_: Plan, conditions: Conditions, cause: str) -> Prediction:
+    """The plan's prediction for the selected row in current conditions."""
     row = choice.row
-    sending = race_costs(row, now, plan_) if choice.alone else None
-    remote_s = plan.link_s(row, now.link) + plan.beyond_s(row, now) + (row.decode_s + row.remote_s) * now.server_load
-    return Expected(row, plan.latency_s(row, now), remote_s, cause, sending, choice.early_s)
+    sending = sending_cost(row, conditions, plan_) if choice.local_was_chosen else None
+    remote_s = (
+        plan.link_s(row, conditions.link)
+        + plan.further_links_s(row, conditions)
+        + (row.decode_s + row.remote_s) * conditions.server_load
+    )
+    return Prediction(row, plan.latency_s(row, conditions), remote_s, cause, sending, choice.early_s)
 
 
-def _as_planned(answer: Answer, sent: Row, plan_: Plan, now: Conditions) -> Answer:
-    """A race that the device was meant to run and has won is no fallback: it answered by its own row."""
-    local, told = plan_.local, answer.report
+def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditions) -> Answer:
+    """The answer with the report of a planned race: a win of the device is no fallback, it answered by its own row."""
+    local, report = plan_.local, answer.report
     if local is None:
         return answer
-    predicted_s = min(told.predicted_s, plan.latency_s(local, now))
-    if not (told.fallback or told.raced):
-        return replace(answer, report=msgspec.structs.replace(told, predicted_s=predicted_s, raced=sent.name))
+    predicted_s = min(report.predicted_s, plan.latency_s(local, conditions))
+    if not (report.fallback or report.raced):  # the target won
+        return replace(answer, report=msgspec.structs.replace(report, predicted_s=predicted_s, raced=sent.name))
     as_local = msgspec.structs.replace(
-        told, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s,
+        report, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s,
         raced=sent.name,
     )  # fmt: skip
     return replace(answer, report=as_local)
 
 
 def predictions(plan_: Plan, now: Conditions) -> dict[str, float]:
-    """Seconds that each row would take now, by name; for people."""
+    """Predicted seconds of each row now, by name."""
     return {row.name: plan.latency_s(row, now) for row in plan_.rows}
 
 
-def known(model: str, serving: Iterable[str]) -> str:
-    """What to ask for instead of a model that does not run here."""
-    there = sorted(serving)
-    near = difflib.get_close_matches(model, there, 3)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return f"these do: {', '.join(there)}" if there else "no model does yet: `edgectl deploy` sends one"
+def suggest_models(model: str, serving: Iterable[str]) -> str:
+    """A hint for an unknown model name: similar names that are served, or all of them."""
+    names = sorted(serving)
+    similar = difflib.get_close_matches(model, names, 3)
+    if similar:
+        return f"did you mean {' or '.join(similar)}?"
+    return f"these do: {', '.join(names)}" if names else "no model does yet: `edgectl deploy` sends one"

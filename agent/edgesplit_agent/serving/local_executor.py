@@ -1,6 +1,7 @@
-"""The device's part of a request: slices, run on its one processor, in turn, and never waited for beyond the deadline.
+"""Runs the device's part of a request: slices on its single processor, in turn, and never waited for past the deadline.
 
-A run that hangs keeps the processor, as it does in truth; the request that waits for it is told in time.
+A run that hangs keeps the processor, as it does in reality; the request that waits for it gets DeadlineExceeded in
+time.
 """
 
 from __future__ import annotations
@@ -12,94 +13,97 @@ from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, UsageError
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.serving.device_queue import Processor
+from edgesplit_agent.serving.device_queue import DeviceQueue
 from edgesplit_agent.serving.request import Request
-from edgesplit_agent.serving.thread_pool import Crew
+from edgesplit_agent.serving.thread_pool import BoundedThreads
 from edgesplit_agent.worker.host import WorkerLost
 
 log = logging.getLogger(__name__)
 
 Live = Mapping[str, Tensor]
-OwnPart = Callable[[str, "Exception | None"], None]
-"""Told, by release, each time the device's own part of it has done its work (None) or has failed."""
+"""Tensors by name that are available so far."""
+OnDevicePart = Callable[[str, "Exception | None"], None]
+"""Callback after each run of a release's device part: release digest, and None or the error."""
 
 
-class Device:
-    """Runs slices of any release."""
+class LocalExecutor:
+    """Runs slices of any release. Thread-safe."""
 
-    def __init__(self, processor: Processor, crew: Crew, margin_s: float, own_part: OwnPart) -> None:
+    def __init__(
+        self, processor: DeviceQueue, crew: BoundedThreads, margin_s: float, on_device_part: OnDevicePart
+    ) -> None:
         self._processor = processor
         self._crew = crew
         self._margin_s = margin_s
-        self._own_part = own_part
+        self._on_device_part = on_device_part
 
     def run(
-        self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, *, again: bool = True
+        self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, *, retry_lost: bool = True
     ) -> Live:
-        """Run slices, in this thread, when the processor is free; `again`, if the worker that ran them was lost.
-        DeadlineExceeded, Dropped, or why they failed."""
+        """Run slices on this thread when the processor is free; returns all tensors available afterwards.
+
+        `again`: retry once if the worker process was lost. Raises DeadlineExceeded, Dropped, or the reason of the
+        failure.
+        """
         if not slices:
             return dict(tensors)
-        tail, queued = timing is not request.timing, perf_counter()
-        with self._processor.turn(request.place, request.deadline - self._margin_s):
-            request.course.waited(queued, tail=tail)
+        is_tail, queued = timing is not request.timing, perf_counter()
+        with self._processor.turn(request.queue_entry, request.deadline - self._margin_s):
+            request.trace.waited(queued, tail=is_tail)
             began = perf_counter()
             try:
-                live = self._run(request, slices, tensors, timing, again)
-            except (
-                UsageError,
-                Busy,
-                DeadlineExceeded,
-                WorkerLost,
-            ):  # the application's; lost workers are told of elsewhere
-                raise
+                live = self._run(request, slices, tensors, timing, retry_lost)
+            except (UsageError, Busy, DeadlineExceeded, WorkerLost):
+                raise  # not the release's fault; lost workers are reported by their supervisor
             except Exception as error:
-                self._tell(request.release.digest, error)
+                self._report(request.release.digest, error)
                 raise
             finally:
-                request.course.ran(slices, request.release, timing, began, tail=tail)
-        self._tell(request.release.digest, None)
+                request.trace.ran(slices, request.release, timing, began, tail=is_tail)
+        self._report(request.release.digest, None)
         return live
 
-    def _run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, again: bool) -> Live:
+    def _run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, retry_lost: bool) -> Live:
+        # Ends before the deadline by the margin, or by a quarter of what is left where that is less.
         until = request.deadline - min(self._margin_s, request.left_s / 4)
         try:
             return request.release.run(slices, tensors, timing, until)
         except WorkerLost as lost:
-            if not again:
+            if not retry_lost:
                 raise
             log.warning("%s; once more", lost)
             return request.release.run(slices, tensors, timing, until)
 
     def run_in_time(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing) -> Live:
-        """The same; where the run itself could outlast the deadline on another thread, which is left alone with it."""
+        """Like `run`, but guaranteed to return by the deadline: a host that cannot keep a deadline runs on another
+        thread, which is abandoned when the deadline passes."""
         if not slices:
-            self._processor.begin(request.place)
+            self._processor.begin(request.queue_entry)
             return dict(tensors)
         if request.release.host.in_time:
             try:
-                return self.run(request, slices, tensors, timing, again=False)
+                return self.run(request, slices, tensors, timing, retry_lost=False)
             except EdgeError:
                 raise
             except Exception as error:
                 raise InferenceFailed(f"the device's part failed: {error!r}") from error
-        done: queue.SimpleQueue[Live | Exception] = queue.SimpleQueue()
+        results: queue.SimpleQueue[Live | Exception] = queue.SimpleQueue()
 
         def work() -> None:
             try:
-                done.put(self.run(request, slices, tensors, timing, again=False))
+                results.put(self.run(request, slices, tensors, timing, retry_lost=False))
             except Exception as error:
-                done.put(error)
+                results.put(error)
             except BaseException as error:
-                done.put(InferenceFailed(f"the device's part failed: {error!r}"))
+                results.put(InferenceFailed(f"the device's part failed: {error!r}"))
                 raise
 
         if not self._crew.start(work):
             raise Busy("the device has no thread free for it: its models hang, or it is out of memory")
         try:
-            result = done.get(timeout=max(0.0, request.left_s - self._margin_s / 2))
+            result = results.get(timeout=max(0.0, request.left_s - self._margin_s / 2))
         except queue.Empty:
-            self._processor.withdraw(request.place)
+            self._processor.withdraw(request.queue_entry)
             raise DeadlineExceeded("the device's part was not done before the deadline") from None
         if isinstance(result, EdgeError):
             raise result
@@ -107,8 +111,8 @@ class Device:
             raise InferenceFailed(f"the device's part failed: {result!r}") from result
         return result
 
-    def _tell(self, release: str, error: Exception | None) -> None:
+    def _report(self, release: str, error: Exception | None) -> None:
         try:
-            self._own_part(release, error)
+            self._on_device_part(release, error)
         except Exception:
             log.exception("nobody could be told how the device's part went")

@@ -1,7 +1,7 @@
-"""What the agent counts of its requests, and reads of itself when Prometheus asks.
+"""Prometheus metrics of the agent: counters of its requests and gauges that are read when it is scraped.
 
-Counting happens once per request, after its answer is ready: a few microseconds (docs/decisions/0024). The names are in
-`edgesplit.observability.metrics`.
+Counting happens once per request, after its answer is ready, and takes a few microseconds (docs/decisions/0024). The
+metric names are in `edgesplit.observability.metrics`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from edgesplit.errors import (
     UsageError,
 )
 from edgesplit.observability import metrics
-from edgesplit.observability.registry import Entry, Ledger, Series, gauge
+from edgesplit.observability.registry import Entry, MetricRegistry, Series, gauge_series
 from edgesplit.oip.report import Report, phases
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.engine import Engine
 
 UNKNOWN = ""
-"""Row of a request that failed: it may have had none yet."""
-HEDGES = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
-"""Of `Engine.hedging`."""
+"""Row label of a failed request: it may not have had a row yet."""
+HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
+"""Keys of `Engine.hedge_counts` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
     (Dropped, "dropped"),
@@ -41,8 +41,8 @@ _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
 )
 
 
-def outcome(result: Report | Exception) -> str:
-    """One word of the few that a label may hold."""
+def outcome_label(result: Report | Exception) -> str:
+    """The outcome label of a result; one of a few words."""
     if isinstance(result, Report):
         return "fallback" if result.fallback else "answered"
     return next((word for kind, word in _OUTCOMES if isinstance(result, kind)), "failed")
@@ -52,17 +52,18 @@ class RequestMetrics:
     """Counts each request of each model. Thread-safe."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.registry = MetricRegistry()
         self._lock = threading.Lock()
         self._rows: dict[str, str] = {}
 
     def observe(self, model: str, result: Report | Exception, split: Mapping[str, float] | None = None) -> None:
-        """A request for `model` (name@version) came to its end. `split`: its `phases`, where they are at hand."""
+        """Count one finished request of `model` (name@version). `split`: its `phases`, if the caller computed them
+        already."""
         if not isinstance(result, Report):
-            self.ledger.count(metrics.AGENT_REQUESTS, model, UNKNOWN, outcome(result))
+            self.registry.count(metrics.AGENT_REQUESTS, model, UNKNOWN, outcome_label(result))
             return
         entries: list[Entry] = [
-            (metrics.AGENT_REQUESTS, (model, result.row, outcome(result)), 1.0),
+            (metrics.AGENT_REQUESTS, (model, result.row, outcome_label(result)), 1.0),
             (metrics.AGENT_REQUEST_S, (model, result.row), result.latency_s),
         ]
         entries += [(metrics.AGENT_PHASE_S, (model, name), spent) for name, spent in (split or phases(result)).items()]
@@ -72,60 +73,62 @@ class RequestMetrics:
         if result.fallback:
             entries.append((metrics.AGENT_FALLBACKS, (model, result.cause), 1.0))
         if result.late:
-            entries.append((metrics.AGENT_LATE, (model,), 1.0))
+            entries.append((metrics.AGENT_EMULATION_OVERRUNS, (model,), 1.0))
         with self._lock:
             before = self._rows.get(model, result.row)
             now = self._rows[model] = before if result.raced else result.row
         if before != now:
             entries.append((metrics.AGENT_SWITCHES, (model,), 1.0))
-        self.ledger.record(entries)
+        self.registry.record(entries)
 
-    def split(self, model: str) -> dict[str, dict[str, float]]:
-        """Since the start, by phase: requests that had it, their mean and their 95th percentile; for people."""
-        found = {one.labels[1]: one for one in self.ledger.series() if one.family == metrics.AGENT_PHASE_S.name}
-        histograms = {name: self.ledger.histogram(metrics.AGENT_PHASE_S, model, name) for name in found}
+    def phase_statistics(self, model: str) -> dict[str, dict[str, float]]:
+        """By phase since the start: number of requests, mean and 95th percentile in seconds; for the status page."""
+        phase_names = {
+            entry.labels[1]: entry for entry in self.registry.series() if entry.family == metrics.AGENT_PHASE_S.name
+        }
+        histograms = {name: self.registry.histogram(metrics.AGENT_PHASE_S, model, name) for name in phase_names}
         return {
-            name: {"requests": one.count, "mean_s": one.mean, "p95_s": one.quantile(0.95)}
-            for name, one in histograms.items()
-            if one.count
+            name: {"requests": entry.count, "mean_s": entry.mean, "p95_s": entry.quantile(0.95)}
+            for name, entry in histograms.items()
+            if entry.count
         }
 
 
-def readings(engine: Engine, connected: bool) -> Iterator[Series]:
-    """What the engine counts itself, and how things are at this moment."""
-    now, hedging = engine.conditions, engine.hedging
-    yield gauge(metrics.AGENT_LINK_UP, now.link.up_bytes_per_s)
-    yield gauge(metrics.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
-    yield gauge(metrics.AGENT_LINK_RTT, now.link.rtt_s)
-    yield gauge(metrics.AGENT_REMOTE_OK, now.remote_ok)
-    yield gauge(metrics.AGENT_SERVER_LOAD, now.server_load)
-    yield gauge(metrics.AGENT_SLOWDOWN, now.device_slowdown)
-    yield gauge(metrics.AGENT_CONNECTED, connected)
+def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
+    """Gauges and counters of the engine at this moment."""
+    now, hedging = engine.conditions, engine.hedge_counts
+    yield gauge_series(metrics.AGENT_LINK_UP, now.link.up_bytes_per_s)
+    yield gauge_series(metrics.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
+    yield gauge_series(metrics.AGENT_LINK_RTT, now.link.rtt_s)
+    yield gauge_series(metrics.AGENT_REMOTE_OK, now.remote_ok)
+    yield gauge_series(metrics.AGENT_SERVER_LOAD, now.server_load)
+    yield gauge_series(metrics.AGENT_SLOWDOWN, now.device_slowdown)
+    yield gauge_series(metrics.AGENT_CONNECTED, connected)
     for model, release in engine.serving.items():
-        yield gauge(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
-        yield gauge(metrics.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
-    for what in HEDGES:
-        yield gauge(metrics.AGENT_HEDGES, hedging[what], what)
-    yield gauge(metrics.AGENT_WASTED_S, hedging["wasted_s"])
-    yield gauge(metrics.AGENT_WASTED_J, hedging["wasted_j"])
-    yield gauge(metrics.AGENT_STALE, engine.stale)
-    yield gauge(metrics.AGENT_GAVE_WAY, engine.dropped)
-    yield gauge(metrics.AGENT_JOINED, engine.joined)
+        yield gauge_series(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+        yield gauge_series(metrics.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
+    for hedge in HEDGE_COUNTS:
+        yield gauge_series(metrics.AGENT_HEDGES, hedging[hedge], hedge)
+    yield gauge_series(metrics.AGENT_WASTED_S, hedging["wasted_s"])
+    yield gauge_series(metrics.AGENT_WASTED_J, hedging["wasted_j"])
+    yield gauge_series(metrics.AGENT_STALE, engine.stale_answers)
+    yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.dropped_frames)
+    yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.joined_retries)
 
 
-def power(mode: str, read: Readings) -> Iterator[Series]:
-    """What the sensors read last; what none of them tells is left away."""
-    yield gauge(metrics.AGENT_POWER_MODE, 1.0, mode)
-    found = (
-        (metrics.AGENT_BATTERY, None if read.battery_percent is None else read.battery_percent / 100.0),
-        (metrics.AGENT_WATTS, read.watts),
-        (metrics.AGENT_CELSIUS, read.celsius),
-        (metrics.AGENT_CLOCK, read.speed),
-        (metrics.AGENT_UNDER_VOLTAGE, read.under_voltage),
+def power_gauges(mode: str, readings: Readings) -> Iterator[Series]:
+    """Gauges of the latest sensor readings; unknown ones are left out."""
+    yield gauge_series(metrics.AGENT_POWER_MODE, 1.0, mode)
+    gauges = (
+        (metrics.AGENT_BATTERY, None if readings.battery_percent is None else readings.battery_percent / 100.0),
+        (metrics.AGENT_WATTS, readings.watts),
+        (metrics.AGENT_CELSIUS, readings.celsius),
+        (metrics.AGENT_CLOCK, readings.speed),
+        (metrics.AGENT_UNDER_VOLTAGE, readings.under_voltage),
     )
-    yield from (gauge(family, known) for family, known in found if known is not None)
+    yield from (gauge_series(family, value) for family, value in gauges if value is not None)
 
 
 def emulated_label(emulated: bool) -> dict[str, Any]:
-    """What stands on every sample of an emulated device."""
+    """The label on every sample of an emulated device."""
     return {"emulated": "true"} if emulated else {}

@@ -1,7 +1,10 @@
-"""Finishes a request whose rest goes to the cloud: sends it, hedges, and takes the first who arrives.
+"""The offload race: sends the rest of a request to the offload target, hedges with the local tail, and takes the first
+answer.
 
-Promises: an answer or a typed error before the request's deadline, whatever cloud, link, runtime and threads do. The
-loser is cancelled and counted. When a hedge may begin is `hedging`'s, how the cloud is doing `cloud`'s.
+Guarantees an answer or a typed error before the request's deadline, whatever target, link, runtime and threads do. The
+loser is cancelled and counted. When a hedge may start is computed in `policy.hedge_budget` and `policy.hedge_timing`;
+the health of the target is kept in `offload.target`. See docs/decisions/0006-answering.md and
+0022-never-without-an-answer.md.
 """
 
 from __future__ import annotations
@@ -14,206 +17,233 @@ from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, LinkError, UsageError
 from edgesplit.observability import phases
-from edgesplit.offload_client.pool import RemoteAnswer, RemoteFailure, ask
+from edgesplit.offload_client.pool import OffloadAnswer, OffloadFailure, encode_offload_request
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import Hedge
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions
 from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor, Timing
-from edgesplit.runtime.emulated import wait_out
+from edgesplit.runtime.emulated import sleep_until_elapsed
 from edgesplit_agent.offload.foreign_server import coding_of
-from edgesplit_agent.offload.target import OVERDUE_S, Cloud
-from edgesplit_agent.policy.hedge_budget import Ledger, cost_of, moments, radio_joules, watts_of
-from edgesplit_agent.policy.hedge_timing import LEAST_S, tail_s
-from edgesplit_agent.serving.device_queue import Processor, Withdrawn
-from edgesplit_agent.serving.local_executor import Device
-from edgesplit_agent.serving.race_state import Encoded, Race, TailDone, TailFailed
-from edgesplit_agent.serving.request import Answer, Expected, Request
+from edgesplit_agent.offload.target import OVERDUE_S, OffloadTarget
+from edgesplit_agent.policy.hedge_budget import HedgeBudget, busy_watts, hedge_schedule, processor_cost, radio_joules
+from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S, slices_duration_s
+from edgesplit_agent.serving.device_queue import DeviceQueue, Withdrawn
+from edgesplit_agent.serving.local_executor import LocalExecutor
+from edgesplit_agent.serving.race_state import Encoded, RaceState, TailDone, TailFailed
+from edgesplit_agent.serving.request import Answer, Prediction, Request
 from edgesplit_agent.serving.request_trace import DECODE, ENCODE, QUEUE, TAIL_QUEUE
-from edgesplit_agent.serving.thread_pool import Crew
+from edgesplit_agent.serving.thread_pool import BoundedThreads
 
 log = logging.getLogger(__name__)
 
 
-class Finishing:
-    """Thread-safe; one for all requests and all clouds."""
+class OffloadRace:
+    """Runs the races of all requests against all offload targets. Thread-safe."""
 
     def __init__(
         self,
         device_class: str,
-        device: Device,
-        processor: Processor,
-        tails: Crew,
+        executor: LocalExecutor,
+        queue: DeviceQueue,
+        tail_threads: BoundedThreads,
         *,
-        asking: Crew,
-        ledger: Ledger,
+        offload_threads: BoundedThreads,
+        budget: HedgeBudget,
         hedge: Hedge,
         margin_s: float,
     ) -> None:
         self._device_class = device_class
-        self._device = device
-        self._processor = processor
-        self._tails = tails
-        self._asking = asking
-        self._ledger = ledger
+        self._executor = executor
+        self._queue = queue
+        self._tail_threads = tail_threads
+        self._offload_threads = offload_threads
+        self._budget = budget
         self._hedge: Hedge = hedge
         self._margin_s = margin_s
 
     def finish(
-        self, request: Request, expected: Expected, live: Mapping[str, Tensor], now: Conditions, cloud: Cloud
+        self,
+        request: Request,
+        prediction: Prediction,
+        live: Mapping[str, Tensor],
+        conditions: Conditions,
+        target: OffloadTarget,
     ) -> Answer:
-        """The answer, from the cloud or from here. LinkError, DeadlineExceeded, InferenceFailed, UsageError."""
-        encoded = self._encode(request, expected, live)
-        tail = request.release.tail(expected.row)
-        race = Race(request, expected, live, encoded, request.deadline - self._margin_s / 2, tail)
+        """The answer, from the target or from the local tail. Raises LinkError, DeadlineExceeded, InferenceFailed,
+        UsageError."""
+        encoded = self._encode(request, prediction, live)
+        tail = request.release.local_remainder(prediction.row)
+        race = RaceState(request, prediction, live, encoded, request.deadline - self._margin_s / 2, tail)
         try:
-            self._ask(race, cloud)
-            self._set_moments(race, now, cloud)
-            return self._first(race, now, cloud)
+            self._send(race, target)
+            self._schedule(race, conditions, target)
+            return self._first_answer(race, conditions, target)
         finally:
-            race.over = True
-            self._processor.withdraw(request.place)
-            race.call.drop()
+            # However the race ended: stop the tail before its next slice, cancel its wait for the processor, and drop
+            # the connection of an offload that is still in flight.
+            race.is_over = True
+            self._queue.withdraw(request.queue_entry)
+            race.call.cancel()
 
-    # Beginning
+    # Start: encode, send, set the timers
 
-    def _encode(self, request: Request, expected: Expected, live: Mapping[str, Tensor]) -> Encoded:
-        """The request's body, each tensor by its codec. An emulated device takes its own time to make it."""
-        row, release = expected.row, request.release
+    def _encode(self, request: Request, prediction: Prediction, live: Mapping[str, Tensor]) -> Encoded:
+        """Encode the request body, each tensor by its codec. An emulated device takes its own time for it."""
+        row, release = prediction.row, request.release
         private = set(row.sends) & set(release.plan.never_leaves)
-        if private:  # the rows were sifted when the release was loaded; this is where bytes would leave
+        if private:  # rows were filtered when the release was loaded; this is the last check before bytes leave
             raise UsageError(f"{sorted(private)} may not leave this device")
         start = perf_counter()
         name = oip.remote_name(release.digest, self._device_class, row.name)
-        sends = boundary_codecs.encode_all({tensor: live[tensor] for tensor in row.sends}, row.codecs)
-        own_id = (
-            f"{request.id}~{token_hex(4)}"  # an id may come again with other tensors: a replay of its answer must not
-        )
-        asked = ask(
+        sends = boundary_codecs.encode_tensors({tensor: live[tensor] for tensor in row.sends}, row.codecs)
+        # An id may come again with other tensors: the random suffix keeps an old answer from being replayed for it.
+        own_id = f"{request.id}~{token_hex(4)}"
+        offload_request = encode_offload_request(
             name, own_id, sends, release.receives(row), left_s=request.left_s,
             coding=coding_of(row, release.plan), planned_s=row.decode_s + row.remote_s,
         )  # fmt: skip
         if release.emulated:
-            wait_out(start, row.encode_s)
-        request.course.timeline.add(ENCODE, start, perf_counter())
-        return Encoded(asked, perf_counter() - start)
+            sleep_until_elapsed(start, row.encode_s)
+        request.trace.timeline.add(ENCODE, start, perf_counter())
+        return Encoded(offload_request, perf_counter() - start)
 
-    def _ask(self, race: Race, cloud: Cloud) -> None:
-        """Send it, on a thread of its own."""
+    def _send(self, race: RaceState, target: OffloadTarget) -> None:
+        """Send the request on a thread of its own; its outcome arrives in the race in every case."""
         timeout_s = max(0.01, race.request.left_s)
 
         def exchange() -> None:
-            outcome: RemoteAnswer | RemoteFailure = RemoteFailure("link", "the thread that asked the cloud died")
+            # Delivered if the code below raises: an arrival comes in every case, or the race would wait until its
+            # deadline.
+            outcome: OffloadAnswer | OffloadFailure = OffloadFailure("link", "the thread that asked the cloud died")
             try:
-                with race.request.course.offloading(race.request.id) as told:
-                    outcome = cloud.ask(race.encoded.asked, race.call, timeout_s)
-                    cloud.went_further(race.expected.row, outcome)
-                    told(outcome)
+                with race.request.trace.offloading(race.request.id) as record_outcome:
+                    outcome = target.ask(race.encoded.request, race.call, timeout_s)
+                    target.on_further_hop(race.prediction.row, outcome)
+                    record_outcome(outcome)
             finally:
                 race.put(outcome)
 
-        if not self._asking.start(exchange):
-            race.put(RemoteFailure("link", "no thread is free to ask the cloud"))
+        if not self._offload_threads.start(exchange):
+            race.put(OffloadFailure("link", "no thread is free to ask the cloud"))
 
-    def _set_moments(self, race: Race, now: Conditions, cloud: Cloud) -> None:
-        """When to doubt the cloud, and when the tail may begin."""
-        release, row = race.request.release, race.expected.row
-        handshake_s = 0.0 if cloud.is_warm else 3 * now.link.rtt_s
-        predicted_s = race.expected.remote_s + handshake_s
-        race.doubt_at = race.began + max(LEAST_S, 3 * predicted_s)
+    def _schedule(self, race: RaceState, conditions: Conditions, target: OffloadTarget) -> None:
+        """Set the race's timers: when the target counts as slow and as overdue, and when the local tail may or must
+        start."""
+        release, row = race.request.release, race.prediction.row
+        # A cold connection needs TCP and TLS handshakes first: three round trips are allowed for them.
+        handshake_s = 0.0 if target.is_warm else 3 * conditions.link.rtt_s
+        predicted_s = race.prediction.remote_s + handshake_s
+        # Late by the same factor as `hedge_timing` uses: three times the prediction, and never sooner than its minimum.
+        race.slow_at = race.began + max(MIN_OFFLOAD_WAIT_S, 3 * predicted_s)
         race.overdue_at = race.began + max(OVERDUE_S, 3 * predicted_s)
-        if race.tail is None:
+        if race.tail is None:  # no local tail: its timers stay infinite
             return
-        seconds = tail_s(race.tail, release.measured_s, release.plan.slice_s, now.device_slowdown)
-        mode = race.request.wishes.hedge or self._hedge
-        when = moments(mode, race.request.left_s, seconds, predicted_s, self._margin_s, race.expected.early_s)
-        present = perf_counter()
-        race.by_choice, race.by_need = present + when.by_choice, present + when.by_need
+        tail_seconds = slices_duration_s(
+            race.tail, release.measured_s, release.plan.slice_s, conditions.device_slowdown
+        )
+        mode = race.request.options.hedge or self._hedge
+        schedule = hedge_schedule(
+            mode, race.request.left_s, tail_seconds, predicted_s, self._margin_s, race.prediction.early_s
+        )
+        now_s = perf_counter()
+        race.optional_hedge_at, race.forced_hedge_at = now_s + schedule.optional_s, now_s + schedule.forced_s
         local = release.plan.local
-        alone_s = tail_s(local.device if local else (), release.measured_s, release.plan.slice_s, now.device_slowdown)
-        self._ledger.asked(race.request.model, cost_of(alone_s, release.plan))
-        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, seconds)
+        alone_s = slices_duration_s(
+            local.device if local else (), release.measured_s, release.plan.slice_s, conditions.device_slowdown
+        )
+        self._budget.credit(race.request.model, processor_cost(alone_s, release.plan))
+        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_seconds)
 
-    # The race
+    # The race: arrivals and timers
 
-    def _first(self, race: Race, now: Conditions, cloud: Cloud) -> Answer:
-        """Wait for whoever comes first, and look up at each moment."""
+    def _first_answer(self, race: RaceState, conditions: Conditions, target: OffloadTarget) -> Answer:
+        """Wait for the first answer, and act whenever a timer fires."""
         while True:
             arrival = race.next()
-            if isinstance(arrival, RemoteAnswer):
-                return self._cloud_wins(race, arrival)
+            if isinstance(arrival, OffloadAnswer):
+                return self._on_target_won(race, arrival)
             if isinstance(arrival, TailDone):
-                return self._device_wins(race, arrival, now, cloud)
-            if isinstance(arrival, RemoteFailure):
+                return self._on_device_won(race, arrival, conditions, target)
+            if isinstance(arrival, OffloadFailure):  # no hedge any more but the fallback: start it now
                 race.failure = arrival
-                self._begin_tail(race)
+                self._start_tail(race)
             elif isinstance(arrival, TailFailed):
                 race.tail_state, race.tail_error = "failed", arrival.error
             else:
-                self._look_up(race, cloud)
+                self._on_timer(race, target)
             if race.is_lost:
-                raise _no_means(race)
-            if perf_counter() >= race.end:
-                raise self._out_of_time(race, cloud)
+                raise _both_failed(race)
+            if perf_counter() >= race.give_up_at:
+                raise self._deadline_error(race, target)
 
-    def _look_up(self, race: Race, cloud: Cloud) -> None:
-        """A moment has come."""
-        present = perf_counter()
-        if present >= race.by_need:
-            self._begin_tail(race)
-        if present >= race.by_choice:
-            race.by_choice = inf
+    def _on_timer(self, race: RaceState, target: OffloadTarget) -> None:
+        """Handle all timers that have fired."""
+        now = perf_counter()
+        # Forced hedge: the deadline would be missed otherwise. Costs play no part.
+        if now >= race.forced_hedge_at:
+            self._start_tail(race)
+        # Optional hedge: asked once; if the budget refuses, only the deadline or a failure starts the tail.
+        if now >= race.optional_hedge_at:
+            race.optional_hedge_at = inf
             if self._may_hedge(race):
-                self._ledger.count(by_choice=1)
-                race.by_plan = race.expected.early_s is not None and race.tail_state == "ready"
-                self._begin_tail(race)
-        if present >= race.doubt_at:
-            race.doubt_at = inf
+                self._budget.count(by_choice=1)
+                race.is_planned_hedge = race.prediction.early_s is not None and race.tail_state == "ready"
+                self._start_tail(race)
+        # Slow: the target is pinged. Without an early hedge the wait also bounds the link's rate now, for the next
+        # request; with one, the end of the race does (`_cancel_offload`).
+        if now >= race.slow_at:
+            race.slow_at = inf
             if race.failure is None:
-                cloud.doubt(race.waited_s, race.encoded.asked.up_bytes if race.expected.early_s is None else 0)
-        if present >= race.overdue_at:
+                target.on_slow(race.waited_s, race.encoded.request.up_bytes if race.prediction.early_s is None else 0)
+        # Overdue: if that opens the breaker the target is dead, and waiting longer is pointless.
+        if now >= race.overdue_at:
             race.overdue_at = inf
             if race.failure is None:
-                cloud.overdue(race.waited_s)
-                if not cloud.breaker.lets_through:
-                    self._begin_tail(race)
+                target.on_overdue(race.waited_s)
+                if not target.breaker.is_allowing:
+                    self._start_tail(race)
 
-    def _may_hedge(self, race: Race) -> bool:
-        """Whether an early hedge is affordable, and takes nobody's turn."""
+    def _may_hedge(self, race: RaceState) -> bool:
+        """Whether an optional hedge is affordable and delays no other request."""
         release = race.request.release
-        mode = race.request.wishes.hedge or self._hedge
-        if mode == "always" or race.expected.race_cost is not None:
+        mode = race.request.options.hedge or self._hedge
+        # In a race that the device would have answered alone its work is free; sending was charged when it was chosen.
+        if mode == "always" or race.prediction.race_cost is not None:
             return True
-        seconds = tail_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
-        if not self._processor.is_wanted and self._ledger.allows(race.request.model, cost_of(seconds, release.plan)):
+        tail_seconds = slices_duration_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
+        # A second chance for this request must not delay the first of another.
+        if not self._queue.has_waiting and self._budget.allows(
+            race.request.model, processor_cost(tail_seconds, release.plan)
+        ):
             return True
-        self._ledger.count(held_back=1)
+        self._budget.count(held_back=1)
         return False
 
-    def _begin_tail(self, race: Race) -> None:
-        """Let the device finish it too, if it can and does not already."""
-        race.by_choice = race.by_need = inf
+    def _start_tail(self, race: RaceState) -> None:
+        """Start the local tail, if it is possible and not started yet."""
+        race.optional_hedge_at = race.forced_hedge_at = inf  # neither timer fires twice
         if race.tail_state != "ready":
             return
         race.tail_state, race.hedged = "running", race.failure is None
-        race.alone_from = perf_counter()
+        race.tail_started_at = perf_counter()
         if race.hedged:
-            self._ledger.count(hedges=1)
-        if not self._tails.start(lambda: self._run_tail(race)):
+            self._budget.count(hedges=1)
+        if not self._tail_threads.start(lambda: self._run_tail(race)):
             race.put(TailFailed(Busy("no thread is free to finish it here")))
 
-    def _run_tail(self, race: Race) -> None:
-        """On a thread of its own: finish alone, slice by slice, unless the cloud is quicker after all."""
+    def _run_tail(self, race: RaceState) -> None:
+        """Body of the tail thread: run the remaining slices one by one until the race is over."""
         live: Mapping[str, Tensor] = race.live
         timing = Timing()
         error: EdgeError = InferenceFailed("the thread that finished it here died")
         done = False
         try:
             for name in race.tail or ():
-                if race.over:
+                if race.is_over:  # a running slice cannot be interrupted, the next one need not start
                     return
-                live = self._device.run(race.request, [name], live, timing)
+                live = self._executor.run(race.request, [name], live, timing)
             done = True
         except Withdrawn:
             return
@@ -222,54 +252,59 @@ class Finishing:
                 log.exception("the local tail failed")
             error = raised if isinstance(raised, EdgeError) else InferenceFailed(f"the local tail failed: {raised}")
         finally:
-            self._account(race, timing)
+            self._charge_hedge(race, timing)
             race.put(TailDone(live, timing) if done else TailFailed(error))
 
-    def _account(self, race: Race, timing: Timing) -> None:
-        """What a hedge has cost, and what of it was for nothing."""
+    def _charge_hedge(self, race: RaceState, timing: Timing) -> None:
+        """Charge the hedge to the budget, and count what of it was wasted."""
+        # A tail that replaced a failed offload is no hedge and costs the budget nothing.
         if not race.hedged:
             return
-        plan, sending = race.request.release.plan, race.expected.race_cost
-        self._ledger.spent(race.request.model, cost_of(timing.total_s, plan) if sending is None else sending)
-        if race.over and sending is None:
-            self._ledger.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (watts_of(plan) or 0.0))
+        plan, sending_cost = race.request.release.plan, race.prediction.race_cost
+        self._budget.debit(
+            race.request.model, processor_cost(timing.total_s, plan) if sending_cost is None else sending_cost
+        )
+        if race.is_over and sending_cost is None:
+            self._budget.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (busy_watts(plan) or 0.0))
 
-    # The end
+    # The end: winner, loser, answer
 
-    def _cloud_wins(self, race: Race, arrival: RemoteAnswer) -> Answer:
-        race.over = True
+    def _on_target_won(self, race: RaceState, arrival: OffloadAnswer) -> Answer:
+        race.is_over = True
         if race.hedged:
-            self._ledger.count(cloud_won=1, cancelled=race.tail_state == "running")
-        return finished(race.request, race.expected, race.live, race, arrival)
+            self._budget.count(cloud_won=1, cancelled=race.tail_state == "running")
+        return build_answer(race.request, race.prediction, race.live, race, arrival)
 
-    def _device_wins(self, race: Race, arrival: TailDone, now: Conditions, cloud: Cloud) -> Answer:
+    def _on_device_won(
+        self, race: RaceState, arrival: TailDone, conditions: Conditions, target: OffloadTarget
+    ) -> Answer:
         if race.failure is None:
-            self._give_up(race, cloud)
-            sent_j = radio_joules(race.expected.row, now, race.request.release.plan) or 0.0
-            self._ledger.count(device_won=1, cancelled=1, wasted_j=sent_j)
+            self._cancel_offload(race, target)
+            sent_j = radio_joules(race.prediction.row, conditions, race.request.release.plan) or 0.0
+            self._budget.count(device_won=1, cancelled=1, wasted_j=sent_j)
         timing = race.request.timing
         race.request.release.learn(arrival.timing)
         timing.seconds.update(arrival.timing.seconds)
-        timing.late += arrival.timing.late
+        timing.overruns += arrival.timing.overruns
         race.tail_s = arrival.timing.total_s
-        return finished(race.request, race.expected, arrival.live, race)
+        return build_answer(race.request, race.prediction, arrival.live, race)
 
-    def _give_up(self, race: Race, cloud: Cloud) -> None:
-        """Nobody waits for the cloud's answer any more: close its connection, and remember it if it was slow."""
-        race.call.drop()
-        late = race.doubt_at == inf  # that moment has passed
-        (cloud.gave_up if late else cloud.outrun)(race.encoded.asked.up_bytes, race.waited_s)
+    def _cancel_offload(self, race: RaceState, target: OffloadTarget) -> None:
+        """Cancel the offload by closing its connection, and report to the target whether it was late."""
+        race.call.cancel()
+        is_late = race.slow_at == inf  # the timer has fired
+        (target.on_abandoned if is_late else target.on_lost_race)(race.encoded.request.up_bytes, race.waited_s)
 
-    def _out_of_time(self, race: Race, cloud: Cloud) -> EdgeError:
+    def _deadline_error(self, race: RaceState, target: OffloadTarget) -> EdgeError:
         if race.failure is None:
-            self._give_up(race, cloud)
+            self._cancel_offload(race, target)
         if race.tail_state == "none":
             return DeadlineExceeded("the cloud did not answer before the deadline, and the plan has no fallback")
         return DeadlineExceeded("neither the cloud nor the device was done before the deadline")
 
 
-def _no_means(race: Race) -> EdgeError:
-    """Cloud and device are both out of it."""
+def _both_failed(race: RaceState) -> EdgeError:
+    """The error when both the offload and the local tail have failed."""
     if race.tail_error is not None:
         return race.tail_error
     failure = race.failure
@@ -279,59 +314,61 @@ def _no_means(race: Race) -> EdgeError:
     return LinkError(f"the cloud did not answer ({failure.cause}: {failure.text}), and the plan has no fallback")
 
 
-def finished(
+def build_answer(
     request: Request,
-    expected: Expected,
+    prediction: Prediction,
     live: Mapping[str, Tensor],
-    race: Race | None = None,
-    cloud: RemoteAnswer | None = None,
+    race: RaceState | None = None,
+    remote: OffloadAnswer | None = None,
 ) -> Answer:
-    """The answer, if it is whole and in time. InferenceFailed, DeadlineExceeded."""
-    outputs = {**live, **(cloud.outputs if cloud else {})}
+    """The answer, if it is complete and in time. Raises InferenceFailed, DeadlineExceeded."""
+    outputs = {**live, **(remote.outputs if remote else {})}
     missing = [spec.name for spec in request.release.outputs if spec.name not in outputs]
     if missing:
-        raise InferenceFailed(f"no output {missing[0]!r} came of the row {expected.row.name!r}")
+        raise InferenceFailed(f"no output {missing[0]!r} came of the row {prediction.row.name!r}")
     if request.left_s <= 0:
         raise DeadlineExceeded("the answer was ready only after the deadline")
     wanted = {spec.name: outputs[spec.name] for spec in request.release.outputs}
-    return Answer(wanted, _report(request, expected, race, cloud))
+    return Answer(wanted, _build_report(request, prediction, race, remote))
 
 
-def _report(request: Request, expected: Expected, race: Race | None, cloud: RemoteAnswer | None) -> Report:
-    row = expected.row
-    alone = race is not None and cloud is None
-    outrun = race is not None and alone and race.is_outrun
-    seconds = request.course.timeline.seconds()
-    remote = cloud.phases if cloud else {}
+def _build_report(
+    request: Request, prediction: Prediction, race: RaceState | None, remote: OffloadAnswer | None
+) -> Report:
+    row = prediction.row
+    by_device = race is not None and remote is None
+    lost_as_planned = race is not None and by_device and race.lost_as_planned
+    seconds = request.trace.timeline.seconds_by_phase()
+    remote_phases = remote.phases if remote else {}
     return Report(
         release=request.release.digest,
         row=row.name,
         after=row.after,
-        fallback=alone and not outrun,
-        cause=race.cause if race is not None and alone and not outrun else expected.cause,
-        raced=row.name if outrun else "",
+        fallback=by_device and not lost_as_planned,
+        cause=race.cause if race is not None and by_device and not lost_as_planned else prediction.cause,
+        raced=row.name if lost_as_planned else "",
         hedged=race is not None and race.hedged,
         emulated=request.release.emulated,
-        late=request.timing.late > 0,
+        late=request.timing.overruns > 0,
         latency_s=perf_counter() - request.began,
-        predicted_s=expected.latency_s,
-        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if alone else 0.0),
+        predicted_s=prediction.latency_s,
+        queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if by_device else 0.0),
         device_s=request.timing.total_s,
         decode_s=seconds.get(DECODE, 0.0),
         tail_s=race.tail_s if race else 0.0,
-        waited_s=race.alone_from - race.began if race and alone else 0.0,
+        waited_s=race.tail_started_at - race.began if race and by_device else 0.0,
         encode_s=race.encoded.seconds if race else 0.0,
-        link_s=cloud.link_s if cloud else 0.0,
-        remote_s=cloud.server_s if cloud else 0.0,
-        remote_queue_s=remote.get(phases.QUEUE, 0.0),
-        remote_decode_s=remote.get(phases.DECODE, 0.0),
-        remote_load_s=remote.get(phases.LOAD, 0.0),
-        remote_encode_s=remote.get(phases.ENCODE, 0.0),
-        answer_decode_s=cloud.decode_s if cloud else 0.0,
-        trace_id=request.course.trace_id,
-        hop_s=cloud.hop_s if cloud else 0.0,
-        hop_server_s=cloud.hop_server_s if cloud else 0.0,
-        hop_cause=cloud.hop_cause if cloud else "",
-        up_bytes=race.encoded.asked.up_bytes if race else 0,
-        down_bytes=cloud.down_bytes if cloud else 0,
+        link_s=remote.link_s if remote else 0.0,
+        remote_s=remote.server_s if remote else 0.0,
+        remote_queue_s=remote_phases.get(phases.QUEUE, 0.0),
+        remote_decode_s=remote_phases.get(phases.DECODE, 0.0),
+        remote_load_s=remote_phases.get(phases.LOAD, 0.0),
+        remote_encode_s=remote_phases.get(phases.ENCODE, 0.0),
+        answer_decode_s=remote.decode_s if remote else 0.0,
+        trace_id=request.trace.trace_id,
+        hop_s=remote.hop_s if remote else 0.0,
+        hop_server_s=remote.hop_server_s if remote else 0.0,
+        hop_cause=remote.hop_cause if remote else "",
+        up_bytes=race.encoded.request.up_bytes if race else 0,
+        down_bytes=remote.down_bytes if remote else 0,
     )

@@ -1,4 +1,4 @@
-"""A request whose rest is with the cloud, and perhaps with the device too: who runs, who arrives, when to look up."""
+"""State of one race between the offload target and the local tail: participants, arrivals and timers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from time import perf_counter
 from typing import Literal
 
 from edgesplit.errors import EdgeError
-from edgesplit.offload_client.pool import Ask, Call, RemoteAnswer, RemoteFailure
+from edgesplit.offload_client.pool import CancellableCall, OffloadAnswer, OffloadFailure, OffloadRequest
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.serving.request import Expected, Request
+from edgesplit_agent.serving.request import Prediction, Request
 
 
 @dataclass(frozen=True)
 class TailDone:
-    """The device has finished alone."""
+    """The device has finished the request locally."""
 
     live: Mapping[str, Tensor]
     timing: Timing
@@ -26,94 +26,105 @@ class TailDone:
 
 @dataclass(frozen=True)
 class TailFailed:
-    """It could not."""
+    """The device could not finish the request locally."""
 
     error: EdgeError
 
 
-Arrival = RemoteAnswer | RemoteFailure | TailDone | TailFailed
+Arrival = OffloadAnswer | OffloadFailure | TailDone | TailFailed
+"""A participant's final message to the race."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A body ready to send, and what making it took."""
+    """A request body ready to send, and the seconds it took to encode."""
 
-    asked: Ask
+    request: OffloadRequest
     seconds: float
 
 
 @dataclass(eq=False)
-class Race:
-    """Moments are of perf_counter; one that has passed, or will not come, is infinite."""
+class RaceState:
+    """State of one offloaded request, from sending to its answer.
+
+    Times are perf_counter values; a timer that has fired, or will not fire, is infinite. The requesting thread alone
+    changes the timers and `tail_state`; the offload thread and the tail thread only `put` arrivals and read `over`.
+    """
 
     request: Request
-    expected: Expected
+    prediction: Prediction
     live: Mapping[str, Tensor]
     encoded: Encoded
-    end: float
-    """Nobody is waited for beyond this."""
+    give_up_at: float
+    """No participant is waited for beyond this time."""
     tail: list[str] | None
-    """The slices that finish it here; None where the device cannot."""
-    call: Call = field(default_factory=Call)
-    failure: RemoteFailure | None = None
-    """Why the cloud is out of it."""
+    """The slices that finish the request locally; None where the device cannot."""
+    call: CancellableCall = field(default_factory=CancellableCall)
+    failure: OffloadFailure | None = None
+    """Why the offload failed; None while it has not."""
     tail_state: Literal["ready", "running", "failed", "none"] = "ready"
+    """`none`: no local tail is possible; `ready`: it may start; then `running`, and `failed` if it failed."""
     tail_error: EdgeError | None = None
     hedged: bool = False
-    """Its tail was begun while the cloud might still have answered."""
-    by_plan: bool = False
-    """It was begun when the plan for this request said so, the cloud being neither late nor gone."""
-    over: bool = False
-    """There is a winner, or none will be waited for: the tail stops where it is."""
-    doubt_at: float = inf
-    by_choice: float = inf
-    by_need: float = inf
+    """The tail was started while the target might still have answered."""
+    is_planned_hedge: bool = False
+    """The tail was started at the early-hedge time planned for this request, while the target was neither late nor
+    failed."""
+    is_over: bool = False
+    """A participant has won or none is waited for any more: the tail stops before its next slice."""
+    slow_at: float = inf
+    """Timer: the target is slow from then on."""
+    optional_hedge_at: float = inf
+    """Timer: the tail may start if the hedge budget allows it."""
+    forced_hedge_at: float = inf
+    """Timer: the tail must start to meet the deadline."""
     overdue_at: float = inf
+    """Timer: the target may be dead from then on."""
     began: float = field(default_factory=perf_counter)
-    alone_from: float = 0.0
-    """When the device began to finish it."""
+    tail_started_at: float = 0.0
+    """Time at which the tail was started."""
     tail_s: float = 0.0
-    """Of the slices that did, if it won."""
+    """Seconds of the tail's slices, if it won."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wasted: Timing | None = None
     _arrivals: queue.SimpleQueue[Arrival] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:
-        if self.tail is None:
+        if self.tail is None:  # nothing to fall back to
             self.tail_state = "none"
 
     @property
     def waited_s(self) -> float:
-        """Since the cloud was asked."""
+        """Seconds since the request was sent."""
         return perf_counter() - self.began
 
     @property
     def cause(self) -> str:
-        """Why the device finished alone, if it did."""
+        """Why the device finished the request, if it did: the offload's failure, else `timeout`."""
         return self.failure.cause if self.failure is not None else "timeout"
 
     @property
-    def is_outrun(self) -> bool:
-        """The device, if it was first, was so as planned: nobody failed, and nobody was late."""
-        return self.by_plan and self.failure is None and self.doubt_at != inf
+    def lost_as_planned(self) -> bool:
+        """Whether a win of the device is as planned: the target neither failed nor was late."""
+        return self.is_planned_hedge and self.failure is None and self.slow_at != inf
 
     @property
     def is_lost(self) -> bool:
-        """Nobody is left who could still arrive."""
+        """Whether no participant is left that could still answer."""
         return self.failure is not None and self.tail_state in ("failed", "none")
 
     @property
-    def next_moment(self) -> float:
-        """When to look up though nobody has arrived."""
-        return min(self.end, self.doubt_at, self.by_choice, self.by_need, self.overdue_at)
+    def next_timer_at(self) -> float:
+        """Earliest time at which a timer fires."""
+        return min(self.give_up_at, self.slow_at, self.optional_hedge_at, self.forced_hedge_at, self.overdue_at)
 
     def put(self, arrival: Arrival) -> None:
-        """A runner has arrived, or has given up."""
+        """Deliver an arrival; called from the participants' threads."""
         self._arrivals.put(arrival)
 
     def next(self) -> Arrival | None:
-        """The next to arrive, or None where none does before the next moment."""
+        """The next arrival, or None when a timer fires first."""
         try:
-            return self._arrivals.get(timeout=max(0.0, self.next_moment - perf_counter()))
+            return self._arrivals.get(timeout=max(0.0, self.next_timer_at - perf_counter()))
         except queue.Empty:
             return None

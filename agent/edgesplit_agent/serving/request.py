@@ -1,4 +1,4 @@
-"""A request on its way through the agent, and what it gets."""
+"""A request inside the agent, its prediction and its answer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edgesplit.oip.options import NONE, Wishes
+from edgesplit.oip.options import NONE, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Row
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.offload.target import Cloud
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.serving.queue_policy import Place
-from edgesplit_agent.serving.request_trace import Course
+from edgesplit_agent.offload.target import OffloadTarget
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.serving.queue_policy import QueueEntry
+from edgesplit_agent.serving.request_trace import RequestTrace
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gets."""
+    """Outputs of a request, and the report of how they were made."""
 
     outputs: Mapping[str, Tensor]
     report: Report
@@ -26,24 +26,24 @@ class Answer:
 
 @dataclass(eq=False)
 class Request:
-    """One request. It keeps the release that it began with."""
+    """One request. It keeps the release with which it began."""
 
     id: str
     model: str
-    release: ActiveRelease
+    release: LoadedRelease
     inputs: Mapping[str, Tensor]
     deadline: float
-    """Of perf_counter."""
-    cloud: Cloud
-    """The offload server that its release names."""
-    wishes: Wishes = NONE
+    """A perf_counter time."""
+    target: OffloadTarget
+    """The offload target that its release names."""
+    options: InferOptions = NONE
     began: float = field(default_factory=perf_counter)
     timing: Timing = field(default_factory=Timing)
-    course: Course = field(default_factory=Course)
-    place: Place = field(init=False)
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    queue_entry: QueueEntry = field(init=False)
 
     def __post_init__(self) -> None:
-        self.place = Place(self.model, self.wishes, self.deadline)
+        self.queue_entry = QueueEntry(self.model, self.options, self.deadline)
 
     @property
     def left_s(self) -> float:
@@ -52,16 +52,17 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the plan promised for the row that was chosen."""
+class Prediction:
+    """What the plan predicts for the chosen row."""
 
     row: Row
     latency_s: float
     remote_s: float
-    """Link and cloud together: how long the cloud should be away."""
+    """Seconds of link and server together: how long the offload should take."""
     cause: str = ""
-    """Why it is not the row that was chosen first."""
+    """Why this is not the row that was chosen first; empty if it is."""
     race_cost: float | None = None
-    """What sending it costs, where the device would have answered alone: its own work is no extra cost then."""
+    """Cost of sending, in a race where the device would have answered alone: its own work is then no extra cost. Else
+    None."""
     early_s: float | None = None
-    """Seconds after sending at which the device should begin to finish it, where that can be paid for."""
+    """Seconds after sending at which an early hedge should start, if its cost is allowed."""

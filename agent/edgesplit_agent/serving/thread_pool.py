@@ -1,7 +1,7 @@
-"""Threads for work that may hang: each piece of it begins at once on a thread of its own, or is refused.
+"""Threads for work that may hang: each piece of work starts at once on a thread of its own, or is refused.
 
-A pool with a queue would let one piece wait, unseen, behind others that hang. Threads that are done wait for the next
-piece; all are daemons, for work that hangs must not keep the process.
+A pool with a queue would let work wait, unseen, behind other work that hangs. Finished threads wait for the next piece
+of work; all are daemons, so that work that hangs does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 Work = Callable[[], None]
 
 
-class Crew:
-    """At most `most` threads."""
+class BoundedThreads:
+    """At most `max_threads` threads. Thread-safe."""
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most = most
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Work | None]] = []
@@ -31,17 +31,17 @@ class Crew:
 
     @property
     def threads(self) -> int:
-        """Threads that work or wait for work."""
+        """Number of threads that work or wait for work."""
         return self._threads
 
     def start(self, work: Work) -> bool:
-        """Begin `work` now, for the request that this thread works for; False where no thread is to be had."""
+        """Start `work` now, in the caller's context variables; False if no thread is available."""
         with self._lock:
             work = partial(copy_context().run, work)
             if self._idle:
                 self._idle.pop().put(work)
                 return True
-            if self._threads >= self._most:
+            if self._threads >= self._max_threads:
                 return False
             self._threads += 1
         inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -56,7 +56,7 @@ class Crew:
         return True
 
     def stop(self) -> None:
-        """Keep no threads: each ends when its work is done. What is still begun gets one of its own."""
+        """End each thread when its work is done. Work that is started afterwards gets a thread of its own."""
         with self._lock:
             self._stopped = True
             idle, self._idle = self._idle, []
@@ -69,7 +69,7 @@ class Crew:
                 work()
             except BaseException:
                 log.exception("a %s thread's work failed", self._name)
-            del work  # and what it holds
+            del work  # releases what it refers to while this thread waits
             with self._lock:
                 if self._stopped:
                     break

@@ -1,20 +1,23 @@
-"""The agent's own data folder: what is in it, who holds it, and the few small files that must survive a power cut.
+"""The agent's data folder: its layout, the lock that makes one process its owner, and the small files that survive a
+power cut.
 
     identity/       key.pem, encryption.pem (0600), certificate.pem, ca.pem, enrolled.json and its copy; renewed.pem
                     (0600: key and certificate)
     trust/          metadata and counters of edgesplit.trust.store
-    chunks/aa/…     chunks on their way into a release, by SHA-256
-    releases/…      whole releases, as edgesplit.release_store lays them out
-    current.json    per model what runs and what is on trial (`activation`): its one rename is the activation
-    session.json    number of the newest MQTT session, only ever growing
-    bundle.json     which bundle the agent shall take (`bundle.wish`)
-    late/           telemetry that waits for a link (`ring`)
-    versions.json   which version of the agent runs (`versions.slots`); versions/… those that came as releases
+    chunks/aa/…     chunks that are being assembled into a release, by SHA-256
+    releases/…      complete releases, as edgesplit.release_store lays them out
+    current.json    per model the running release and the one on trial (`state.slots`): its one rename is the activation
+    session.json    number of the newest MQTT session, which only ever grows
+    bundle.json     request to apply a release bundle (`updates.bundle.request`)
+    late/           telemetry that waits for a link (`telemetry.disk_ring`)
+    tuning.json     measured engine options by release (`releases.tuning`)
+    versions.json   which version of the agent runs (`self_update.slots`); versions/… those that came as releases
     format.json     the format of all this: only a version that was found healthy raises it
-    agent.json      how to reach the agent while it runs
-    agent.sock      where applications reach it without TCP, while it runs
+    agent.json      address of the agent while it runs
+    agent.sock      Unix socket for applications while the agent runs
+    lock            held with flock(2) by the agent that owns the folder
 
-A file that cannot be read is moved aside, never in the way: the agent always starts.
+A file that cannot be parsed is renamed to `*.spoilt` and treated as missing, so that the agent always starts.
 """
 
 from __future__ import annotations
@@ -28,50 +31,51 @@ from typing import TypeVar
 
 import msgspec
 
-from edgesplit.atomic_files import make_folders, sweep_parts, write_durably
+from edgesplit.atomic_files import make_folders, remove_partial_files, write_durably
 from edgesplit.errors import UsageError
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit_agent.state.slots import Current
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORMAT, OLDEST_FORMAT = 1, 1
-"""What this version writes, and the oldest that it reads. A version on trial writes nothing that the one before could
-not read: what takes a higher number is written once the trial is over (`settle_format`), and never before."""
+"""Format that this version writes, and the oldest that it reads. A version on trial writes nothing that the version
+before it could not read: what needs a higher format number is written only once the trial has succeeded
+(`DataFolder.write_format`)."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this device is and whom it belongs to: `identity/enrolled.json`."""
+    """The enrolled device's identity and its servers: `identity/enrolled.json`."""
 
     device: str
     device_class: str
     broker: str
-    """HOST:PORT."""
+    """HOST:PORT of the MQTT broker."""
     offload: str
-    """URL."""
+    """URL of the offload server."""
     controller: str
-    """URL."""
+    """URL of the controller."""
     tuf_root: str
-    """JSON text of the root that all trust starts from."""
+    """JSON text of the TUF root metadata from which all trust is derived."""
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """A running agent's address: `agent.json`."""
+class AgentAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of a running agent: `agent.json`."""
 
     device: str
     url: str
     pid: int
     emulated: bool
     socket: str = ""
-    """`unix:///…`, empty where there is none."""
+    """`unix:///…`; empty where there is no Unix socket."""
 
 
 class _Session(msgspec.Struct, frozen=True):
     number: int = 0
 
 
-class FolderHeld(UsageError):
+class FolderInUse(UsageError):
     """Another agent runs on the folder."""
 
 
@@ -80,7 +84,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class DataFolder:
-    """One agent's folder. `hold` makes it exclusively ours for the life of the process."""
+    """Paths and small files of one agent's data folder. `acquire` locks it for the life of the process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,15 +99,16 @@ class DataFolder:
         self.trust = path / "trust"
         self.chunks = path / "chunks"
         self.releases = path / "releases"
-        self.late = path / "late"
-        self.bundle_wish = path / "bundle.json"
+        self.backlog = path / "late"
+        self.bundle_request_file = path / "bundle.json"
         self.socket = path / "agent.sock"
-        self._lock_file: int | None = None
+        self._lock_descriptor: int | None = None
         self._session_lock = threading.Lock()
-        self._session = 0
+        self._last_session = 0
 
-    def hold(self) -> None:
-        """Take the folder for this process; UsageError where another agent has it, or it cannot be written or read."""
+    def acquire(self) -> None:
+        """Lock the folder, check its format and remove partial files. UsageError where another agent holds the lock,
+        the folder cannot be written, or a newer version wrote it."""
         self.lock()
         if self.format > FORMAT:
             self.release()
@@ -111,10 +116,11 @@ class DataFolder:
                 f"{self.path} was written by a newer edgesplit-agent (format {self.format}, this version reads up to"
                 f" {FORMAT}): install that version again"
             )
-        self.sweep()
+        self.remove_partial_files()
 
     def lock(self) -> None:
-        """Keep others out, whatever is in the folder; UsageError as for `hold`."""
+        """Take the exclusive lock without looking at the content. FolderInUse where another agent has it, UsageError
+        where the folder cannot be written."""
         try:
             make_folders(self.path)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -124,86 +130,93 @@ class DataFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
-            raise FolderHeld(f"another edgesplit-agent runs on {self.path}") from error
-        self._lock_file = descriptor
+            raise FolderInUse(f"another edgesplit-agent runs on {self.path}") from error
+        self._lock_descriptor = descriptor
 
     @property
     def format(self) -> int:
-        """Of what lies here; a folder that does not say it is of the first."""
+        """Format number of the folder's content; 1 where `format.json` is missing."""
         return (self._read(self.path / "format.json", _Format) or _Format()).format
 
-    def settle_format(self) -> None:
-        """From now on this version's format may be written here, which older ones do not read. OSError: it may not."""
+    def write_format(self) -> None:
+        """Record this version's format, which permits writing it from now on and locks out versions that do not read
+        it. OSError where the disk refuses."""
         if self.format != FORMAT:
             write_durably(self.path / "format.json", msgspec.json.encode(_Format(FORMAT)))
 
-    def sweep(self) -> None:
-        """What a power cut left half written is nobody's, now that the folder is ours (`hold`, or whoever knows)."""
+    def remove_partial_files(self) -> None:
+        """Remove the partial files that a power cut left. Only for the holder of the lock: another process may be
+        writing them."""
         for folder in (self.path, self.identity, self.trust):
             try:
-                sweep_parts(folder)
+                remove_partial_files(folder)
             except OSError as error:
                 log.warning("cannot tidy up %s: %s", folder, error.strerror)
 
     def release(self) -> None:
-        """Give the folder back and forget the address."""
+        """Remove `agent.json` and give the lock back."""
         (self.path / "agent.json").unlink(missing_ok=True)
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
-    def enrolled(self) -> Identity | None:
-        """Who we are, or None before enrolment."""
-        whole = self.certificate_file.exists() and self.ca_file.exists() and self.key_file.exists()
-        if not whole:
+    def read_identity(self) -> Identity | None:
+        """The device's identity, or None before enrolment is complete. Falls back to the copy where `enrolled.json` is
+        damaged."""
+        complete = self.certificate_file.exists() and self.ca_file.exists() and self.key_file.exists()
+        if not complete:
             return None
         return self._read(self.identity / "enrolled.json", Identity) or self._read(self._enrolled_copy, Identity)
 
-    def write_enrolled(self, identity: Identity) -> None:
-        """The last step of enrolment: from now on we are that device."""
+    def write_identity(self, identity: Identity) -> None:
+        """Record the identity: the last step of enrolment, which makes it take effect."""
         content = msgspec.json.format(msgspec.json.encode(identity))
         write_durably(self.identity / "enrolled.json", content)
-        try:  # nobody else could tell it again, and the claim is used up
+        try:  # the identity cannot be fetched again: the claim is valid for one enrolment
             write_durably(self._enrolled_copy, content)
         except OSError as error:
             log.warning("no copy of enrolled.json: %s", error.strerror)
 
-    def current(self) -> Current | None:
-        """What ran last; None where nothing ever did, or the file is lost or spoilt."""
-        found = self._read(self.path / "current.json", Current)
-        return None if found == Current() else found
+    def read_current(self) -> Current | None:
+        """The activation state of the last run; None where nothing ever ran, or the file is missing or damaged."""
+        current = self._read(self.path / "current.json", Current)
+        return None if current == Current() else current
 
     def write_current(self, current: Current) -> None:
-        """Make `current` what runs: old or new after a power cut, never anything between."""
+        """Make `current` the activation state, atomically: after a power cut the file holds the old state or the new
+        one."""
         write_durably(self.path / "current.json", msgspec.json.format(msgspec.json.encode(current)))
 
     def next_session(self, now: float) -> int:
-        """A number higher than every one before, on disk before it is used. At least the Unix time `now`: a file that
-        was lost, or a card that was copied back, does not make the controller take us for an older session. A full
-        disk keeps nobody from connecting: the time still makes the number grow."""
+        """A session number greater than every earlier one, written to disk before it is used. It is at least the Unix
+        time `now`: where the file was lost, or an old image of the card was restored, the controller still does not
+        mistake the connection for an older session. On a full disk the number is not persisted, and the clock alone
+        makes it grow."""
         with self._session_lock:
             old = self._read(self.path / "session.json", _Session) or _Session()
-            number = max(old.number, self._session) + 1
-            self._session = max(number, int(now))
-            self._note("session.json", _Session(self._session))
-            return self._session
+            number = max(old.number, self._last_session) + 1
+            self._last_session = max(number, int(now))
+            self._write_best_effort("session.json", _Session(self._last_session))
+            return self._last_session
 
-    def write_here(self, here: Here) -> None:
-        """Tell people and tools on this machine where the agent is."""
-        self._note("agent.json", here)
+    def write_address(self, address: AgentAddress) -> None:
+        """Publish the running agent's address for people and tools on this machine."""
+        self._write_best_effort("agent.json", address)
 
-    def _note(self, name: str, content: msgspec.Struct) -> None:
-        """Keep something that can be done without: a disk that is full does not stop a device that can answer."""
+    def _write_best_effort(self, name: str, content: msgspec.Struct) -> None:
+        """Write a file whose loss is tolerable: a disk error is logged, not raised, because a full disk must not stop a
+        device that can answer."""
         try:
             write_durably(self.path / name, msgspec.json.encode(content))
         except OSError as error:
             log.warning("cannot write %s: %s", self.path / name, error.strerror)
 
-    def here(self) -> Here | None:
-        """Where the running agent is, as far as it said."""
-        return self._read(self.path / "agent.json", Here)
+    def read_address(self) -> AgentAddress | None:
+        """Address of the running agent, or None where none has published one."""
+        return self._read(self.path / "agent.json", AgentAddress)
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
+        """The parsed file; None where it is missing, unreadable or damaged. A damaged file is renamed to `*.spoilt`."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
@@ -220,4 +233,4 @@ class DataFolder:
             return None
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,8 +1,10 @@
-"""What runs, what is on trial, what must not be loaded again: how `current.json` changes, as pure functions.
+"""Activation state of the models' releases (`current.json`) and its transitions, as pure functions.
 
-A release that has answered its golden inputs runs on trial. Beside it lies, whole, the one that was committed before,
-until the one on trial was found healthy and is committed itself. Each start is counted before anything is loaded and
-is uncounted once it was found healthy, so what takes the whole process down is known too.
+Each model has two slots, like an A/B update: the committed release, and the release on trial that runs in its place. A
+release enters the trial slot after it has answered its golden inputs. The committed release stays complete on disk
+until the one on trial was found healthy and is committed itself. Each start of the agent is counted on disk before any
+model is loaded, and the count is cleared once the start was found healthy: this also detects a release that kills the
+whole process.
 """
 
 from __future__ import annotations
@@ -13,138 +15,149 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 UNHEALTHY_STARTS = 3
-"""So many starts that were not found healthy, and something else is loaded next time, or nothing."""
+"""After this many starts in a row that were not found healthy, the next start rolls back what is on trial, or enters
+safe mode."""
 HEALTH_S = 10.0
-"""A release on trial serves so long without a failure of its own before it is committed."""
+"""Seconds that a release on trial must serve without a failure of its own slices before it is committed."""
 ENOUGH_ANSWERS = 20
-"""Or answers so many requests in a row."""
+"""Requests answered in a row that commit a release on trial before `HEALTH_S` has passed."""
 FAILURES_IN_A_ROW = 5
-"""Of the device's own part, with no success between: then the release is at fault, though it passes golden inputs."""
+"""Consecutive failures of the device's own slices after which the release is rolled back, even if it passes its golden
+inputs."""
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """One model's releases on this device."""
+    """The two releases of one model on this device."""
 
     committed: str = ""
-    """Found healthy; empty before the first."""
+    """Release that was found healthy; empty before the first."""
     trial: str = ""
-    """Runs in its place until it is found healthy or not."""
+    """Release that runs in place of the committed one until its trial is decided; empty where none is on trial."""
 
     @property
     def running(self) -> str:
-        """What applications are answered by."""
+        """The release that answers requests."""
         return self.trial or self.committed
 
 
 class SafeMode(msgspec.Struct, frozen=True):
-    """No model is loaded; updates, telemetry and reports go on. A newer statement ends it."""
+    """No model is loaded; updates, telemetry and reports go on. A statement with a higher counter ends it."""
 
     reason: str
     held: tuple[str, ...]
-    """Releases that may not be loaded until then."""
+    """Releases that may not be loaded while safe mode lasts."""
 
 
 class Current(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs: `current.json`."""
+    """Content of `current.json`: what runs, what is on trial, and what must not be loaded again."""
 
     statement: bytes = b""
-    """The newest believed statement, as it was signed (base64 in the file)."""
+    """The newest accepted statement, in its signed form (base64 in the file)."""
     counter: int = 0
+    """Counter of that statement."""
     models: dict[str, Slots] = {}
+    """Slots by model."""
     bad: dict[str, str] = {}
-    """Why, by release: not loaded again under this statement."""
+    """Reason by release: rolled back or fatal, and not loaded again under this statement."""
     tried: dict[str, int] = {}
-    """Loads of a release, before it was ever activated, of which no end was seen."""
+    """Loads by release that were started before its first activation and whose end was not recorded."""
     starts: int = 0
-    """Since one was last found healthy, this one included."""
+    """Starts of the agent since one was last found healthy, this one included."""
     safe: SafeMode | None = None
 
 
-def begun(current: Current) -> Current:
-    """A start begins. To be on disk before anything of a release is loaded."""
-    deadly = {release: count for release, count in current.tried.items() if count >= UNHEALTHY_STARTS}
-    if deadly:
-        bad = {release: f"the agent ended {count} times while loading it" for release, count in deadly.items()}
-        current = _replace(current, bad={**current.bad, **bad}, tried=_without(current.tried, deadly), starts=0)
+def with_start_counted(current: Current) -> Current:
+    """Count this start. The result must be on disk before anything of a release is loaded."""
+    fatal = {release: count for release, count in current.tried.items() if count >= UNHEALTHY_STARTS}
+    if fatal:
+        bad = {release: f"the agent ended {count} times while loading it" for release, count in fatal.items()}
+        current = _replace(current, bad={**current.bad, **bad}, tried=_without(current.tried, fatal), starts=0)
+    # Checked before this start is counted: `starts` is the number of earlier ones that were not found healthy.
     if current.starts >= UNHEALTHY_STARTS and current.safe is None:
         current = _after_unhealthy_starts(current)
     return _replace(current, starts=current.starts + 1)
 
 
 def _after_unhealthy_starts(current: Current) -> Current:
+    """Roll back every release on trial; where none is on trial, enter safe mode."""
     reason = f"{current.starts} starts in a row were not found healthy"
     trials = [model for model, slots in current.models.items() if slots.trial]
     for model in trials:
-        current = rolled_back(current, model, reason)
+        current = with_rollback(current, model, reason)
     running = sorted(slots.running for slots in current.models.values())
+    # With a release on trial the rollback is the remedy; only if that was not enough, after three more starts, safe
+    # mode. It also holds back what was bad before: a new trial would meet the same fate.
     safe = None if trials or not running else SafeMode(reason, tuple({*running, *current.bad}))
     return _replace(current, starts=0, safe=safe)
 
 
-def obeying(current: Current, raw: bytes, counter: int) -> Current:
-    """A statement was believed. A newer one forgives what was bad under the last and ends safe mode: power that failed
-    three times in a row must not cost more than a new deployment of what ran."""
+def with_statement(current: Current, raw: bytes, counter: int) -> Current:
+    """Adopt an accepted statement. One with another counter clears `bad` and `tried` and ends safe mode: a device whose
+    power failed three times in a row recovers with a new deployment of what it ran."""
     if counter != current.counter:
         current = _replace(current, bad={}, tried={})
         current = _replace(current, safe=None, starts=0) if current.safe is not None else current
     return _replace(current, statement=raw, counter=counter)
 
 
-def trying(current: Current, release: str) -> Current:
-    """A release is about to be loaded for the first time."""
+def with_load_started(current: Current, release: str) -> Current:
+    """Count a first load of a release that is about to start."""
     return _replace(current, tried={**current.tried, release: current.tried.get(release, 0) + 1})
 
 
-def tried(current: Current, release: str) -> Current:
-    """It came to an end, good or bad."""
+def with_load_finished(current: Current, release: str) -> Current:
+    """Record that the load has ended, successfully or not."""
     return _replace(current, tried=_without(current.tried, [release]))
 
 
-def activated(current: Current, model: str, release: str) -> Current:
-    """A release runs: on trial, unless it is the one that was found healthy already."""
-    before = current.models.get(model, Slots()).committed
-    slots = Slots(before) if before == release else Slots(before, release)
-    # What ends between here and the commit is an unhealthy start, also of a process that had long been healthy.
+def with_activated(current: Current, model: str, release: str) -> Current:
+    """Make a release the running one: on trial, unless it is the committed one."""
+    previous = current.models.get(model, Slots()).committed
+    slots = Slots(previous) if previous == release else Slots(previous, release)
+    # A process that ends between here and the commit counts as an unhealthy start, even if it was healthy before.
     starts = max(1, current.starts) if slots.trial else current.starts
-    # Whatever safe mode is about, it was not this one.
-    return _replace(tried(current, release), models={**current.models, model: slots}, starts=starts, safe=None)
+    # This release loaded and answered its golden inputs, so safe mode ends.
+    return _replace(
+        with_load_finished(current, release), models={**current.models, model: slots}, starts=starts, safe=None
+    )
 
 
-def committed(current: Current, model: str) -> Current:
-    """The release on trial was found healthy; with the last of them, so is this start."""
+def with_trial_committed(current: Current, model: str) -> Current:
+    """Commit the model's release on trial. The start counts as healthy once no model has a release on trial."""
     models = {**current.models, model: Slots(current.models[model].running)}
-    others = any(slots.trial for slots in models.values())
-    return _replace(current, models=models, starts=current.starts if others else 0)
+    still_on_trial = any(slots.trial for slots in models.values())
+    return _replace(current, models=models, starts=current.starts if still_on_trial else 0)
 
 
-def rolled_back(current: Current, model: str, reason: str) -> Current:
-    """The release on trial is bad, and what was committed before it runs."""
+def with_rollback(current: Current, model: str, reason: str) -> Current:
+    """Mark the release on trial as bad for `reason`; the committed one runs again."""
     slots = current.models[model]
     bad = {**current.bad, slots.trial: reason}
-    return _replace(withdrawn(current, model), bad=bad) if slots.trial else current
+    return _replace(without_trial(current, model), bad=bad) if slots.trial else current
 
 
-def withdrawn(current: Current, model: str) -> Current:
-    """What was committed runs; the release on trial is only not here, as whole as it should be."""
+def without_trial(current: Current, model: str) -> Current:
+    """Remove the release on trial without marking it as bad, as where its files are damaged; the committed one runs
+    again. A model without a committed release is dropped."""
     models = {**current.models, model: Slots(current.models[model].committed)}
     return _replace(current, models={name: slots for name, slots in models.items() if slots.running})
 
 
-def retired(current: Current, model: str) -> Current:
-    """Nobody wants this model here."""
+def without_model(current: Current, model: str) -> Current:
+    """Drop a model that no statement wants here any more."""
     return _replace(current, models=_without(current.models, [model]))
 
 
-def found_healthy(current: Current) -> Current:
-    """This start is a good one."""
+def with_start_healthy(current: Current) -> Current:
+    """Clear the count of unhealthy starts."""
     return _replace(current, starts=0)
 
 
-def stopped(current: Current, starts_before: int) -> Current:
-    """We are asked to end, which says nothing about what runs."""
+def with_start_uncounted(current: Current, starts_before: int) -> Current:
+    """The agent was asked to end: this start counts neither as healthy nor as unhealthy."""
     return _replace(current, starts=min(current.starts, starts_before))
 
 
@@ -159,24 +172,25 @@ def _without(table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was seen of a release on trial, by this process. Times are of a monotonic clock."""
+    """What this process has observed of one release on trial. Times are of a monotonic clock, in seconds."""
 
     release: str
     since: float
-    """When it began to serve, or its own part last failed."""
+    """When it began to serve, or when its own slices last failed."""
     answered: int = 0
-    """Times its own part did its work since then."""
+    """Successful runs of its own slices since then."""
     failed: int = 0
-    """Times in a row that it did not."""
+    """Consecutive failures of its own slices."""
     unchecked: bool = False
-    """It has failed, and its golden inputs were not run since."""
+    """It has failed since its golden inputs were last run."""
     error: str = ""
-    """The last failure."""
+    """Text of the last failure."""
     condemned: str = ""
-    """Why it must go."""
+    """Reason to roll it back at once; empty where there is none."""
 
-    def after(self, error: Exception | None, now: float) -> Trial:
-        """Its own part has run (None), or has failed. What cloud, link or application did is not told here."""
+    def after_run(self, error: Exception | None, now: float) -> Trial:
+        """The trial after a run of the device's own slices, which succeeded (`error` is None) or failed. Failures of
+        the offload target, the link or the application are not counted."""
         if error is None:
             return Trial(self.release, self.since, self.answered + 1, 0, self.unchecked, self.error, self.condemned)
         text = str(error) or type(error).__name__
@@ -186,20 +200,21 @@ class Trial:
 Verdict = Literal["wait", "check again", "healthy", "unhealthy"]
 
 
-def judge(trial: Trial, now: float, health_s: float) -> Verdict:
-    """What is to be done with a release on trial now."""
+def trial_verdict(trial: Trial, now: float, health_s: float) -> Verdict:
+    """What is to be done with a release on trial at `now`, given that it must serve `health_s` seconds without a
+    failure."""
     if trial.condemned or trial.failed >= FAILURES_IN_A_ROW:
         return "unhealthy"
     if trial.unchecked:
         return "check again"
-    # A monotonic clock: one that was set makes nothing healthy, and nothing wait for ever. Who waits computes that
-    # moment by the same sum: a difference is rounded otherwise, and the moment would come and be none.
+    # A monotonic clock, so that setting the wall clock neither ends nor prolongs a trial. The sum must be the one in
+    # `reconciler.wake_at`: a difference rounds differently, and the loop could wake up without a verdict.
     return "healthy" if trial.answered >= ENOUGH_ANSWERS or now >= trial.since + health_s else "wait"
 
 
-def why(trial: Trial) -> str:
-    """Why it is unhealthy, for people."""
+def unhealthy_reason(trial: Trial) -> str:
+    """Reason of an "unhealthy" verdict, for people."""
     return trial.condemned or f"its own part failed {trial.failed} times in a row: {trial.error}"
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,9 +1,10 @@
-"""Telemetry on its way: sent live, held until the controller has it, kept on disk where it cannot be had, sent late.
+"""Telemetry outbox: sends telemetry live, keeps it until the controller acknowledges it, and re-sends it after an
+outage.
 
-Live telemetry waits in memory until a `Kept` names it, for the broker takes what nobody stores. When the link goes, or
-no `Kept` comes for `UNKEPT_S`, it goes into the ring; from there it is sent in batches, in order, at a bounded rate,
-one at a time, each until the controller says that it has it. Whatever is sent twice the controller stores once. Time,
-randomness and the wire are the caller's.
+Live messages stay in memory until an `Ack` names them, because the broker accepts messages that no subscriber stores.
+When the link is lost, or no acknowledgement comes for `ACK_TIMEOUT_S`, they go to the disk ring. From there they are
+sent in batches, in order, at a bounded rate, one at a time, each until it is acknowledged. The controller stores a
+message once however often it is sent. Time, randomness and the network connection belong to the caller.
 """
 
 from __future__ import annotations
@@ -15,40 +16,46 @@ from dataclasses import dataclass
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Kept, Late, Telemetry
-from edgesplit.mqtt.telemetry import Moment, StoreSeen
-from edgesplit_agent.host.clock import moment
-from edgesplit_agent.telemetry.disk_ring import Ring
+from edgesplit.mqtt.messages import Ack, Backlog, Telemetry
+from edgesplit.mqtt.telemetry import BacklogState, DeviceTime
+from edgesplit_agent.host.clock import current_moment
+from edgesplit_agent.telemetry.disk_ring import DiskRing
 
-UNKEPT_S = 300.0
-"""Controllers say about once a minute what they have."""
-UNKEPT = 512
-"""Live messages that may wait for that; older ones go to disk."""
+ACK_TIMEOUT_S = 300.0
+"""Seconds after which an unacknowledged live message goes to disk; controllers acknowledge about once a minute."""
+MAX_UNACKED = 512
+"""Maximum number of unacknowledged live messages in memory; older ones go to disk."""
 BATCH_BYTES = 32_768
-BATCH = 64
+"""Maximum payload of a batch in bytes."""
+BATCH_MESSAGES = 64
+"""Maximum number of messages in a batch."""
 BYTES_PER_S = 8_192.0
-"""Of late telemetry, on average: a slow uplink has better to do."""
-ANSWER_S = 20.0
-LONGEST_PAUSE_S = 600.0
+"""Average rate of re-sent telemetry: a slow uplink has more important traffic."""
+BATCH_TIMEOUT_S = 20.0
+"""Seconds to wait for the acknowledgement of a batch."""
+MAX_PAUSE_S = 600.0
+"""Maximum back-off in seconds."""
 SETTLE_S = 20.0
-"""After a connection nothing late is sent for up to so long: ten thousand devices come back at once."""
+"""Maximum random delay in seconds of the first batch after connecting: ten thousand devices may come back at once."""
 FLUSH_S = 60.0
-"""What is written to disk is written once in so long."""
+"""Minimum seconds between two writes to disk."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Live:
+class _LiveMessage:
+    """A message sent live and not acknowledged yet."""
+
     session: int
     sequence: int
     at: float
-    worth: str
+    priority: str
     payload: bytes
-    moment: Moment
+    moment: DeviceTime
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """A batch that waits for its answer."""
+class _BatchInFlight:
+    """A batch in flight, waiting for its acknowledgement."""
 
     number: int
     upto: int
@@ -57,127 +64,133 @@ class _Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """When the next batch may go. `tries`: since one was answered."""
+class Backoff:
+    """Back-off of batches: when the next may be sent, after `tries` batches in a row without an acknowledgement."""
 
     next_at: float = 0.0
     tries: int = 0
 
-    def connected(self, now: float, jitter: float) -> Pace:
-        """The link is there (again)."""
-        return Pace(now + SETTLE_S * jitter)
+    def connected(self, now: float, jitter: float) -> Backoff:
+        """After the link was established: a random delay."""
+        return Backoff(now + SETTLE_S * jitter)
 
-    def answered(self, now: float, size: int) -> Pace:
-        """A batch of that size is with the controller."""
-        return Pace(now + size / BYTES_PER_S)
+    def acknowledged(self, now: float, size: int) -> Backoff:
+        """After a batch of `size` bytes was acknowledged: the pause that keeps the average rate."""
+        return Backoff(now + size / BYTES_PER_S)
 
-    def unanswered(self, now: float, jitter: float) -> Pace:
-        """It is not: whoever should answer may be gone, or have too much to do."""
-        pause_s = min(LONGEST_PAUSE_S, ANSWER_S * 2.0 ** min(self.tries, 10))
-        return Pace(now + pause_s * (0.5 + 0.5 * jitter), self.tries + 1)
+    def unacknowledged(self, now: float, jitter: float) -> Backoff:
+        """After a batch was not acknowledged: exponential back-off with jitter, since the receiver may be gone or
+        overloaded."""
+        pause_s = min(MAX_PAUSE_S, BATCH_TIMEOUT_S * 2.0 ** min(self.tries, 10))
+        return Backoff(now + pause_s * (0.5 + 0.5 * jitter), self.tries + 1)
 
 
 class Outbox:
-    """One device's telemetry that the controller may not have yet. Thread-safe. Times are monotonic."""
+    """Telemetry of one device that the controller may not have yet. Thread-safe. Times are monotonic."""
 
-    def __init__(self, ring: Ring, moment: Callable[[], Moment] = moment) -> None:
+    def __init__(self, ring: DiskRing, moment: Callable[[], DeviceTime] = current_moment) -> None:
         self._ring = ring
         self._moment = moment
         self._lock = threading.Lock()
-        self._live: deque[_Live] = deque()
-        self._sent: _Sent | None = None
-        self._pace = Pace()
+        self._live: deque[_LiveMessage] = deque()
+        self._sent: _BatchInFlight | None = None
+        self._backoff = Backoff()
         self._number = 0
         self._flushed_at = float("-inf")
 
-    def sent(self, message: Telemetry, payload: bytes, now: float) -> None:
-        """That message was handed to the network."""
+    def on_sent(self, message: Telemetry, payload: bytes, now: float) -> None:
+        """Record a message that was handed to the network."""
         with self._lock:
-            one = _Live(message.session, message.sequence, now, worth_of(message), payload, self._when(message))
-            self._live.append(one)
-            while len(self._live) > UNKEPT or now - self._live[0].at > UNKEPT_S:
-                self._put_by(self._live.popleft())
+            live = _LiveMessage(
+                message.session, message.sequence, now, priority_of(message), payload, self._moment_of(message)
+            )
+            self._live.append(live)
+            while len(self._live) > MAX_UNACKED or now - self._live[0].at > ACK_TIMEOUT_S:
+                self._store(self._live.popleft())
 
-    def unsent(self, message: Telemetry, payload: bytes) -> None:
-        """There was no network to hand that message to."""
+    def on_unsent(self, message: Telemetry, payload: bytes) -> None:
+        """Queue a message for which there was no network."""
         with self._lock:
-            self._ring.add(worth_of(message), payload, self._when(message))
+            self._ring.add(priority_of(message), payload, self._moment_of(message))
 
-    def connected(self, now: float, jitter: float) -> None:
-        """The link is there (again)."""
+    def on_connected(self, now: float, jitter: float) -> None:
+        """The link was established."""
         with self._lock:
             self._sent = None
-            self._pace = self._pace.connected(now, jitter)
+            self._backoff = self._backoff.connected(now, jitter)
 
-    def lost(self) -> None:
-        """The link is gone, and with it whatever was on its way."""
+    def on_disconnected(self) -> None:
+        """The link was lost: everything unacknowledged goes to the disk ring."""
         with self._lock:
             self._sent = None
             while self._live:
-                self._put_by(self._live.popleft())
+                self._store(self._live.popleft())
 
-    def kept(self, said: Kept, now: float) -> None:
-        """The controller has stored something."""
+    def on_ack(self, ack: Ack, now: float) -> None:
+        """Process an acknowledgement from the controller."""
         with self._lock:
-            if said.sequence is not None:
+            if ack.sequence is not None:
                 self._live = deque(
-                    one for one in self._live if one.session != said.session or one.sequence > said.sequence
+                    live for live in self._live if live.session != ack.session or live.sequence > ack.sequence
                 )
             sent = self._sent
-            if sent is not None and said.late == sent.number:
-                self._ring.forget(sent.upto)
-                self._sent, self._pace = None, self._pace.answered(now, sent.size)
+            if sent is not None and ack.late == sent.number:
+                self._ring.acknowledge(sent.upto)
+                self._sent, self._backoff = None, self._backoff.acknowledged(now, sent.size)
 
-    def due(self, now: float, jitter: float) -> Late | None:
-        """The next batch, if it is time to send one."""
+    def next_batch(self, now: float, jitter: float) -> Backlog | None:
+        """The next batch, if one is due; None otherwise, or while one is in flight."""
         with self._lock:
-            if self._sent is not None and now - self._sent.at >= ANSWER_S:
-                self._sent, self._pace = None, self._pace.unanswered(now, jitter)
-            if self._sent is not None or now < self._pace.next_at:
+            if self._sent is not None and now - self._sent.at >= BATCH_TIMEOUT_S:
+                self._sent, self._backoff = None, self._backoff.unacknowledged(now, jitter)
+            if self._sent is not None or now < self._backoff.next_at:
                 return None
-            return self._next_batch(now)
+            return self._take_batch(now)
 
-    def tend(self, now: float, *, at_once: bool = False) -> None:
-        """Write to disk what is due to be written."""
+    def flush(self, now: float, *, at_once: bool = False) -> None:
+        """Write the buffered entries to disk if that is due, or now with `at_once`."""
         with self._lock:
             if at_once or now - self._flushed_at >= FLUSH_S:
                 self._flushed_at = now
                 self._ring.flush(self._moment())
 
-    def seen(self) -> StoreSeen:
-        """For telemetry."""
+    def to_telemetry(self) -> BacklogState:
+        """Fill level and losses, for telemetry."""
         with self._lock:
-            return self._ring.seen()
+            return self._ring.to_telemetry()
 
-    def _put_by(self, one: _Live) -> None:
-        self._ring.add(one.worth, one.payload, one.moment)
+    def _store(self, live: _LiveMessage) -> None:
+        self._ring.add(live.priority, live.payload, live.moment)
 
-    def _when(self, message: Telemetry) -> Moment:
+    def _moment_of(self, message: Telemetry) -> DeviceTime:
         return message.moment or self._moment()
 
-    def _next_batch(self, now: float) -> Late | None:
-        found = self._ring.batch(BATCH_BYTES, BATCH)
+    def _take_batch(self, now: float) -> Backlog | None:
+        """Take the oldest messages into a batch; None if nothing is queued. Messages of another agent version are
+        skipped."""
+        queued = self._ring.batch(BATCH_BYTES, BATCH_MESSAGES)
         measured = []
-        for entry in found:
+        for entry in queued:
             try:
                 measured.append(messages.decode(entry.payload, Telemetry))
-            except MalformedMessage:  # of an agent that was another version
+            except MalformedMessage:  # written by another version of the agent
                 continue
-        if found and not measured:
-            self._ring.forget(found[-1].number)
+        if queued and not measured:  # nothing in it can be read: drop it, or it would block the queue
+            self._ring.acknowledge(queued[-1].number)
         if not measured:
             return None
         self._number += 1
-        size = sum(len(entry.payload) for entry in found)
-        self._sent = _Sent(self._number, found[-1].number, size, now)
-        return Late(number=self._number, sent=self._moment(), measured=tuple(measured))
+        size = sum(len(entry.payload) for entry in queued)
+        self._sent = _BatchInFlight(self._number, queued[-1].number, size, now)
+        return Backlog(number=self._number, sent=self._moment(), measured=tuple(measured))
 
 
-def worth_of(message: Telemetry) -> str:
-    """What a message is worth when there is no room for all: trouble before work before idling."""
+def priority_of(message: Telemetry) -> str:
+    """Priority of a message for eviction: `trouble` for failures, fallbacks or weak power, `busy` for requests, else
+    `idle`."""
     power = message.power
-    troubled = any(one.failed or one.fallbacks or one.trouble for one in message.models)
+    troubled = any(model.failed or model.fallbacks or model.trouble for model in message.models)
     weak = power is not None and (power.under_voltage or (power.speed is not None and power.speed < 1.0))
     if troubled or weak:
         return "trouble"
-    return "busy" if any(one.requests for one in message.models) else "idle"
+    return "busy" if any(model.requests for model in message.models) else "idle"

@@ -1,6 +1,7 @@
-"""How each release has done here since it was activated: what the gates of a rollout judge. No network, no clock.
+"""Health of each release on this device since its activation: the figures on which a rollout's gates decide.
 
-What an application did wrong is no fault of a release's and is not counted; all else that was not an answer is.
+No network, no clock. A request that failed by the application's fault is not counted; every other request without an
+answer counts as failed.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from edgesplit.oip.report import Report
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.telemetry.windows import quantile
 
-RANKED = 2_048
-"""The newest latencies of a release that are ranked."""
-NOT_ITS_FAULT = (UsageError, Dropped)
+MAX_LATENCIES = 2_048
+"""Number of newest latencies of a release that enter its percentile."""
+APPLICATION_ERRORS = (UsageError, Dropped)
+"""Errors that are the application's fault."""
 Number = TypeVar("Number", int, float)
 
 
 @dataclass
 class _Record:
-    """One release since it was activated."""
+    """Figures of one release since it was activated."""
 
     release: str
     since: float
@@ -35,38 +37,39 @@ class _Record:
     failed: int = 0
     fallbacks: int = 0
     joules: float = 0.0
-    weighed: int = 0
+    measured_requests: int = 0
     basis: str = ""
     memory_bytes: int | None = None
     celsius: float | None = None
-    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=RANKED))
+    latencies_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LATENCIES))
 
 
-class HealthLedger:
-    """Records by model, one release each: the one that was activated last. Thread-safe."""
+class ReleaseHealthTracker:
+    """Health records, by model: the release that was activated last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: dict[str, _Record] = {}
 
-    def activated(
+    def on_activated(
         self, model: str, release: str, now: float, drift: Drift | None = None, golden_ok: bool | None = None
     ) -> None:
-        """A release answers from `now` (monotonic) on; the count begins anew."""
+        """Start a new record for the release that answers from `now` (monotonic) on."""
         with self._lock:
             self._records[model] = _Record(release, now, drift, golden_ok)
 
-    def serving(self, releases: Mapping[str, str], now: float) -> None:
-        """What is served (release by model), however it came to be: the rest is forgotten."""
+    def reconcile(self, releases: Mapping[str, str], now: float) -> None:
+        """Reconcile the records with the served releases (digest by model): add missing, drop others."""
         with self._lock:
-            kept = {model: one for model, one in self._records.items() if releases.get(model) == one.release}
-            new = {model: _Record(release, now) for model, release in releases.items() if model not in kept}
-            self._records = {**kept, **new}
+            records = self._records.items()
+            current = {model: record for model, record in records if releases.get(model) == record.release}
+            new = {model: _Record(release, now) for model, release in releases.items() if model not in current}
+            self._records = {**current, **new}
 
-    def answered(self, model: str, report: Report) -> None:
-        """A request was answered, by the release that the report names."""
+    def on_answer(self, model: str, report: Report) -> None:
+        """Count an answer for the release that the report names."""
         with self._lock:
-            record = self._of(model, report.release)
+            record = self._record_of(model, report.release)
             if record is None:
                 return
             record.requests += 1
@@ -74,43 +77,44 @@ class HealthLedger:
             record.latencies_s.append(report.latency_s)
             if report.joules_basis:
                 record.joules += report.joules
-                record.weighed += 1
+                record.measured_requests += 1
                 record.basis = report.joules_basis
 
-    def failed(self, model: str, release: str, error: Exception) -> None:
-        """A request that this release should have answered was not."""
-        if isinstance(error, NOT_ITS_FAULT):
+    def on_failure(self, model: str, release: str, error: Exception) -> None:
+        """Count a failed request of this release, unless the application was at fault."""
+        if isinstance(error, APPLICATION_ERRORS):
             return
         with self._lock:
-            record = self._of(model, release)
+            record = self._record_of(model, release)
             if record is not None:
                 record.failed += 1
 
-    def saw(self, model: str, memory_bytes: int | None, celsius: float | None) -> None:
-        """What the release's process takes, and how hot the device is."""
+    def on_readings(self, model: str, memory_bytes: int | None, celsius: float | None) -> None:
+        """Record the memory of the release's process and the device's temperature; the maximum of each is kept."""
         with self._lock:
             record = self._records.get(model)
             if record is not None:
-                record.memory_bytes = _most(record.memory_bytes, memory_bytes)
-                record.celsius = _most(record.celsius, celsius)
+                record.memory_bytes = _max_known(record.memory_bytes, memory_bytes)
+                record.celsius = _max_known(record.celsius, celsius)
 
-    def told(self, now: float) -> tuple[ReleaseHealth, ...]:
-        """All of them, as telemetry tells it."""
+    def to_telemetry(self, now: float) -> tuple[ReleaseHealth, ...]:
+        """All records as telemetry messages, sorted by model."""
         with self._lock:
-            return tuple(_told(model, record, now) for model, record in sorted(self._records.items()))
+            return tuple(_to_message(model, record, now) for model, record in sorted(self._records.items()))
 
-    def _of(self, model: str, release: str) -> _Record | None:
+    def _record_of(self, model: str, release: str) -> _Record | None:
         record = self._records.get(model)
         return record if record is not None and record.release == release else None
 
 
-def _most(known: Number | None, seen: Number | None) -> Number | None:
+def _max_known(known: Number | None, seen: Number | None) -> Number | None:
+    """The larger of two values, ignoring None."""
     if known is None or seen is None:
         return seen if known is None else known
     return max(known, seen)
 
 
-def _told(model: str, record: _Record, now: float) -> ReleaseHealth:
+def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
     drift = record.drift
     return ReleaseHealth(
         model=model,
@@ -122,7 +126,7 @@ def _told(model: str, record: _Record, now: float) -> ReleaseHealth:
         latency_p95_s=quantile(list(record.latencies_s), 0.95) if record.latencies_s else None,
         memory_bytes=record.memory_bytes,
         celsius=record.celsius,
-        joules=record.joules / record.weighed if record.weighed else None,
+        joules=record.joules / record.measured_requests if record.measured_requests else None,
         joules_basis=record.basis,
         drift=drift.largest if drift is not None else None,
         top_agrees=drift.top_agrees if drift is not None else None,

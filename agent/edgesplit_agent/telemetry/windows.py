@@ -1,4 +1,4 @@
-"""What happened to requests, gathered in windows, as the controller reads them. No network here."""
+"""Telemetry windows: statistics of requests per model between two telemetry messages. No network."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import msgspec
 from edgesplit import plan
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import PhaseSeconds, PowerSeen, SliceSeconds, Telemetry, Window
+from edgesplit.mqtt.messages import PhaseSeconds, PowerState, SliceSeconds, Telemetry, TelemetryWindow
 from edgesplit.observability.histogram import Histogram
 from edgesplit.oip.report import PHASES, Report, phases
 from edgesplit.plan import Conditions
-from edgesplit_agent.releases.loaded_release import ActiveRelease
+from edgesplit_agent.releases.loaded_release import LoadedRelease
 
-KEPT = 4096
-"""Latencies of one window and model; beyond, the window's later ones are counted but not ranked."""
-LEARNT_RUNS = 5
-"""A slice that ran less often is not told of: its first runs load caches and fill arenas."""
-MOST_SLICES = 64
+MAX_LATENCIES = 4096
+"""Maximum number of latencies of one window and model; later requests are counted but not ranked."""
+MIN_SLICE_RUNS = 5
+"""A slice that ran less often is not reported: its first runs load caches and fill arenas."""
+MAX_SLICES = 64
+"""Maximum number of slices reported per model."""
 
 
 @dataclass
 class Tally:
-    """One model's requests since the last window."""
+    """Statistics of one model in the current telemetry window."""
 
     row: str = ""
     requests: int = 0
@@ -40,14 +41,14 @@ class Tally:
     link_s: float = 0.0
     remote_s: float = 0.0
     joules: float = 0.0
-    weighed: int = 0
+    measured_requests: int = 0
     joules_basis: str = ""
     latencies_s: list[float] = field(default_factory=list)
     phases: dict[str, Histogram] = field(default_factory=dict)
 
-    def answered(self, report: Report, split: Mapping[str, float]) -> None:
-        """Count one answer, whose time went as `split` says."""
-        if not (report.raced and self.row):  # whoever wins a race, the way was not changed
+    def add_answer(self, report: Report, split: Mapping[str, float]) -> None:
+        """Count one answer, whose phases took the seconds in `split`."""
+        if not (report.raced and self.row):  # a race counts as no switch, whichever side won
             self.switches += bool(self.row) and self.row != report.row
             self.row = report.row
         self.requests += 1
@@ -59,16 +60,16 @@ class Tally:
         self.remote_s += report.remote_s
         if report.joules_basis:
             self.joules += report.joules
-            self.weighed += 1
+            self.measured_requests += 1
             self.joules_basis = report.joules_basis
-        if len(self.latencies_s) < KEPT:
+        if len(self.latencies_s) < MAX_LATENCIES:
             self.latencies_s.append(report.latency_s)
         for name, seconds in split.items():
             self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
-class Windows:
-    """Tallies by model. Thread-safe; `total` runs since the start, for people."""
+class TelemetryWindows:
+    """Tallies by model. `total` counts since the start, for the status page. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +77,8 @@ class Windows:
         self.total: dict[str, dict[str, int]] = {}
 
     def observe(self, model: str, report: Report | None, split: Mapping[str, float] | None = None) -> None:
-        """A request was answered, or failed (None). `split`: its `phases`, where they are at hand."""
+        """Count an answered request, or a failed one (None). `split`: its `phases`, if the caller computed them
+        already."""
         if report is not None and split is None:
             split = phases(report)
         with self._lock:
@@ -87,25 +89,27 @@ class Windows:
                 tally.failed += 1
                 total["failed"] += 1
                 return
-            tally.answered(report, split or {})
-            for name, gained in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
-                total[name] += int(gained)
+            tally.add_answer(report, split or {})
+            for name, increment in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
+                total[name] += int(increment)
             total["switches"] += tally.switches - before
 
-    def take(self, serving: Mapping[str, ActiveRelease], now: Conditions) -> tuple[Window, ...]:
-        """The windows of all models served, and begin new ones."""
+    def close_windows(self, serving: Mapping[str, LoadedRelease], now: Conditions) -> tuple[TelemetryWindow, ...]:
+        """The telemetry windows of all served models; new ones begin."""
         with self._lock:
             tallies = {model: self._tallies.get(model, Tally()) for model in serving}
             self._tallies = {model: Tally(row=tally.row) for model, tally in tallies.items()}
-        return tuple(window(model, release, tallies[model], now) for model, release in sorted(serving.items()))
+        return tuple(
+            to_telemetry_window(model, release, tallies[model], now) for model, release in sorted(serving.items())
+        )
 
 
-def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) -> Window:
-    """One model's tally as a message."""
-    used = next((row for row in release.plan.rows if row.name == tally.row), None)
-    row = used or plan.best(release.plan.rows, now)
+def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: Conditions) -> TelemetryWindow:
+    """One model's tally as a telemetry message."""
+    row_in_use = next((row for row in release.plan.rows if row.name == tally.row), None)
+    row = row_in_use or plan.best_row(release.plan.rows, now)
     answered = max(1, tally.requests)
-    return Window(
+    return TelemetryWindow(
         model=model,
         release=release.digest,
         row=row.name if row is not None else "",
@@ -127,34 +131,34 @@ def window(model: str, release: ActiveRelease, tally: Tally, now: Conditions) ->
             for name in PHASES
             if name in tally.phases
         ),
-        slices=learnt(release) if tally.requests else (),
-        joules=tally.joules / max(1, tally.weighed),
+        slices=measured_slices(release) if tally.requests else (),
+        joules=tally.joules / max(1, tally.measured_requests),
         joules_basis=tally.joules_basis,
     )
 
 
-def learnt(release: ActiveRelease) -> tuple[SliceSeconds, ...]:
-    """What the release's slices take here, of those that ran often enough; the longest where they are too many."""
-    known = [SliceSeconds(*one) for one in release.learnt() if one[2] >= LEARNT_RUNS]
-    return tuple(sorted(known, key=lambda one: one.seconds, reverse=True)[:MOST_SLICES])
+def measured_slices(release: LoadedRelease) -> tuple[SliceSeconds, ...]:
+    """Measured seconds of the release's slices that ran often enough; the longest if there are too many."""
+    known = [SliceSeconds(*entry) for entry in release.learned() if entry[2] >= MIN_SLICE_RUNS]
+    return tuple(sorted(known, key=lambda entry: entry.seconds, reverse=True)[:MAX_SLICES])
 
 
-def quantile(values: list[float], part: float) -> float:
-    """The smallest value that at least `part` of all values do not exceed; 0 of none."""
+def quantile(values: list[float], ratio: float) -> float:
+    """The smallest value that at least a ratio `part` of all values does not exceed; 0 without values."""
     ranked = sorted(values)
-    return ranked[min(len(ranked) - 1, int(part * len(ranked)))] if ranked else 0.0
+    return ranked[min(len(ranked) - 1, int(ratio * len(ranked)))] if ranked else 0.0
 
 
-def telemetry(
+def build_telemetry(
     session: int,
     sequence: int,
     emulated: bool,
     now: Conditions,
-    windows: tuple[Window, ...],
-    power: PowerSeen | None = None,
+    windows: tuple[TelemetryWindow, ...],
+    power: PowerState | None = None,
     **more: Any,
 ) -> Telemetry:
-    """The whole message, no longer than a controller reads; `more` are further fields of it."""
+    """The telemetry message, shortened to the size that a controller accepts; `more` are further fields of it."""
     whole = Telemetry(
         session=session,
         sequence=sequence,
@@ -167,24 +171,25 @@ def telemetry(
         power=power,
         **more,
     )
-    return fitting(whole)
+    return shorten_to_fit(whole)
 
 
-def fitting(whole: Telemetry, most_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
-    """The same, without the phases of as many models as must be, the least asked first, to fit into one message; then
-    without the health of some."""
-    excess = len(messages.encode(whole)) - most_bytes
+def shorten_to_fit(whole: Telemetry, max_bytes: int = LIMITS.telemetry_bytes) -> Telemetry:
+    """The message within `most_bytes`: without the phases of as many models as necessary, those with the fewest
+    requests first, then without part of the health records."""
+    excess = len(messages.encode(whole)) - max_bytes
     windows = list(whole.models)
-    for place in sorted(range(len(windows)), key=lambda one: windows[one].requests):
+    for index in sorted(range(len(windows)), key=lambda position: windows[position].requests):
         if excess <= 0:
             break
-        excess -= len(messages.encode(windows[place])) - len(messages.encode(_bare(windows[place])))
-        windows[place] = _bare(windows[place])
+        excess -= len(messages.encode(windows[index])) - len(messages.encode(_without_details(windows[index])))
+        windows[index] = _without_details(windows[index])
     fits = msgspec.structs.replace(whole, models=tuple(windows))
-    while fits.health and len(messages.encode(fits)) > most_bytes:
+    while fits.health and len(messages.encode(fits)) > max_bytes:
         fits = msgspec.structs.replace(fits, health=fits.health[: len(fits.health) // 2])
     return fits
 
 
-def _bare(one: Window) -> Window:
-    return msgspec.structs.replace(one, phases=(), slices=())
+def _without_details(telemetry_window: TelemetryWindow) -> TelemetryWindow:
+    """The window without phases and slices."""
+    return msgspec.structs.replace(telemetry_window, phases=(), slices=())

@@ -1,8 +1,9 @@
-"""The hours at which this device fetches releases: `01:00-05:00`, local time, several of them, also across midnight.
+"""Hours of the day at which this device downloads releases: `01:00-05:00`, local time; several spans, also across
+midnight.
 
-`next_opening` is the whole decision. It goes by the wall clock of the day in question: on the night that has an hour
-twice such a span is an hour longer, on the one that lacks an hour it is shorter, or opens when the clock has leapt past
-its beginning. Metadata and statements are fetched at any hour.
+`next_opening` is the whole decision. It uses the wall clock of the day in question: in the night when clocks are set
+back such a span is an hour longer, in the night when they are set forward it is shorter, or opens at the moment when
+the clock has passed its beginning. Metadata and statements are fetched at any hour.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from datetime import time as WallTime
 
 from edgesplit.errors import EdgeError, UsageError
 
-LOOK_AGAIN_S = 60.0
-"""A clock may be set meanwhile, so nobody sleeps until an opening that is far."""
-LOOK_AT_POWER_S = 5.0
+RECHECK_S = 60.0
+"""Longest time until the clock is read again, because it may have been set meanwhile."""
+POWER_RECHECK_S = 5.0
+"""Time until the power supply is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,18 @@ class Span:
 
 
 class NotNow(EdgeError):
-    """Nothing failed: it goes on by itself later."""
+    """The device must not download now. Nothing failed: the step is retried after `retry_after_s`."""
 
-    look_again_s: float = LOOK_AGAIN_S
+    retry_after_s: float = RECHECK_S
+    """Seconds until the step is retried."""
 
 
 def parse_span(text: str) -> Span:
-    """The span that `text` spells, as in 01:00-05:00; else UsageError."""
-    found = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)-(?:([01]?\d|2[0-3]):([0-5]\d)|24:00)", text.strip())
-    if not found:
+    """The span that `text` spells, as in 01:00-05:00; otherwise UsageError."""
+    match = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)-(?:([01]?\d|2[0-3]):([0-5]\d)|24:00)", text.strip())
+    if not match:
         raise UsageError(f"not a span of the day: {text[:80]!r} (as in 01:00-05:00 or 22:30-6:00)")
-    hours = [int(part or 0) for part in found.groups()]
+    hours = [int(part or 0) for part in match.groups()]
     span = Span(WallTime(hours[0], hours[1]), WallTime(hours[2], hours[3]))
     if span.begins == span.ends:
         raise UsageError(f"{text[:80]!r} begins when it ends; leave --fetch-window out to fetch at any time")
@@ -56,7 +59,8 @@ def parse_span(text: str) -> Span:
 
 
 def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) -> float:
-    """Unix seconds at which one of the spans is open next: `now` where one is. `zone` None: this machine's."""
+    """Unix seconds at which one of the spans is open next; `now` where one is open or there are none. `zone` None: the
+    time zone of this machine."""
     if not spans:
         return now
     local = datetime.fromtimestamp(now, zone) if zone else datetime.fromtimestamp(now).astimezone()
@@ -72,8 +76,8 @@ def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) 
     return min(opening for opening in openings if opening > now)
 
 
-class FetchHours:
-    """The spans of one device and its clock."""
+class DownloadWindow:
+    """The download spans of one device, its clock and its power supply."""
 
     def __init__(
         self,
@@ -81,36 +85,37 @@ class FetchHours:
         now: Callable[[], float] = time.time,
         hold: Callable[[bool], str] = lambda urgent: "",
     ) -> None:
-        """`hold` says why the device cannot afford an update just now, given whether an operator wants it at once."""
+        """`hold` returns why the power supply does not permit an update now, empty where it does; its argument is
+        whether the operator marked the release as urgent."""
         self._spans = tuple(spans)
         self._now = now
         self._hold = hold
 
     @property
-    def open(self) -> bool:
-        """It may fetch now, as far as the clock goes."""
+    def is_open(self) -> bool:
+        """Whether the clock permits downloads now."""
         now = self._now()
         return next_opening(self._spans, now) <= now
 
-    def held(self, urgent: bool = False) -> bool:
-        """`check` would refuse."""
-        return bool(self._hold(urgent)) or not (urgent or self.open)
+    def is_held(self, urgent: bool = False) -> bool:
+        """Whether `check` would raise."""
+        return bool(self._hold(urgent)) or not (urgent or self.is_open)
 
     def check_power(self, urgent: bool = False) -> None:
-        """NotNow where the device cannot afford an update (a failing supply, an empty battery)."""
+        """NotNow where the power supply does not permit an update (low voltage, empty battery)."""
         why = self._hold(urgent)
         if why:
             error = NotNow(f"waiting for power: {why}")
-            error.look_again_s = LOOK_AT_POWER_S
+            error.retry_after_s = POWER_RECHECK_S
             raise error
 
     def check(self, urgent: bool = False) -> None:
-        """NotNow where it may not fetch now and the operator does not say that it is `urgent`."""
+        """NotNow where power or clock do not permit a download; an `urgent` one ignores the clock."""
         self.check_power(urgent)
         now = self._now()
         opening = next_opening(self._spans, now)
         if urgent or opening <= now:
             return
         error = NotNow(f"waiting for the fetch window ({', '.join(map(str, self._spans))})")
-        error.look_again_s = min(LOOK_AGAIN_S, opening - now)
+        error.retry_after_s = min(RECHECK_S, opening - now)
         raise error

@@ -1,11 +1,14 @@
-"""From what the director wants to what runs here: one pure decision, and a loop that carries it out.
+"""Reconciles what the director wants (desired state) with what runs here: one pure decision, and a loop that carries it
+out.
 
-`next_step(want, have, now)` is the whole policy. The loop's failures become facts in the next `have`: a lost link is
-tried again after a jittered pause, a thing that must not be believed never for that statement, and every other model
-goes on meanwhile. A newer statement supersedes an older one in any state. What runs keeps running until its successor
-is staged, verified and has answered its golden inputs; the successor runs on trial, and what ran before it stays whole,
-until it was found healthy (`activation`). The agent's own version is one more thing that is wanted: activating it ends
-this process, and its trial is judged otherwise (`versions.trial`); while it lasts nothing else is changed.
+`next_step(want, have, now)` is the whole policy. A failed step becomes a fact in the next `have`: after a lost link the
+step is retried with a jittered back-off, a release that must not be believed is never retried under the same statement,
+and every other model goes on meanwhile. A newer statement supersedes an older one in any state.
+
+A release runs until its successor is staged, verified and has answered its golden inputs. The successor runs on trial,
+and its predecessor stays complete on disk until the trial has succeeded (`state.slots`). The agent's own version is
+updated by the same steps: activating it ends this process, and its trial has its own verdict (`self_update.trial`).
+While that trial lasts nothing else is changed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
 
-from edgesplit.concurrency import THREADS
+from edgesplit.concurrency import THREAD_CONCURRENCY
 from edgesplit.errors import (
     EdgeError,
     Expired,
@@ -30,77 +33,88 @@ from edgesplit.errors import (
     UsageError,
 )
 from edgesplit.mqtt.messages import ModelState
-from edgesplit.release.agent_release import AGENT
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.release.manifest import Statement
-from edgesplit_agent.self_update.trial import TRIAL_S, OwnTrial, judge_own, looks_at, why_own
-from edgesplit_agent.state.slots import HEALTH_S, Trial, judge, why
+from edgesplit_agent.self_update.trial import (
+    TRIAL_S,
+    VersionTrial,
+    verdict_times,
+    version_unhealthy_reason,
+    version_verdict,
+)
+from edgesplit_agent.state.slots import HEALTH_S, Trial, trial_verdict, unhealthy_reason
 from edgesplit_agent.updates.download_window import NotNow
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
+"""Back-off before the first retry, before jitter, which at most halves it."""
 LONGEST_PAUSE_S = 30.0
-BUNDLE_TRIES, BUNDLE_PATIENCE = 1_800, 2
-"""A bundle whose stick was pulled is looked for every second or two, for about an hour."""
-LOCAL_TRIES = 5
-"""What needs only this device's disk is tried again after as long a pause as what has failed so often."""
-FINAL = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
-"""Failures that the same bytes would bring again (but what has expired, by this clock, may be good tomorrow)."""
+"""Longest back-off before a retry, before jitter."""
+BUNDLE_TRIES, BUNDLE_BACKOFF_TRIES = 1_800, 2
+"""Number of attempts to read a release bundle, and the largest exponent of the back-off between them: a bundle whose
+USB stick was pulled is retried every second or two, for about an hour."""
+LOCAL_BACKOFF_TRIES = 5
+"""Exponent of the back-off for steps that need only this device's disk."""
+FINAL_ERRORS = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
+"""Errors that the same bytes would cause again; `Expired` is excepted, because this device's clock may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Consider:
-    """Refresh the metadata and decide whether the statement that came is believed."""
+class AcceptStatement:
+    """Refresh the metadata and decide whether the received statement is accepted."""
 
     raw: bytes
+    """The signed statement."""
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBundle:
-    """Have what is wanted from a bundle that was brought here."""
+class ApplyBundle:
+    """Fetch and stage what is wanted from a release bundle on a local medium."""
 
     path: str
+    """Folder or tar file of the bundle."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchManifest:
-    """Get the release's manifest, by the trusted metadata."""
+    """Fetch the release's manifest and verify it by the trusted metadata."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class FetchMissing:
-    """Get the chunks that are not here."""
+    """Fetch the release's chunks that are missing on disk."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Put the release together from its chunks, durably, under its digest."""
+    """Assemble the release from its chunks, durably, under its digest."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Load it and let it answer its golden inputs."""
+    """Load the release and run its golden inputs."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Make it what runs: one rename."""
+    """Make the release the running one, by one rename on disk."""
 
     model: str
     release: str
 
 
 @dataclass(frozen=True, slots=True)
-class CheckAgain:
-    """Let a release on trial, whose own part failed, answer its golden inputs again."""
+class Reverify:
+    """Run the golden inputs again on a release on trial whose own slices failed."""
 
     model: str
     release: str
@@ -108,14 +122,14 @@ class CheckAgain:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The release on trial is healthy: what ran before it is no longer needed."""
+    """The release on trial is healthy: its predecessor is no longer needed."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """The release on trial is unhealthy: what ran before it runs again."""
+    """The release on trial is unhealthy: its predecessor runs again."""
 
     model: str
     release: str
@@ -123,221 +137,249 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
-class FindHealthy:
-    """This start of the agent is a good one: count it no more."""
+class MarkStartHealthy:
+    """This start of the agent is healthy: clear the count of starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Stop serving a model that nobody wants here any more."""
+    """Stop serving a model that the desired state no longer contains."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
-    """Drop releases and chunks that nothing runs and nothing wants."""
+class CollectGarbage:
+    """Remove releases and chunks that neither run nor are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the controller what has become of its wishes."""
+    """Send the reported state to the controller."""
 
 
 Step = (
-    Consider
-    | TakeBundle
+    AcceptStatement
+    | ApplyBundle
     | FetchManifest
     | FetchMissing
     | Stage
     | Verify
     | Activate
-    | CheckAgain
+    | Reverify
     | Commit
     | RollBack
-    | FindHealthy
+    | MarkStartHealthy
     | Retire
-    | Clean
+    | CollectGarbage
     | Report
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseState:
-    """How far one wanted release has come on this device."""
+class ReleaseProgress:
+    """Progress of one wanted release on this device."""
 
     manifest: bool = False
+    """Its verified manifest is here."""
     whole: bool = False
-    """All its chunks are here (or it is staged)."""
+    """All its chunks are here, or it is staged."""
     staged: bool = False
+    """It is assembled on disk under its digest."""
     verified: bool = False
+    """It has answered its golden inputs in this process."""
     refused: str = ""
-    """Why it will never run under this statement."""
+    """Why it will never run under this statement; empty while it may."""
     bad: bool = False
-    """It was tried and thrown back, which outlives a restart."""
+    """It was activated and rolled back, which is remembered across restarts."""
     waits_for: str = ""
-    """What has to come, by itself, before it goes on at `retry_at`."""
+    """The condition it waits for (download window, power), checked again at `retry_at`."""
     trouble: str = ""
-    """Why the last try failed; another follows at `retry_at`."""
+    """Why the last step failed; it is retried at `retry_at`."""
     tries: int = 0
+    """Failed steps so far."""
     retry_at: float = 0.0
+    """Monotonic time of the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is on disk and what the engine serves, after the last change to either."""
+class InstalledState:
+    """What is on disk and what the engine serves, read again after each change to either."""
 
     running: Mapping[str, str] = field(default_factory=dict)
-    """Release by model."""
+    """Running release by model."""
     trials: Mapping[str, str] = field(default_factory=dict)
-    """Of these, the ones that were not found healthy yet."""
+    """Release on trial by model: those of the running ones that were not found healthy yet."""
     committed: Mapping[str, str] = field(default_factory=dict)
-    """What was found healthy last, by model; on trial days it runs no more, and stays whole."""
+    """Committed release by model; during a trial it does not run, and stays complete on disk."""
     held: frozenset[str] = frozenset()
-    """Releases that safe mode forbids."""
+    """Releases that safe mode forbids to load."""
     safe_mode: str = ""
-    """Why the agent is in it."""
+    """Reason of safe mode; empty outside it."""
     starts: int = 0
-    """Since one was found healthy, this one included; 0 once it was."""
+    """Starts since one was last found healthy, this one included; 0 once this one was."""
     served_before: frozenset[str] = frozenset()
-    """What the agent's version before the one on trial served."""
+    """Models that the agent's version before the one on trial served."""
     offline_before: bool = False
-    """It did not reach the broker."""
+    """That version had no connection to the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What the decision looks at."""
+    """The actual state that `next_step` compares with the desired one. Times are of one monotonic clock, in seconds."""
 
     online: bool = False
+    """The broker is connected."""
     offer: bytes | None = None
-    """A statement that came and was not considered yet."""
+    """A received statement that has not been accepted or refused yet."""
     offer_retry_at: float = 0.0
     offer_trouble: str = ""
-    """Why the newest offer is not obeyed."""
+    """Why the newest received statement is not applied; empty where it is."""
     bundle: str = ""
-    """The path of a bundle that is still to be taken, or to be gone on with."""
+    """Path of a release bundle that is still to be applied, or to be resumed; empty for none."""
     bundle_retry_at: float = 0.0
-    releases: Mapping[str, ReleaseState] = field(default_factory=dict)
+    releases: Mapping[str, ReleaseProgress] = field(default_factory=dict)
+    """Progress by release."""
     running: Mapping[str, str] = field(default_factory=dict)
-    """Release by model."""
+    """Running release by model."""
     litter: bool = False
+    """There may be releases or chunks on disk that nothing needs."""
     reported: bool = True
-    """The controller was told the present state."""
+    """The controller has received the present state."""
     report_retry_at: float = 0.0
     committed: Mapping[str, str] = field(default_factory=dict)
+    """Committed release by model."""
     held: frozenset[str] = frozenset()
     safe_mode: str = ""
     starts: int = 0
     trials: Mapping[str, Trial] = field(default_factory=dict)
-    """What was seen of each release on trial, by model."""
+    """Trial by model."""
     began: float = 0.0
     """When this start began to serve."""
     health_s: float = HEALTH_S
+    """Seconds without a failure after which a trial or a start is healthy."""
     local_retry_at: float = 0.0
-    """When what needs only this device's disk is tried again."""
-    own_trial: OwnTrial | None = None
-    """What was seen of the agent's own version, where that is on trial."""
+    """When steps that need only this device's disk are retried."""
+    own_trial: VersionTrial | None = None
+    """Trial of the agent's own version; None where that is not on trial."""
 
 
 def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | None:
-    """The one thing to do next, or None while nothing can be done or all is as wanted."""
+    """The next step from the actual state `have` towards the desired state `want`; None where nothing can be done now,
+    or both agree."""
+    # The order of the branches is the priority.
+    # 1. Health: a bad release on trial is rolled back before anything else is fetched or accepted.
     step = health_step(have, now)
     if step is not None:
         return step
+    # 2. A release bundle needs no network; it carries a statement of its own.
     if have.bundle and now >= have.bundle_retry_at:
-        return TakeBundle(have.bundle)
+        return ApplyBundle(have.bundle)
+    # 3. A newer statement supersedes what the present one still lacks.
     if have.online and have.offer is not None and now >= have.offer_retry_at:
-        return Consider(have.offer)
+        return AcceptStatement(have.offer)
+    # 4. While the agent's own version is on trial no model changes: a failure could not be attributed to either.
     if want is None or have.own_trial is not None:
         return _report(have, now)
+    # 5. The first wanted model that can proceed; one that waits for a retry does not hold up the others.
     for wanted in want.releases:
-        step = _towards(wanted.model, wanted.release, have, now) or _repair(wanted.model, wanted.release, have, now)
+        step = _next_for_model(wanted.model, wanted.release, have, now) or _repair(
+            wanted.model, wanted.release, have, now
+        )
         if step is not None:
             return step
-    for kept in want.keeps:
-        staged = have.releases.get(kept.release, ReleaseState()).staged
-        step = None if staged else _fetch(kept.release, have, now)
+    for stored in want.keeps:
+        staged = have.releases.get(stored.release, ReleaseProgress()).staged
+        step = None if staged else _fetch(stored.release, have, now)
         if step is not None:
             return step
-    return _tidy(want, have, now)
+    return _cleanup_step(want, have, now)
 
 
 def health_step(have: DeviceState, now: float) -> Step | None:
-    """What the health of this start and of what is on trial asks for: it waits for no network, and for no download."""
+    """The step that health requires: of this start, or of what is on trial. It needs no network and interrupts
+    downloads."""
     if now < have.local_retry_at:
         return None
     if have.own_trial is not None:
-        own = judge_own(have.own_trial, have.running, now, have.health_s)
-        if own != "wait":
+        own_verdict = version_verdict(have.own_trial, have.running, now, have.health_s)
+        if own_verdict != "wait":
             release = have.own_trial.release
             return (
-                Commit(AGENT) if own == "healthy" else RollBack(AGENT, release, why_own(have.own_trial, have.running))
+                Commit(AGENT_MODEL)
+                if own_verdict == "healthy"
+                else RollBack(AGENT_MODEL, release, version_unhealthy_reason(have.own_trial, have.running))
             )
     for model, trial in sorted(have.trials.items()):
-        if model == AGENT:
+        if model == AGENT_MODEL:  # judged above, by its own criteria
             continue
-        verdict = judge(trial, now, have.health_s)
+        verdict = trial_verdict(trial, now, have.health_s)
         if verdict == "unhealthy":
-            return RollBack(model, trial.release, why(trial))
+            return RollBack(model, trial.release, unhealthy_reason(trial))
         if verdict == "check again":
-            return CheckAgain(model, trial.release)
+            return Reverify(model, trial.release)
         if verdict == "healthy":
             return Commit(model)
+    # While a release is on trial the start is judged with it: the commit of the last one clears the count.
     if have.starts and not have.trials and now >= have.began + have.health_s:
-        return FindHealthy()
+        return MarkStartHealthy()
     return None
 
 
 def _report(have: DeviceState, now: float) -> Step | None:
+    """Report where the controller has not received the present state."""
     return Report() if have.online and not have.reported and now >= have.report_retry_at else None
 
 
-def _towards(model: str, release: str, have: DeviceState, now: float) -> Step | None:
-    """The next step of one model, or None: it runs, or it cannot go on just now."""
+def _next_for_model(model: str, release: str, have: DeviceState, now: float) -> Step | None:
+    """The next step that makes `release` the running one of `model`; None where it runs, or cannot proceed now."""
     if have.running.get(model) == release or release in have.held:
         return None
-    state = have.releases.get(release, ReleaseState())
-    if not (state.staged and state.whole):  # its golden inputs may be gone, though it is staged
+    progress = have.releases.get(release, ReleaseProgress())
+    if not (progress.staged and progress.whole):  # a staged one may lack golden inputs, which are loose chunks
         return _fetch(release, have, now)
-    if state.refused or now < state.retry_at:
+    if progress.refused or now < progress.retry_at:
         return None
-    return Activate(model, release) if state.verified else Verify(release)
+    return Activate(model, release) if progress.verified else Verify(release)
 
 
 def _fetch(release: str, have: DeviceState, now: float) -> Step | None:
-    """The next step until a release lies here whole and verified; None where it cannot go on just now."""
-    state = have.releases.get(release, ReleaseState())
-    if state.refused or now < state.retry_at:
+    """The next step until the release is staged; None where it cannot proceed now."""
+    progress = have.releases.get(release, ReleaseProgress())
+    if progress.refused or now < progress.retry_at:
         return None
-    if not state.manifest:
+    if not progress.manifest:
         return FetchManifest(release) if have.online else None
-    if not state.whole:
+    if not progress.whole:
         return FetchMissing(release) if have.online else None
     return Stage(release)
 
 
 def _repair(model: str, wanted: str, have: DeviceState, now: float) -> Step | None:
-    """Where the wanted release is refused, and nothing runs: what ran before is brought back, should it be spoilt."""
-    refused = have.releases.get(wanted, ReleaseState()).refused
-    before = have.committed.get(model, "")
-    return _towards(model, before, have, now) if refused and before and model not in have.running else None
+    """Where the wanted release is refused and the model has no running release: the next step that restores the
+    committed release, whose files may be damaged."""
+    # Never while a model runs: a refused release must not cost the release that serves.
+    refused = have.releases.get(wanted, ReleaseProgress()).refused
+    committed = have.committed.get(model, "")
+    return _next_for_model(model, committed, have, now) if refused and committed and model not in have.running else None
 
 
-def _tidy(want: Statement, have: DeviceState, now: float) -> Step | None:
-    """What is left to do once no wanted model can be brought further."""
-    unwanted = sorted(set(have.running) - {AGENT} - {wanted.model for wanted in want.releases})  # an agent must run
+def _cleanup_step(want: Statement, have: DeviceState, now: float) -> Step | None:
+    """What is left once no wanted model can proceed: retire unwanted models, report, collect garbage."""
+    unwanted = sorted(set(have.running) - {AGENT_MODEL} - {wanted.model for wanted in want.releases})  # never AGENT
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
-    litter = have.litter and now >= have.local_retry_at
-    kept = [have.releases.get(one.release, ReleaseState()) for one in want.keeps]
-    settled = not have.trials and all(have.running.get(one.model) == one.release for one in want.releases)
-    settled = settled and all(state.staged or state.refused for state in kept)
-    return _report(have, now) or (Clean() if litter and settled else None)
+    has_garbage = have.litter and now >= have.local_retry_at
+    stored_progress = [have.releases.get(item.release, ReleaseProgress()) for item in want.keeps]
+    settled = not have.trials and all(have.running.get(item.model) == item.release for item in want.releases)
+    settled = settled and all(state.staged or state.refused for state in stored_progress)
+    # Garbage is collected only once every wanted release runs and no trial is open: until then an older release may
+    # still be needed for a rollback, and its files for chunks that the new one shares with it.
+    return _report(have, now) or (CollectGarbage() if has_garbage and settled else None)
 
 
 def wake_at(have: DeviceState, now: float) -> float:
-    """When, after `now`, time alone could bring a new step."""
+    """The earliest time after `now` at which time alone can cause a step; infinity where none can."""
     moments = [state.retry_at for state in have.releases.values() if state.tries and not state.refused]
     if have.online and have.offer is not None:
         moments.append(have.offer_retry_at)
@@ -347,29 +389,29 @@ def wake_at(have: DeviceState, now: float) -> float:
         moments.append(have.report_retry_at)
     moments += [have.local_retry_at, have.began + have.health_s]
     moments += [trial.since + have.health_s for trial in have.trials.values()]
-    moments += looks_at(have.own_trial, have.health_s) if have.own_trial is not None else []
+    moments += verdict_times(have.own_trial, have.health_s) if have.own_trial is not None else []
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
 def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
-    """What is reported of each model."""
-    wanted = {one.model: one.release for one in want.releases} if want else {}
-    names = sorted({*wanted, *have.running} - ({AGENT} - {*wanted}))
+    """The reported state of each model."""
+    wanted = {item.model: item.release for item in want.releases} if want else {}
+    names = sorted({*wanted, *have.running} - ({AGENT_MODEL} - {*wanted}))
     return tuple(_model_state(model, wanted.get(model, ""), have) for model in names)
 
 
 def kept_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
-    """What is reported of each release that is kept for others."""
-    return tuple(_kept_state(one.model, one.release, have) for one in want.keeps) if want else ()
+    """The reported state of each release that is stored for other devices."""
+    return tuple(_stored_state(stored.model, stored.release, have) for stored in want.keeps) if want else ()
 
 
-def _kept_state(model: str, release: str, have: DeviceState) -> ModelState:
-    state = have.releases.get(release, ReleaseState())
-    if state.staged:
+def _stored_state(model: str, release: str, have: DeviceState) -> ModelState:
+    progress = have.releases.get(release, ReleaseProgress())
+    if progress.staged:
         return ModelState(model, release, release, "staged")
-    if state.refused or state.trouble:
-        return ModelState(model, "", release, "failed", state.refused or state.trouble)
-    return ModelState(model, "", release, "fetching", state.waits_for)
+    if progress.refused or progress.trouble:
+        return ModelState(model, "", release, "failed", progress.refused or progress.trouble)
+    return ModelState(model, "", release, "fetching", progress.waits_for)
 
 
 def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
@@ -382,95 +424,101 @@ def _model_state(model: str, wanted: str, have: DeviceState) -> ModelState:
         return ModelState(model, running, wanted, "trial", detail)
     if wanted in have.held:
         return ModelState(model, running, wanted, "safe mode", have.safe_mode)
-    state = have.releases.get(wanted, ReleaseState())
-    if state.bad:
-        return ModelState(model, running, wanted, "rolled back", state.refused)
-    if state.refused or state.trouble:
-        return ModelState(model, running, wanted, "failed", state.refused or state.trouble)
+    progress = have.releases.get(wanted, ReleaseProgress())
+    if progress.bad:
+        return ModelState(model, running, wanted, "rolled back", progress.refused)
+    if progress.refused or progress.trouble:
+        return ModelState(model, running, wanted, "failed", progress.refused or progress.trouble)
     if not wanted:
         return ModelState(model, running, wanted, "running")
-    return ModelState(model, running, wanted, "staged" if state.staged else "fetching", state.waits_for)
+    return ModelState(model, running, wanted, "staged" if progress.staged else "fetching", progress.waits_for)
 
 
-def after_failure(state: ReleaseState, error: Exception, now: float, jitter: float) -> ReleaseState:
-    """What a failed step makes of a release. Only what may go better another time is tried again."""
+def after_failure(state: ReleaseProgress, error: Exception, now: float, jitter: float) -> ReleaseProgress:
+    """Progress of a release after a failed step. Only errors that may not occur again are retried."""
     text = str(error) or type(error).__name__
     if is_final(error):
         return replace(state, refused=text)
     if isinstance(error, NotNow):
-        return replace(state, waits_for=text, trouble="", tries=1, retry_at=now + error.look_again_s)
-    pause_s = pause_after(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
+        return replace(state, waits_for=text, trouble="", tries=1, retry_at=now + error.retry_after_s)
+    # A lost link is common and short: exponential back-off, and no report before the fourth failure in a row. Anything
+    # else that is retried (a full disk, a programming error) waits the longest time and is reported at once.
+    delay_s = backoff_s(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
     trouble = "" if isinstance(error, LinkError) and state.tries < 3 else text
-    return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + pause_s)
+    return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + delay_s)
 
 
 def is_final(error: Exception) -> bool:
-    """Would the same bytes bring it again?"""
-    return isinstance(error, FINAL) and not isinstance(error, Expired)
+    """Whether the same bytes would cause the error again."""
+    return isinstance(error, FINAL_ERRORS) and not isinstance(error, Expired)
 
 
-def pause_after(tries: int, jitter: float) -> float:
-    """Seconds until the next try: doubling, bounded, and never in step with other devices (`jitter` in [0, 1))."""
+def backoff_s(tries: int, jitter: float) -> float:
+    """Seconds of back-off before the next retry: exponential in `tries`, bounded, and jittered (`jitter` in [0, 1)) so
+    that devices do not retry in step."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 16)) * (0.5 + 0.5 * jitter)
 
 
-class Hands(Protocol):
-    """Carries steps out. Each method raises an EdgeError (or OSError: a disk) when it cannot."""
+class UpdateActions(Protocol):
+    """Carries out the steps. Each method raises an EdgeError, or an OSError for a disk error, when it fails."""
 
-    def consider(self, raw: bytes) -> Statement:
-        """The statement, if it is to be believed and obeyed."""
+    def accept_statement(self, raw: bytes) -> Statement:
+        """Verify the statement, store and return it; TrustError where it must not be believed."""
         ...
 
-    def take_bundle(self, path: str, believed: Callable[[Statement], None], superseded: Callable[[], bool]) -> str:
-        """Have what is wanted from that bundle; what there is to say of it, for people."""
+    def apply_bundle_at(
+        self, path: str, on_statement: Callable[[Statement], None], superseded: Callable[[], bool]
+    ) -> str:
+        """Fetch and stage what is wanted from the release bundle at `path`, whose accepted statement is passed to
+        `on_statement`; what it lacks, for people. `superseded` is polled meanwhile and ends it early."""
         ...
 
     def fetch_manifest(self, release: str) -> None:
-        """Get and keep the release's manifest."""
+        """Fetch, verify and keep the release's manifest."""
         ...
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
-        """Get what is not here; False if it stopped because `superseded()`."""
+        """Fetch the missing chunks; False if it stopped because `superseded()`."""
         ...
 
     def stage(self, release: str) -> None:
-        """Write the release to disk."""
+        """Write the assembled release to disk."""
         ...
 
     def verify(self, release: str) -> None:
-        """Load it and run its golden inputs."""
+        """Load the release and run its golden inputs."""
         ...
 
     def activate(self, model: str, release: str) -> None:
-        """On trial, on disk; and answer by it from now on."""
+        """Put the release on trial on disk, and serve it from now on."""
         ...
 
-    def check_again(self, model: str) -> None:
-        """Run the golden inputs of what is on trial once more; InferenceFailed where it fails them."""
+    def reverify(self, model: str) -> None:
+        """Run the golden inputs of the release on trial again; InferenceFailed where it fails them."""
         ...
 
     def commit(self, model: str) -> None:
-        """The release on trial was found healthy."""
+        """Commit the release on trial."""
         ...
 
     def roll_back(self, model: str, reason: str) -> None:
-        """Answer by what was committed before; the release on trial is bad."""
+        """Mark the release on trial as bad, and serve the committed one."""
         ...
 
-    def find_healthy(self) -> None:
-        """This start was found healthy."""
+    def mark_start_healthy(self) -> None:
+        """Clear the count of starts."""
         ...
 
-    def standing(self) -> Standing:
-        """What is on disk, and what is served."""
+    def installed(self) -> InstalledState:
+        """What is on disk and what the engine serves."""
         ...
 
     def retire(self, model: str) -> None:
-        """Commit, and answer no more."""
+        """Drop the model on disk, then stop serving it."""
         ...
 
-    def clean(self, want: Statement) -> None:
-        """Drop what is neither wanted nor running."""
+    def collect_garbage(self, want: Statement) -> None:
+        """Remove what is neither wanted nor running."""
         ...
 
     def report(
@@ -481,98 +529,103 @@ class Hands(Protocol):
         trouble: str,
         kept: tuple[ModelState, ...],
     ) -> None:
-        """Tell the controller: each model; why we are in safe mode, if we are; why its word is not obeyed; what is kept
-        for others."""
+        """Send the controller the state of each model, the reason of safe mode, the reason why the newest statement is
+        not applied, and the state of the releases stored for other devices. LinkError unless the broker acknowledges
+        it."""
         ...
 
-    def look(self, release: str) -> ReleaseState:
-        """How far that release has come by what is on disk."""
+    def progress(self, release: str) -> ReleaseProgress:
+        """Progress of that release by what is on disk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Taking:
-    """What has become of a bundle that was brought, for people."""
+class BundleStatus:
+    """Status of the newest release bundle, for people."""
 
     number: str = ""
+    """Identifies the request."""
     state: Literal["", "taking", "waiting", "taken", "refused"] = ""
     detail: str = ""
     tries: int = 0
+    """Failed attempts to read it."""
 
 
-class Updater:
-    """The loop. `offer`, `online` and `ran` may be called from any thread; steps run on its own."""
+class Reconciler:
+    """The reconciliation loop. `on_statement`, `on_connection`, `on_device_run` and `on_bundle` may be called from any
+    thread; steps run on the loop's own."""
 
     def __init__(
         self,
-        hands: Hands,
+        actions: UpdateActions,
         *,
         clock: Callable[[], float] = monotonic,
         health_s: float = HEALTH_S,
-        dice: random.Random = THREADS.dice,
+        rng: random.Random = THREAD_CONCURRENCY.rng,
         trial_s: float = TRIAL_S,
     ) -> None:
-        """`dice`: by which tries after a failure are spread; `trial_s`: how long the agent's own version has to prove
-        itself."""
+        """`rng` jitters the back-off; `trial_s` is the time that the agent's own version has to prove itself
+        healthy."""
         self._trial_s = trial_s
-        self._hands = hands
+        self._actions = actions
         self._clock = clock
-        self._dice = dice
+        self._rng = rng
         self._changed = threading.Condition()
         self._want: Statement | None = None
         self._have = DeviceState(health_s=health_s)
-        self._offers = 0
+        self._offer_count = 0
         self._offer_tries = 0
-        self._bundle = Taking()
+        self._bundle_status = BundleStatus()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
 
     def start(self, want: Statement | None) -> None:
-        """Begin from what the last run left, and go on by a thread."""
+        """Start from the state that the last run left, and run the loop on a thread of its own."""
         self.begin(want)
         self._thread.start()
 
     def begin(self, want: Statement | None) -> None:
-        """Begin from what the last run left; who calls this and not `start` takes the steps by `take_step`."""
+        """Read the state that the last run left without starting the thread: the caller runs each step by
+        `run_step`."""
         self._want = want
         self._have = replace(self._have, began=self._clock(), litter=True, reported=False)
-        self._look_around()
-        self._note(releases=self._looks(want))
+        self._reload_installed()
+        self._update_state(releases=self._progress_of(want))
 
     def stop(self) -> None:
-        """End the loop after the step it is in."""
+        """End the loop after its present step."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
 
-    def offer(self, raw: bytes) -> None:
-        """A statement came; the newest supersedes all before it."""
+    def on_statement(self, raw: bytes) -> None:
+        """A statement was received; it supersedes all before it."""
         with self._changed:
-            self._offers += 1
+            self._offer_count += 1
             self._offer_tries = 0
             self._have = replace(self._have, offer=raw, offer_retry_at=0.0)
             self._changed.notify_all()
 
-    def take_bundle(self, number: str, path: str) -> None:
-        """A bundle was brought; the newest supersedes one that is waited for. `number` tells it from others."""
+    def on_bundle(self, number: str, path: str) -> None:
+        """A release bundle is to be applied; it supersedes one that is waited for. `number` identifies the request."""
         with self._changed:
-            self._bundle = Taking(number, "taking")
+            self._bundle_status = BundleStatus(number, "taking")
             self._have = replace(self._have, bundle=path, bundle_retry_at=0.0)
             self._changed.notify_all()
 
     @property
-    def taking(self) -> Taking:
-        """What has become of the newest bundle."""
+    def bundle_status(self) -> BundleStatus:
+        """Status of the newest release bundle."""
         with self._changed:
-            return self._bundle
+            return self._bundle_status
 
-    def online(self, is_online: bool) -> None:
-        """The broker is there or gone. Back online, nothing waits for its pause to end."""
+    def on_connection(self, is_online: bool) -> None:
+        """The broker was connected or lost. A new connection ends every back-off."""
         with self._changed:
-            eased = {name: replace(state, retry_at=0.0) for name, state in self._have.releases.items()}
-            releases = eased if is_online else self._have.releases
+            without_backoff = {name: replace(state, retry_at=0.0) for name, state in self._have.releases.items()}
+            releases = without_backoff if is_online else self._have.releases
             reported = self._have.reported and not is_online
             self._have = replace(self._have, online=is_online, releases=releases, reported=reported)
             self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
@@ -581,28 +634,29 @@ class Updater:
                 self._have = replace(self._have, own_trial=replace(self._have.own_trial, online_since=since))
             self._changed.notify_all()
 
-    def ran(self, release: str, error: Exception | None) -> None:
-        """The device's own part of a release has done its work (None), or has failed."""
+    def on_device_run(self, release: str, error: Exception | None) -> None:
+        """The device's own slices of a release ran successfully (`error` is None) or failed."""
         if error is None and not self._have.trials:
-            return  # the way of every request on every day but a few: no lock
+            return  # almost every request: a success outside a trial changes nothing, so the lock is not taken
         with self._changed:
             trials = dict(self._have.trials)
             for model, trial in self._have.trials.items():
                 if trial.release == release:
-                    trials[model] = trial.after(error, self._clock())
+                    trials[model] = trial.after_run(error, self._clock())
             self._have = replace(self._have, trials=trials)
             self._changed.notify_all()
 
     @property
     def snapshot(self) -> tuple[Statement | None, DeviceState]:
-        """For people and telemetry."""
+        """Desired and actual state, for people and telemetry."""
         with self._changed:
             return self._want, self._have
 
     def _loop(self) -> None:
         while not self._stopping:
-            if self.take_step() is not None:
+            if self.run_step() is not None:
                 continue
+            # Decided again under the lock: an event between `run_step` and here would otherwise not end the wait.
             with self._changed:
                 now = self._clock()
                 if not self._stopping and next_step(self._want, self._have, now) is None:
@@ -610,95 +664,98 @@ class Updater:
                     self._changed.wait(None if pause_s == float("inf") else max(0.01, pause_s))
 
     def wakes_at(self, now: float) -> float:
-        """When, after `now`, time alone could bring a new step."""
+        """The earliest time after `now` at which time alone can cause a step."""
         with self._changed:
             return wake_at(self._have, now)
 
-    def take_step(self) -> Step | None:
-        """Carry out the next step, if there is one now; which it was."""
+    def run_step(self) -> Step | None:
+        """Carry out the next step; the step, or None where there is none now."""
         with self._changed:
             step = None if self._stopping else next_step(self._want, self._have, self._clock())
         if step is None:
             return None
         try:
-            self._carry_out(step)
+            self._execute(step)
         except Exception as error:
-            # A fault of ours must not end updates for ever: it is logged whole and counts as a failed try.
+            # A programming error must not end updates for ever: its traceback is logged, and it counts as a failure.
             if not isinstance(error, (EdgeError, OSError)):
                 log.exception("step %s failed", step)
-            self._failed(step, error)
+            self._on_step_failed(step, error)
         else:
-            if isinstance(step, (Activate, RollBack)) and step.model == AGENT:
-                self._stopping = True  # what follows is the next process's to do
+            if isinstance(step, (Activate, RollBack)) and step.model == AGENT_MODEL:
+                self._stopping = True  # the process restarts as another version, which takes the next step
         return step
 
-    def _carry_out(self, step: Step) -> None:
-        if isinstance(step, Consider):
-            self._consider(step.raw)
-        elif isinstance(step, TakeBundle):
-            self._take(step)
+    def _execute(self, step: Step) -> None:
+        if isinstance(step, AcceptStatement):
+            self._accept_statement(step.raw)
+        elif isinstance(step, ApplyBundle):
+            self._apply_bundle(step)
         elif isinstance(step, FetchManifest):
-            self._hands.fetch_manifest(step.release)
-            self._became(step.release, self._hands.look(step.release))
+            self._actions.fetch_manifest(step.release)
+            self._set_progress(step.release, self._actions.progress(step.release))
         elif isinstance(step, FetchMissing):
-            if self._hands.fetch_missing(step.release, self._superseded()):
-                self._became(step.release, self._hands.look(step.release))
+            if self._actions.fetch_missing(step.release, self._superseded()):
+                self._set_progress(step.release, self._actions.progress(step.release))
         elif isinstance(step, Stage):
-            self._hands.stage(step.release)
-            self._became(step.release, self._hands.look(step.release))
+            self._actions.stage(step.release)
+            self._set_progress(step.release, self._actions.progress(step.release))
         elif isinstance(step, Verify):
-            self._hands.verify(step.release)
-            self._became(step.release, replace(self._state(step.release), verified=True))
+            self._actions.verify(step.release)
+            self._set_progress(step.release, replace(self._known_progress(step.release), verified=True))
         elif isinstance(step, Activate):
-            self._hands.activate(step.model, step.release)
-            self._changed_standing()
-        elif isinstance(step, CheckAgain):
-            self._hands.check_again(step.model)
-            self._checked(step.model)
+            self._actions.activate(step.model, step.release)
+            self._on_installed_changed()
+        elif isinstance(step, Reverify):
+            self._actions.reverify(step.model)
+            self._on_reverified(step.model)
         elif isinstance(step, Commit):
-            self._hands.commit(step.model)
-            self._changed_standing()
+            self._actions.commit(step.model)
+            self._on_installed_changed()
         elif isinstance(step, RollBack):
-            self._hands.roll_back(step.model, step.reason)
-            self._changed_standing()
-            self._note(releases=self._looks(self._want))
-        elif isinstance(step, FindHealthy):
-            self._hands.find_healthy()
-            self._look_around()
+            self._actions.roll_back(step.model, step.reason)
+            self._on_installed_changed()
+            self._update_state(releases=self._progress_of(self._want))
+        elif isinstance(step, MarkStartHealthy):
+            self._actions.mark_start_healthy()
+            self._reload_installed()
         elif isinstance(step, Retire):
-            self._hands.retire(step.model)
-            self._changed_standing()
+            self._actions.retire(step.model)
+            self._on_installed_changed()
         elif isinstance(step, Report):
             self._report()
         elif self._want is not None:
-            self._hands.clean(self._want)
-            self._note(litter=False)
+            self._actions.collect_garbage(self._want)
+            self._update_state(litter=False)
 
-    def _take(self, step: TakeBundle) -> None:
-        said = self._hands.take_bundle(step.path, self._believe, self._busy)
+    def _apply_bundle(self, step: ApplyBundle) -> None:
+        """Apply the release bundle. One that was interrupted by a health step stays in `have` and is resumed."""
+        detail = self._actions.apply_bundle_at(step.path, self._adopt_statement, self._must_interrupt_bundle)
         with self._changed:
-            interrupted = self._busy() and not self._stopping
+            interrupted = self._must_interrupt_bundle() and not self._stopping
             if self._have.bundle == step.path and not interrupted:
                 self._have = replace(self._have, bundle="", reported=False)
-                self._bundle = Taking(self._bundle.number, "taken", said)
-        self._note(releases=self._looks(self._want))
+                self._bundle_status = BundleStatus(self._bundle_status.number, "taken", detail)
+        self._update_state(releases=self._progress_of(self._want))
 
-    def _busy(self) -> bool:
-        """What is copied from a bundle gives way to the health of what runs."""
+    def _must_interrupt_bundle(self) -> bool:
+        """Whether copying from a bundle must stop, because the agent stops or health requires a step."""
         return self._stopping or health_step(self._have, self._clock()) is not None
 
-    def _consider(self, raw: bytes) -> None:
-        self._believe(self._hands.consider(raw), raw)
+    def _accept_statement(self, raw: bytes) -> None:
+        self._adopt_statement(self._actions.accept_statement(raw), raw)
 
-    def _believe(self, statement: Statement, raw: bytes = b"") -> None:
-        """Want what this statement says, which came as `raw`, or in a bundle."""
+    def _adopt_statement(self, statement: Statement, raw: bytes = b"") -> None:
+        """Make an accepted statement the desired state. `raw` is its signed form, empty where it came in a bundle."""
         log.info(
-            "statement %d: %s", statement.counter, ", ".join(f"{w.model}={w.release[:12]}" for w in statement.releases)
+            "statement %d: %s",
+            statement.counter,
+            ", ".join(f"{wanted.model}={wanted.release[:12]}" for wanted in statement.releases),
         )
-        self._look_around()
-        releases = self._looks(statement)
+        self._reload_installed()
+        releases = self._progress_of(statement)
         with self._changed:
-            if statement == self._want:  # said again: what was refused under it stays refused
+            if statement == self._want:  # received again: what was refused under it stays refused
                 releases = {**releases, **{name: state for name, state in self._have.releases.items() if state.refused}}
             self._want = statement
             offer = None if self._have.offer == raw else self._have.offer
@@ -706,73 +763,88 @@ class Updater:
             self._have = replace(self._have, offer_trouble="")
 
     def _report(self) -> None:
+        """Report the state. It counts as reported before it is sent, so that a change during the transfer causes
+        another report."""
         with self._changed:
             want, have = self._want, self._have
             self._have = replace(have, reported=True)
-        counter, models, kept = want.counter if want else 0, model_states(want, have), kept_states(want, have)
-        self._hands.report(counter, models, have.safe_mode, have.offer_trouble, kept)
+        counter, models, stored = want.counter if want else 0, model_states(want, have), kept_states(want, have)
+        self._actions.report(counter, models, have.safe_mode, have.offer_trouble, stored)
 
     def _superseded(self) -> Callable[[], bool]:
-        """A download gives way to what is newer, and to the health of what runs."""
-        seen = self._offers
+        """A predicate that tells a download to stop: for a newer statement, a lost connection, or a step that health
+        requires."""
+        offer_count = self._offer_count
         return lambda: (
             self._stopping
-            or self._offers != seen
+            or self._offer_count != offer_count
             or not self._have.online
             or health_step(self._have, self._clock()) is not None
         )
 
-    def _state(self, release: str) -> ReleaseState:
-        return self._have.releases.get(release, ReleaseState())
+    def _known_progress(self, release: str) -> ReleaseProgress:
+        return self._have.releases.get(release, ReleaseProgress())
 
-    def _became(self, release: str, state: ReleaseState) -> None:
+    def _set_progress(self, release: str, progress: ReleaseProgress) -> None:
+        """Set a release's progress. What the controller can see of it makes a new report due."""
         with self._changed:
-            before = self._state(release)
-            self._have = replace(self._have, releases={**self._have.releases, release: state})
-            if (before.staged, before.trouble, before.waits_for) != (state.staged, state.trouble, state.waits_for):
+            previous = self._known_progress(release)
+            self._have = replace(self._have, releases={**self._have.releases, release: progress})
+            if (previous.staged, previous.trouble, previous.waits_for) != (
+                progress.staged,
+                progress.trouble,
+                progress.waits_for,
+            ):
                 self._have = replace(self._have, reported=False)
 
-    def _changed_standing(self) -> None:
-        self._look_around()
-        self._note(reported=False, litter=True)
+    def _on_installed_changed(self) -> None:
+        """A step has changed what is installed: read it again, report it, and look for garbage."""
+        self._reload_installed()
+        self._update_state(reported=False, litter=True)
 
-    def _look_around(self) -> None:
-        """Take in what is on disk and served now. A release that was on trial before keeps what was seen of it."""
-        now, stands = self._clock(), self._hands.standing()
+    def _reload_installed(self) -> None:
+        """Read again what is on disk and served. A release that was on trial before keeps its observed trial."""
+        now, installed = self._clock(), self._actions.installed()
         with self._changed:
-            seen = self._have.trials
+            observed = self._have.trials
             trials = {
-                model: seen[model] if model in seen and seen[model].release == release else Trial(release, now)
-                for model, release in stands.trials.items()
+                model: observed[model]
+                if model in observed and observed[model].release == release
+                else Trial(release, now)
+                for model, release in installed.trials.items()
             }
             self._have = replace(
-                self._have, running=stands.running, committed=stands.committed, held=stands.held,
-                safe_mode=stands.safe_mode, starts=stands.starts, trials=trials,
-                own_trial=self._own_trial(stands),
+                self._have, running=installed.running, committed=installed.committed, held=installed.held,
+                safe_mode=installed.safe_mode, starts=installed.starts, trials=trials,
+                own_trial=self._own_trial(installed),
             )  # fmt: skip
 
-    def _own_trial(self, stands: Standing) -> OwnTrial | None:
-        """What is known of the agent's version on trial; it is this process, so it began with it."""
-        release, seen = stands.trials.get(AGENT, ""), self._have.own_trial
-        if not release or (seen is not None and seen.release == release):
-            return seen if release else None
+    def _own_trial(self, installed: InstalledState) -> VersionTrial | None:
+        """Trial of the agent's own version, which is this process, so it began with this start; None where it is not on
+        trial."""
+        release, observed = installed.trials.get(AGENT_MODEL, ""), self._have.own_trial
+        if not release or (observed is not None and observed.release == release):
+            return observed if release else None
         since = self._clock() if self._have.online else None
-        return OwnTrial(release, self._have.began, self._trial_s, stands.served_before, since, stands.offline_before)
+        return VersionTrial(
+            release, self._have.began, self._trial_s, installed.served_before, since, installed.offline_before
+        )
 
-    def _looks(self, statement: Statement | None) -> dict[str, ReleaseState]:
-        """How far what is wanted has come, and what was committed before and does not run."""
-        wanted = {one.release for one in (*statement.releases, *statement.keeps)} if statement else set()
-        resting = {one for model, one in self._have.committed.items() if model not in self._have.running}
-        return {release: self._hands.look(release) for release in sorted(wanted | resting)}
+    def _progress_of(self, statement: Statement | None) -> dict[str, ReleaseProgress]:
+        """Progress of the wanted releases, and of committed releases that do not run, which `_repair` may restore."""
+        wanted = {entry.release for entry in (*statement.releases, *statement.keeps)} if statement else set()
+        not_running = {entry for model, entry in self._have.committed.items() if model not in self._have.running}
+        return {release: self._actions.progress(release) for release in sorted(wanted | not_running)}
 
-    def _checked(self, model: str) -> None:
+    def _on_reverified(self, model: str) -> None:
+        """The golden inputs passed again: the trial continues."""
         with self._changed:
             trial = self._have.trials.get(model)
             if trial is not None:
                 self._have = replace(self._have, trials={**self._have.trials, model: replace(trial, unchecked=False)})
 
-    def _check_failed(self, step: CheckAgain, error: Exception) -> None:
-        """Wrong answers condemn; golden inputs that are not here to be run say nothing."""
+    def _on_reverify_failed(self, step: Reverify, error: Exception) -> None:
+        """Wrong answers condemn the release; golden inputs that could not be run prove nothing."""
         trial = self._have.trials.get(step.model)
         if trial is None or trial.release != step.release:
             return
@@ -781,46 +853,52 @@ class Updater:
         trial = replace(trial, unchecked=False)
         self._have = replace(self._have, trials={**self._have.trials, step.model: trial}, reported=False)
 
-    def _note(self, **changes: Any) -> None:
+    def _update_state(self, **changes: Any) -> None:
         with self._changed:
             self._have = replace(self._have, **changes)
 
-    def _failed(self, step: Step, error: Exception) -> None:
+    def _on_step_failed(self, step: Step, error: Exception) -> None:
+        """Turn a failed step into facts of the state, from which the next step is decided."""
         log.warning("%s: %s", type(step).__name__, error)
-        now, jitter = self._clock(), self._dice.random()
+        now, jitter = self._clock(), self._rng.random()
         with self._changed:
-            if isinstance(step, Consider):
-                self._offer_failed(step, error, now, jitter)
-            elif isinstance(step, TakeBundle):
-                self._bundle_failed(step, error, now, jitter)
+            if isinstance(step, AcceptStatement):
+                self._on_statement_failed(step, error, now, jitter)
+            elif isinstance(step, ApplyBundle):
+                self._on_bundle_failed(step, error, now, jitter)
             elif isinstance(step, Report):
-                self._have = replace(self._have, reported=False, report_retry_at=now + pause_after(1, jitter))
-            elif isinstance(step, CheckAgain):
-                self._check_failed(step, error)
-            elif isinstance(step, (Commit, RollBack, FindHealthy, Retire, Clean)):
-                self._have = replace(self._have, local_retry_at=now + pause_after(LOCAL_TRIES, jitter))
+                self._have = replace(self._have, reported=False, report_retry_at=now + backoff_s(1, jitter))
+            elif isinstance(step, Reverify):
+                self._on_reverify_failed(step, error)
+            elif isinstance(step, (Commit, RollBack, MarkStartHealthy, Retire, CollectGarbage)):
+                self._have = replace(self._have, local_retry_at=now + backoff_s(LOCAL_BACKOFF_TRIES, jitter))
             else:
-                state = after_failure(self._state(step.release), error, now, jitter)
+                state = after_failure(self._known_progress(step.release), error, now, jitter)
                 if isinstance(step, Stage) and isinstance(error, LinkError):
-                    state = replace(state, whole=False)  # what was whole was spoilt meanwhile, and is completed
-                known = isinstance(error, NotNow) and self._state(step.release).waits_for == state.waits_for
-                reported = self._have.reported and known
+                    state = replace(state, whole=False)  # chunks were damaged on disk meanwhile: fetch them again
+                # Waiting for the same condition is no news: no further report.
+                is_same_wait = (
+                    isinstance(error, NotNow) and self._known_progress(step.release).waits_for == state.waits_for
+                )
+                reported = self._have.reported and is_same_wait
                 releases = {**self._have.releases, step.release: state}
                 self._have = replace(self._have, releases=releases, reported=reported)
 
-    def _bundle_failed(self, step: TakeBundle, error: Exception, now: float, jitter: float) -> None:
-        """A medium that is gone or fails is waited for a while; anything else, and what has expired, ends it."""
+    def _on_bundle_failed(self, step: ApplyBundle, error: Exception, now: float, jitter: float) -> None:
+        """A medium that is missing or fails is retried for a while; any other error ends the bundle, an expired
+        statement included."""
         if self._have.bundle != step.path:
             return
-        tries = self._bundle.tries + 1
-        gone = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
-        state: Literal["waiting", "refused"] = "waiting" if gone else "refused"
-        self._bundle = Taking(self._bundle.number, state, str(error) or type(error).__name__, tries)
-        retry_at = now + pause_after(min(tries, BUNDLE_PATIENCE), jitter)
-        self._have = replace(self._have, bundle=step.path if gone else "", bundle_retry_at=retry_at)
+        tries = self._bundle_status.tries + 1
+        is_retried = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
+        state: Literal["waiting", "refused"] = "waiting" if is_retried else "refused"
+        self._bundle_status = BundleStatus(self._bundle_status.number, state, str(error) or type(error).__name__, tries)
+        retry_at = now + backoff_s(min(tries, BUNDLE_BACKOFF_TRIES), jitter)
+        self._have = replace(self._have, bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
 
-    def _offer_failed(self, step: Consider, error: Exception, now: float, jitter: float) -> None:
-        """A statement that is not believed is gone; one that could not be checked or kept just now waits."""
+    def _on_statement_failed(self, step: AcceptStatement, error: Exception, now: float, jitter: float) -> None:
+        """A statement that must not be believed is dropped; one that could not be verified or stored at present is
+        retried."""
         if self._have.offer != step.raw:
             return
         trouble = f"the newest statement is not obeyed: {error}"
@@ -828,6 +906,6 @@ class Updater:
             self._have = replace(self._have, offer=None, offer_trouble=trouble, reported=False)
             return
         self._offer_tries += 1
-        self._have = replace(self._have, offer_retry_at=now + pause_after(self._offer_tries, jitter))
+        self._have = replace(self._have, offer_retry_at=now + backoff_s(self._offer_tries, jitter))
         if not isinstance(error, LinkError) and trouble != self._have.offer_trouble:
             self._have = replace(self._have, offer_trouble=trouble, reported=False)

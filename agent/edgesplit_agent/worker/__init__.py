@@ -1,6 +1,9 @@
-"""Models in processes of their own: what a model does to its process, it does to nothing else.
+"""Worker processes: each release runs its slices in a process of its own, so that a crash, hang or memory leak of a
+model affects nothing else (docs/decisions/0020-workers.md).
 
-The agent's side is `hosted` (a worker that is replaced when it is lost), `process` (one of its lives) and `tensor_room`
-(the memory that both see); the process's side is `child`. Between them: `talk` (messages) and `placing` (tensors in
-shared memory). What decides is in `judging`, pure.
+On the agent's side: `supervised_host` (a worker that is replaced when it is lost), `process` (one worker process),
+`tensor_allocator` (shared memory for tensors), `direct_broker` (lanes: direct channels from applications to the
+worker). On the worker's side: `child` and `direct_child`. Between them: `ipc` (messages) and `tensor_refs` (tensors
+in shared memory). `watchdog_policy` decides, as pure functions, when a worker must be killed. May import the SDK, and
+no other package of the agent.
 """

@@ -1,7 +1,7 @@
-"""The worker's own process: opens slices, runs them where it is told to, and does nothing else.
+"""Entry point of the worker process: opens slices, runs them on request, and does nothing else.
 
-It gives up what it does not need before it opens anything, ignores the signals that are meant for the agent, and ends
-with it. Nothing here waits for time: the agent ends what takes too long.
+It drops privileges before it opens anything, ignores the signals meant for the agent, and ends with the agent. Nothing
+here has a timeout: the agent kills what takes too long.
 """
 
 from __future__ import annotations
@@ -22,219 +22,223 @@ from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import EdgeError, InferenceFailed, MalformedMessage, ModelRefused, UsageError
 from edgesplit.process.lifecycle import end_with_parent, gain_no_privileges
 from edgesplit.release.manifest import Slice
-from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
-from edgesplit.runtime.dispatch import EngineByFormat
+from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
+from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input_decoder import InputProgram
-from edgesplit.runtime.options import Setup
-from edgesplit.runtime.providers import sift
-from edgesplit_agent.worker.direct_child import ChildLanes
+from edgesplit.runtime.options import EngineOptions
+from edgesplit.runtime.providers import select_available
+from edgesplit_agent.worker.direct_child import WorkerLanes
 from edgesplit_agent.worker.ipc import (
-    TEXT,
+    MAX_TEXT,
+    AddSlice,
+    BufferTooSmall,
     Channel,
-    Desk,
     Failed,
-    Forget,
-    Give,
-    Kind,
-    Map,
-    Open,
+    FailureKind,
+    GrantBuffer,
+    MapSegment,
     Opened,
-    Ran,
-    Room,
-    Run,
-    Take,
-    TooSmall,
+    OpenSlices,
+    PrepareLanes,
+    RunRequest,
+    RunResult,
+    SharedBuffer,
     ToWorker,
+    UnmapSegments,
 )
-from edgesplit_agent.worker.session_merging import Merged, Steps, run_steps, steps
-from edgesplit_agent.worker.tensor_refs import Memory, get, packed, put, room_for
+from edgesplit_agent.worker.session_merging import MergedSession, Steps, plan_steps, run_steps
+from edgesplit_agent.worker.tensor_refs import Memory, pack, packed_bytes, read_tensor, write_tensors
 
-NICER = 2
-"""The agent, which decides and answers, goes before."""
-MOST_FILES = 4_096
-LAST_WORDS = 3
-"""Exit code of a worker that was told something it does not understand."""
+NICE_INCREMENT = 2
+"""Increment of the nice value: the agent, which decides and answers, has priority."""
+MAX_FILES = 4_096
+"""Maximum number of open descriptors."""
+EXIT_BAD_MESSAGE = 3
+"""Exit code after a message that could not be understood."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the agent `arguments[1]` on the socket that is descriptor `arguments[0]` until it hangs up."""
+    """Serve the agent with process id `arguments[1]` on the socket descriptor `arguments[0]` until it closes."""
     end_with_parent(int(arguments[1]), signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # whoever stops the agent stops its workers through it
+        signal.signal(number, signal.SIG_IGN)  # the agent ends its workers itself when it stops
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
-    confine()
+    drop_privileges()
     channel: Channel[ToWorker] = Channel(socket.socket(fileno=int(arguments[0])), ToWorker)  # type: ignore[arg-type]
     try:
-        Child(channel).serve()
+        WorkerServer(channel).serve()
     except (EOFError, ConnectionError):
         return 0
     except MalformedMessage as error:
         print(error, file=sys.stderr)
-        return LAST_WORDS
+        return EXIT_BAD_MESSAGE
     return 0
 
 
-def confine() -> None:
-    """Give up what running a model does not take: new privileges, core dumps (tensors are private), writing files."""
+def drop_privileges() -> None:
+    """Drop what running a model does not need: new privileges, core dumps (tensors are private), writing files."""
     gain_no_privileges()
-    os.nice(NICER)
-    for what, most in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, MOST_FILES),
+    os.nice(NICE_INCREMENT)
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, MAX_FILES),
     ):  # fmt: skip
-        hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
 
 
 def limit_memory(size: int) -> None:
-    """Let the kernel refuse what this process reserves beyond so many bytes more than it has now (the engine's threads
-    reserve much that they never touch). Files that are mapped do not count."""
+    """Limit the memory that this process may reserve to `size` bytes more than now; mapped files do not count.
+
+    The amount reserved now is added because the engine's threads reserve much that they never touch.
+    """
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     size += int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    most = size if hard == resource.RLIM_INFINITY else min(size, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def uses_accelerator(setup: Setup) -> bool:
-    """Whether one will be tried: their drivers reserve memory by the gigabyte, and only what is held counts then."""
+def uses_accelerator(setup: EngineOptions) -> bool:
+    """Whether an accelerator will be tried: accelerator drivers reserve memory by the gigabyte, so reservations cannot
+    be limited and only the memory in use is watched."""
     if not setup.providers:
         return False
     import onnxruntime
 
-    return bool(sift(setup.providers, onnxruntime.get_available_providers())[0])
+    return bool(select_available(setup.providers, onnxruntime.get_available_providers())[0])
 
 
-class Child:
-    """What is open, and the memory that is shared."""
+class WorkerServer:
+    """The open slices, the mapped memory and the lanes of this worker."""
 
     def __init__(self, channel: Channel[ToWorker]) -> None:
         self._channel = channel
-        self._taken: dict[str, tuple[Slice, SliceSource | None]] = {}
+        self._sources: dict[str, tuple[Slice, SliceSource | None]] = {}
         self._programs: dict[str, Program] = {}
         self._memory: dict[int, Memory] = {}
-        self._engine = EngineByFormat()
-        self._notes = self._engine.notes
-        self._merged: list[Merged] = []
+        self._engine = DispatchingRuntime()
+        self._open_notes = self._engine.notes
+        self._merged: list[MergedSession] = []
         self._steps: dict[tuple[tuple[str, ...], tuple[str, ...]], Steps] = {}
-        self._asked = Open(Setup())
+        self._open_request = OpenSlices(EngineOptions())
         self._limited = False
-        self._lanes = ChildLanes(channel.fileno(), self._run_for_lane)
+        self._lanes = WorkerLanes(channel.fileno(), self._run_for_lane)
 
     def serve(self) -> None:
-        """Until the agent hangs up: EOFError."""
+        """Handle messages until the agent closes the connection: EOFError."""
         while True:
-            if self._lanes.turn():
-                self._do(*self._channel.receive_files())
+            if self._lanes.serve_one():
+                self._handle(*self._channel.receive_files())
 
-    def _do(self, message: ToWorker, files: list[int]) -> None:
-        """What the agent says."""
-        if isinstance(message, Run):
+    def _handle(self, message: ToWorker, files: list[int]) -> None:
+        """Handle one message from the agent."""
+        if isinstance(message, RunRequest):
             self._answer(message.number, lambda: self._run(message))
-        elif isinstance(message, Map):
-            self._map(message, files)
-        elif isinstance(message, Forget):
+        elif isinstance(message, MapSegment):
+            self._map_segment(message, files)
+        elif isinstance(message, UnmapSegments):
             for number in message.segments:
                 self._memory.pop(number, None)
-        elif isinstance(message, Take):
-            self._take(message, files)
-        elif isinstance(message, Open):
+        elif isinstance(message, AddSlice):
+            self._add_slice(message, files)
+        elif isinstance(message, OpenSlices):
             self._answer(0, lambda: self._open(message))
-        elif isinstance(message, Desk):
-            self._lanes.furnish(files)
+        elif isinstance(message, PrepareLanes):
+            self._lanes.connect_agent(files)
         else:
             raise MalformedMessage("more room for nothing")
 
-    def _answer(self, number: int, do: Callable[[], Ran | Opened]) -> None:
-        """What it gives, or why it cannot be: whatever a model does short of ending this process."""
+    def _answer(self, number: int, action: Callable[[], RunResult | Opened]) -> None:
+        """Send the result of `action`, or the failure that it raised: everything short of the end of this process."""
         try:
-            answer: Ran | Opened | Failed = do()
+            answer: RunResult | Opened | Failed = action()
         except (EOFError, ConnectionError):
             raise
         except UsageError as error:
-            answer = _failed(number, "usage", error)
+            answer = _failure(number, "usage", error)
         except ModelRefused as error:
-            answer = _failed(number, "refused", error)
+            answer = _failure(number, "refused", error)
         except MemoryError as error:
-            answer = _failed(number, "memory", error)
+            answer = _failure(number, "memory", error)
         except Exception as error:
-            answer = _failed(number, "failed", error)
+            answer = _failure(number, "failed", error)
         self._channel.send(answer)
 
-    def _map(self, message: Map, files: list[int]) -> None:
+    def _map_segment(self, message: MapSegment, files: list[int]) -> None:
         for file in files:
             self._memory[message.segment] = np.frombuffer(mmap.mmap(file, message.bytes), np.uint8)
             os.close(file)
 
-    def _take(self, message: Take, files: list[int]) -> None:
+    def _add_slice(self, message: AddSlice, files: list[int]) -> None:
         if message.slice.format == "input":
             source: SliceSource | None = None
         elif message.files:
-            source = SliceInMemory.of(message.slice.name, dict(zip(message.files, files, strict=True)))
+            source = SliceInMemory.from_descriptors(message.slice.name, dict(zip(message.files, files, strict=True)))
         else:
             source = Path(message.folder)
-        self._taken[message.slice.name] = (message.slice, source)
+        self._sources[message.slice.name] = (message.slice, source)
 
-    def _open(self, ask: Open) -> Opened:
-        """Everything taken, anew. What lies in memory stays there: another setup may be tried."""
+    def _open(self, request: OpenSlices) -> Opened:
+        """Open all added slices anew. The sources stay, so that another setup may be tried."""
         self._programs, self._merged = {}, []
         self._steps.clear()
-        if ask.memory_bytes and not self._limited and not uses_accelerator(ask.setup):
+        if request.memory_bytes and not self._limited and not uses_accelerator(request.setup):
             self._limited = True
-            limit_memory(ask.memory_bytes)
-        engine = EngineByFormat(setup=ask.setup)
-        runtime: Runtime = engine if ask.slice_s is None else EmulatedRuntime(engine, ask.slice_s)
+            limit_memory(request.memory_bytes)
+        engine = DispatchingRuntime(setup=request.setup)
+        runtime: Runtime = engine if request.slice_s is None else EmulatedRuntime(engine, request.slice_s)
         programs: dict[str, Program] = {}
         refused: dict[str, str] = {}
-        for name, (slice_, source) in self._taken.items():
+        for name, (slice_, source) in self._sources.items():
             try:
-                programs[name] = _program(ask, slice_, source, runtime)
+                programs[name] = _load_program(request, slice_, source, runtime)
             except ModelRefused as refusal:
-                if name not in ask.optional:
+                if name not in request.optional:
                     raise
-                refused[name] = str(refusal)[:TEXT]
-        self._programs, self._engine, self._asked, self._notes = programs, engine, ask, engine.notes
-        self._merged = self._merge(ask, engine)
+                refused[name] = str(refusal)[:MAX_TEXT]
+        self._programs, self._engine, self._open_request, self._open_notes = programs, engine, request, engine.notes
+        self._merged = self._merge(request, engine)
         return Opened(tuple(programs), refused, engine.notes, len(self._merged))
 
-    def _merge(self, ask: Open, engine: EngineByFormat) -> list[Merged]:
-        """Those of the merges that can be made."""
-        made = []
-        for one in ask.merges if ask.setup.merge else ():
+    def _merge(self, request: OpenSlices, engine: DispatchingRuntime) -> list[MergedSession]:
+        """The requested merged sessions that can be opened."""
+        sessions = []
+        for merge in request.merges if request.setup.merge else ():
             parts = [
-                (slice_, source) for slice_, source in map(self._taken.__getitem__, one.order) if source is not None
+                (slice_, source) for slice_, source in map(self._sources.__getitem__, merge.order) if source is not None
             ]
-            program = engine.load_merged(parts, one.outputs)
+            program = engine.load_merged(parts, merge.outputs)
             if program is not None:
-                made.append(Merged(one, program))
-        return made
+                sessions.append(MergedSession(merge, program))
+        return sessions
 
-    def _run(self, ask: Run) -> Ran:
-        tensors = {one.name: get(one, self._memory[one.segment]) for one in ask.inputs}
+    def _run(self, request: RunRequest) -> RunResult:
+        tensors = {ref.name: read_tensor(ref, self._memory[ref.segment]) for ref in request.inputs}
         timing = Timing()
-        live = self._execute(ask.order, ask.wants, tensors, timing)
-        found = {name: live[name] for name in ask.wants}
-        need = room_for({name: packed(one) for name, one in found.items()})
-        room = ask.room
-        if need > room.bytes:
-            room = self._more_room(ask.number, need)
-        memory = self._memory[room.segment][room.offset : room.offset + room.bytes]
-        placed = put(found, room, memory)
-        return Ran(ask.number, placed, timing.seconds, timing.late, self._engine.notes)
+        live = self._execute(request.order, request.wants, tensors, timing)
+        outputs = {name: live[name] for name in request.wants}
+        needed_bytes = packed_bytes({name: pack(ref) for name, ref in outputs.items()})
+        buffer = request.room
+        if needed_bytes > buffer.bytes:
+            buffer = self._request_buffer(request.number, needed_bytes)
+        memory = self._memory[buffer.segment][buffer.offset : buffer.offset + buffer.bytes]
+        placed = write_tensors(outputs, buffer, memory)
+        return RunResult(request.number, placed, timing.seconds, timing.overruns, self._engine.notes)
 
     def _execute(
         self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
     ) -> Mapping[str, Tensor]:
-        """These slices' tensors, those wanted among them. InferenceFailed."""
+        """The slices' tensors, including those in `wants`. Raises InferenceFailed."""
         if self._merged:
             key = (order, wants)
             planned = self._steps.get(key)
             if planned is None:
-                slices = {name: slice_ for name, (slice_, _) in self._taken.items()}
-                planned = self._steps[key] = steps(order, wants, slices, self._merged)
-            live = run_steps(planned, self._programs, tensors, timing, self._asked.shares)
+                slices = {name: slice_ for name, (slice_, _) in self._sources.items()}
+                planned = self._steps[key] = plan_steps(order, wants, slices, self._merged)
+            live = run_steps(planned, self._programs, tensors, timing, self._open_request.shares)
         else:
-            live = execute(self._programs, order, tensors, timing)
+            live = run_slices(self._programs, order, tensors, timing)
         for name in wants:
             if name not in live:
                 raise InferenceFailed(f"no tensor {name!r} came of {', '.join(order)}")
@@ -244,36 +248,41 @@ class Child:
         self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
     ) -> Mapping[str, Tensor]:
         live = self._execute(order, wants, tensors, timing)
-        if self._asked.setup.providers and self._engine.notes != self._notes and self._lanes.words is not None:
-            self._lanes.words.note()
+        if (
+            self._open_request.setup.providers
+            and self._engine.notes != self._open_notes
+            and self._lanes.state is not None
+        ):
+            self._lanes.state.signal_change()
         return live
 
-    def _more_room(self, number: int, need: int) -> Room:
-        self._channel.send(TooSmall(number, need))
+    def _request_buffer(self, number: int, needed_bytes: int) -> SharedBuffer:
+        """Request a larger output buffer from the agent. InferenceFailed where it grants none."""
+        self._channel.send(BufferTooSmall(number, needed_bytes))
         while True:
             message, files = self._channel.receive_files()
-            if isinstance(message, Map):
-                self._map(message, files)
-            elif isinstance(message, Give) and message.number == number and message.room.bytes >= need:
+            if isinstance(message, MapSegment):
+                self._map_segment(message, files)
+            elif isinstance(message, GrantBuffer) and message.number == number and message.room.bytes >= needed_bytes:
                 return message.room
-            elif isinstance(message, Give) and message.number == number:
-                raise InferenceFailed(f"there is no room for its outputs, {need} bytes")
-            else:
+            elif isinstance(message, GrantBuffer) and message.number == number:
+                raise InferenceFailed(f"there is no room for its outputs, {needed_bytes} bytes")
+            else:  # a violation of the protocol: end this process
                 raise EOFError
 
 
-def _program(ask: Open, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
+def _load_program(request: OpenSlices, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
     if source is not None:
         return runtime.load(slice_, source)
-    if ask.input_spec is None:
+    if request.input_spec is None:
         raise ModelRefused(f"slice {slice_.name} decodes the input, but the release has no input spec")
-    program = InputProgram(ask.input_spec)
+    program = InputProgram(request.input_spec)
     return runtime.wrap(slice_.name, program) if isinstance(runtime, EmulatedRuntime) else program
 
 
-def _failed(number: int, kind: Kind, error: Exception) -> Failed:
+def _failure(number: int, kind: FailureKind, error: Exception) -> Failed:
     text = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__}: {error}"
-    return Failed(number, kind, text[:TEXT])
+    return Failed(number, kind, text[:MAX_TEXT])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What goes into a run of slices and what must come out of it: tensors by name, from the manifest alone."""
+"""Dataflow of a run of slices: the tensors it needs and the tensors it must return, from the manifest alone."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from edgesplit.release.manifest import Manifest, TensorSpec
 from edgesplit_agent.worker.tensor_refs import aligned
 
 GUESS_BYTES = 64 * 1024
-"""Room for an output whose size only the run tells."""
+"""Initial buffer for an output whose size is known only at run time."""
 
 
 @dataclass
-class Flow:
-    """Of one order of slices."""
+class Dataflow:
+    """Dataflow of one order of slices."""
 
     reads: tuple[str, ...]
-    """Tensors that it needs from outside."""
-    wants: tuple[str, ...]
-    """Those of its outputs that somebody needs who is not in it."""
+    """Tensors needed from outside."""
+    returns: tuple[str, ...]
+    """Outputs needed by a slice outside the order, or by the application."""
     room_bytes: int
-    """That they take; grows where it proves too small."""
+    """Bytes of these outputs; increased when it proves too small."""
     decodes: bool
-    """A frame is among what it reads."""
+    """Whether an encoded frame is among the inputs."""
 
 
-def flow_of(manifest: Manifest, order: Sequence[str]) -> Flow:
-    """What these slices, in this order, take and give."""
+def dataflow_of(manifest: Manifest, order: Sequence[str]) -> Dataflow:
+    """The dataflow of these slices in this order."""
     inside = [manifest.slice(name) for name in order]
-    made: dict[str, TensorSpec] = {}
+    produced: dict[str, TensorSpec] = {}
     reads: dict[str, None] = {}
-    for one in inside:
-        reads.update((spec.name, None) for spec in one.inputs if spec.name not in made)
-        made.update((spec.name, spec) for spec in one.outputs)
-    # What a row sends is what slices read that do not run here.
+    for slice_ in inside:
+        reads.update((spec.name, None) for spec in slice_.inputs if spec.name not in produced)
+        produced.update((spec.name, spec) for spec in slice_.outputs)
+    # Outputs that leave the run: the model's own, and the inputs of slices that run elsewhere (the boundary tensors).
     needed = {spec.name for spec in manifest.outputs}
-    needed |= {spec.name for one in manifest.slices if one.name not in order for spec in one.inputs}
-    wants = tuple(name for name in made if name in needed)
-    room = sum(_room_bytes(made[name]) for name in wants)
-    return Flow(tuple(reads), wants, room, any(one.format == "input" for one in inside))
+    needed |= {spec.name for slice_ in manifest.slices if slice_.name not in order for spec in slice_.inputs}
+    wants = tuple(name for name in produced if name in needed)
+    room = sum(_room_bytes(produced[name]) for name in wants)
+    return Dataflow(tuple(reads), wants, room, any(slice_.format == "input" for slice_ in inside))
 
 
 def _room_bytes(spec: TensorSpec) -> int:

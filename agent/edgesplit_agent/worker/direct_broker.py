@@ -1,8 +1,7 @@
-"""The agent's side of one worker's lanes: grants them, ends them, reads what the worker notes of them.
+"""The agent's side of one worker's lanes: opens and ends them, and collects what the worker records about them.
 
-A lane that is ended is not answered by anything that had not begun; what had begun is. Descriptors go with the client,
-with the lane's end or with the worker, whichever is first. Of the worker only times and counts are taken, as far as
-they can be.
+A lane that was ended answers only a request that had begun. Descriptors are closed with the client, with the lane's end
+or with the worker, whichever comes first. Of the worker's records only plausible times and counts are used.
 """
 
 from __future__ import annotations
@@ -23,97 +22,101 @@ from edgesplit.client.direct.grant import READY, LaneTensor
 from edgesplit.errors import Busy, UsageError
 from edgesplit.shared_memory.segment import Segment
 from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_shared_state import MOST_LANES, MOST_SLICES, LaneWords
-from edgesplit_agent.worker.ipc import Channel, Desk, Lane, ToAgent
+from edgesplit_agent.worker.direct_shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
+from edgesplit_agent.worker.ipc import Channel, OpenLane, PrepareLanes, ToAgent
 from edgesplit_agent.worker.watchdog_policy import Bounds, Task, run_limit_s
 
 SMOOTHING = 0.3
-NO_STREAM = "a lane is a connected Unix stream socket"
+"""Weight of the latest mean in the exponential average of a request's duration."""
+NOT_A_STREAM = "a lane is a connected Unix stream socket"
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 @dataclass(frozen=True)
-class LaneNotes:
-    """What came of lanes since the last notes."""
+class LaneResults:
+    """What happened on lanes since the last collection."""
 
     answers: Sequence[tuple[float, float]] = ()
-    """Latency and run of each, in seconds."""
+    """Latency and run seconds of each answer."""
     failures: int = 0
     slice_s: tuple[float, ...] = ()
-    """What each slice of the order took, on average."""
+    """Mean seconds of each slice of the order; empty if none is known."""
 
 
 @dataclass(frozen=True)
-class LaneOrder:
-    """What is asked on a lane, for the worker."""
+class LaneSpec:
+    """What the requests of a lane run, and who receives the results."""
 
-    order: tuple[str, ...]
+    slices: tuple[str, ...]
     inputs: tuple[LaneTensor, ...]
     outputs: tuple[LaneTensor, ...]
     answers_at: int
     bytes: int
     expected_s: float | None
-    """What it took before."""
+    """Previous duration in seconds; None if unknown."""
     predicted_s: float
-    """What it should take by the plan."""
-    told: Callable[[LaneNotes], None]
-    """Told what came of it, by any thread; it only takes it in."""
-    noted: Callable[[], None] = lambda: None
-    """Called when there is time to do something about it."""
+    """Duration that the plan predicts, in seconds."""
+    on_results: Callable[[LaneResults], None]
+    """Receives the results, on any thread and under a lock; it must only queue them."""
+    flush: Callable[[], None] = lambda: None
+    """Called without the lock after `on_results`, to process what was queued."""
 
 
 @dataclass(frozen=True)
-class _End:
+class _LaneEnd:
+    """The agent's end of one lane."""
+
     sock: socket.socket
-    """The worker's end: shut down, it gives the worker nothing more to read."""
+    """The worker's end of the socket: shutting it down leaves the worker nothing more to read."""
     shared_bytes: int
 
 
-class LaneDesk:
-    """Thread-safe."""
+class LaneBroker:
+    """Opens, ends and collects the lanes of one worker. Thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:
-        """OSError where there are no descriptors for it."""
+        """OSError where no descriptors are available."""
         self._bounds = bounds
         self._lock = threading.RLock()
-        self._segment = Segment.made(-(-direct_shared_state.BYTES // 4096) * 4096)
-        self._words = LaneWords(self._segment.memory)
+        self._segment = Segment.create(-(-direct_shared_state.BYTES // 4096) * 4096)
+        self._state = LaneSharedState(self._segment.memory)
         try:
-            self._door, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._lane_socket, self._worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             self._segment.close()
             raise
-        self._door.setblocking(False)
-        self._ends: dict[int, _End] = {}
+        self._lane_socket.setblocking(False)
+        self._ends: dict[int, _LaneEnd] = {}
         self._numbers = itertools.count(1)
-        self._order: LaneOrder | None = None
+        self._spec: LaneSpec | None = None
         self._expected_s: float | None = None
-        self._taken = self._failures = self._runs = 0
+        self._collected_answers = self._collected_failures = self._runs = 0
         self._slice_s: list[float] = []
         self._task: Task | None = None
-        self._stirred_at = 0
+        self._checked_answers = 0
         self._closed = False
 
-    def furnish(self, channel: Channel[ToAgent]) -> None:
-        """Tell the worker of it, once."""
-        with self._theirs:
-            channel.send(Desk(direct_shared_state.BYTES), (self._segment.descriptor, self._theirs.fileno()))
+    def connect_worker(self, channel: Channel[ToAgent]) -> None:
+        """Send the shared state and the lane socket to the worker, once."""
+        with self._worker_end:
+            channel.send(PrepareLanes(direct_shared_state.BYTES), (self._segment.descriptor, self._worker_end.fileno()))
 
     @property
     def count(self) -> int:
-        """Lanes there are."""
+        """Number of lanes."""
         return len(self._ends)
 
     @property
     def shared_bytes(self) -> int:
-        """Memory that the worker shares with their clients."""
+        """Bytes of memory that the worker shares with the agent and the clients for lanes."""
         return self._segment.size + sum(end.shared_bytes for end in list(self._ends.values()))
 
-    def open(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
-        """A lane over this socket, which stays the caller's to close. Busy; UsageError where it is no such socket."""
-        sock = _stream(descriptor)
+    def open(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
+        """Open a lane over this socket, which stays the caller's to close. Busy; UsageError where the socket is
+        unsuitable."""
+        sock = _duplicate_stream(descriptor)
         try:
-            self._open(order, sock, shared=shared)
+            self._open(spec, sock, shared=shared)
         except OSError as error:
             sock.close()
             raise Busy(f"no lane can be had now: {error.strerror or error}") from error
@@ -121,147 +124,153 @@ class LaneDesk:
             sock.close()
             raise
 
-    def _open(self, order: LaneOrder, sock: socket.socket, *, shared: bool) -> None:
+    def _open(self, spec: LaneSpec, sock: socket.socket, *, shared: bool) -> None:
         with self._lock:
             if self._closed:
                 raise Busy("the model's worker has ended")
-            if self._words.noted:
+            if self._state.has_changed:
                 raise Busy("the model's worker does not run as it was opened")
-            self._tidy()
-            place = next((one for one in range(MOST_LANES) if one not in self._ends), None)
-            if place is None:
-                raise Busy(f"{MOST_LANES} lanes are in use already")
-            self._begin(order)
+            self._close_abandoned()
+            slot = next((candidate for candidate in range(MAX_LANES) if candidate not in self._ends), None)
+            if slot is None:
+                raise Busy(f"{MAX_LANES} lanes are in use already")
+            self._set_spec(spec)
             number = next(self._numbers)
-            lane = Lane(
-                number, place, order.order, order.inputs, order.outputs, order.answers_at, order.bytes, shared
+            lane = OpenLane(
+                number, slot, spec.slices, spec.inputs, spec.outputs, spec.answers_at, spec.bytes, shared
             )  # fmt: skip
-            self._introduce(lane, sock)
-            self._words.open(place, number)
-            self._ends[place] = _End(sock, order.bytes if shared else 0)
+            # The slot is opened last: a request that arrives earlier is answered with "ask the agent".
+            self._send_lane(lane, sock)
+            self._state.open_slot(slot, number)
+            self._ends[slot] = _LaneEnd(sock, spec.bytes if shared else 0)
 
-    def end(self) -> None:
-        """No request that has not begun is answered by any lane that there is now; the clients ask the agent."""
+    def end_all(self) -> None:
+        """End all lanes: no request that has not begun is answered any more, and the clients turn to the agent."""
         with self._lock:
-            for place, end in self._ends.items():
-                self._words.shut(place)
+            for slot, end in self._ends.items():
+                # First the word that the worker checks before each request, then the socket: a request that has begun
+                # is still answered, because only reading is shut down.
+                self._state.close_slot(slot)
                 with contextlib.suppress(OSError):
                     end.sock.shutdown(socket.SHUT_RD)
                 end.sock.close()
             self._ends.clear()
-            self.note()
+            self.collect()
 
     def close(self) -> None:
-        """The worker has ended: what it left is told, and everything given up."""
-        self._note_now()
+        """The worker has ended: collect what it left, and release everything."""
+        self._collect_and_flush()
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self.end()
-            self._door.close()
-            self._theirs.close()
+            self.end_all()
+            self._lane_socket.close()
+            self._worker_end.close()
             self._segment.close()
 
-    def look(self) -> bool:
-        """Give up what clients have left, and have noted what came. True where requests came since the last look."""
+    def check(self) -> bool:
+        """Close abandoned lanes and collect results. True if requests were answered since the last call."""
         with self._lock:
-            self._tidy()
-            if self._words.noted:
-                self.end()
-        stirred, self._stirred_at = self._stirred_at != self._words.answers, self._words.answers
-        self._note_now()
+            self._close_abandoned()
+            if self._state.has_changed:  # it no longer runs as its grants say
+                self.end_all()
+        stirred, self._checked_answers = self._checked_answers != self._state.answer_count, self._state.answer_count
+        self._collect_and_flush()
         return stirred
 
-    def tell(self, predicted_s: float, scale: float) -> None:
-        """What answers are to say from now on of the plan and of power."""
-        self._words.tell(predicted_s, scale)
+    def set_predictions(self, predicted_s: float, scale: float) -> None:
+        """Set the predicted seconds and the energy scale that lane answers contain from now on."""
+        self._state.set_predictions(predicted_s, scale)
 
-    def note(self) -> None:
-        """What came of lanes and was not told yet is told."""
+    def collect(self) -> None:
+        """Deliver lane results that have not been reported to the engine yet."""
         with self._lock:
-            words, order = self._words, self._order
-            if order is None or (words.answers == self._taken and words.failures == self._failures):
+            state, order = self._state, self._spec
+            if order is None or (
+                state.answer_count == self._collected_answers and state.failure_count == self._collected_failures
+            ):
                 return
-            answered, failed = words.answers, words.failures  # more may come while they are read
-            answers = words.between(self._taken, answered)
-            failures = min(max(0, failed - self._failures), direct_shared_state.RING)
-            self._taken, self._failures = answered, failed
-            slice_s = self._slices_since(len(order.order))
+            answered, failed = state.answer_count, state.failure_count  # read once: the worker may add more meanwhile
+            answers = state.answers_between(self._collected_answers, answered)
+            failures = min(max(0, failed - self._collected_failures), direct_shared_state.RING_ENTRIES)
+            self._collected_answers, self._collected_failures = answered, failed
+            slice_s = self._mean_slice_s(len(order.slices))
             if answers:
                 mean_s = sum(run_s for _, run_s in answers) / len(answers)
                 before = self._expected_s if self._expected_s is not None else mean_s
                 self._expected_s = before + SMOOTHING * (mean_s - before)
-            order.told(LaneNotes(answers, failures, slice_s))
+            order.on_results(LaneResults(answers, failures, slice_s))
 
-    def _note_now(self) -> None:
-        self.note()
-        order = self._order
+    def _collect_and_flush(self) -> None:
+        self.collect()
+        order = self._spec
         if order is not None:
-            order.noted()
+            order.flush()
 
-    def task(self, now: float) -> Task | None:
-        """What the worker is at for a lane; the same object for as long as it is."""
-        busy = self._words.busy(now)
+    def current_task(self, now: float) -> Task | None:
+        """The lane run in progress, for the watchdog; the same object for as long as it lasts. None if there is
+        none."""
+        busy = self._state.current_run(now)
         if busy is None:
             self._task = None
             return None
         since, left_s = busy
         if self._task is None or since > self._task.since:
-            predicted_s = self._order.predicted_s if self._order is not None else 0.0
+            predicted_s = self._spec.predicted_s if self._spec is not None else 0.0
             limit_s = run_limit_s(self._bounds, self._expected_s, left_s, predicted_s)
             self._task = Task(since, limit_s, "computed")
         return self._task
 
-    def _begin(self, order: LaneOrder) -> None:
-        """What was noted of another order is told to whom it concerns."""
-        before = self._order
-        if before is not None and before.order == order.order:
-            self._order = order
+    def _set_spec(self, spec: LaneSpec) -> None:
+        """Make `order` current; results of another order are first delivered to its receiver."""
+        before = self._spec
+        if before is not None and before.slices == spec.slices:
+            self._spec = spec
             return
-        self.note()
-        self._order, self._expected_s = order, order.expected_s
+        self.collect()
+        self._spec, self._expected_s = spec, spec.expected_s
 
-    def _introduce(self, lane: Lane, sock: socket.socket) -> None:
-        """The client gets its memory, the worker both."""
+    def _send_lane(self, lane: OpenLane, sock: socket.socket) -> None:
+        """Send the client its memory, and the worker both socket and memory."""
         raw = msgspec.msgpack.encode(lane)
-        segment = Segment.made(lane.bytes) if lane.shared else None
+        segment = Segment.create(lane.bytes) if lane.shared else None
         memory = [segment.descriptor] if segment is not None else []
         try:
             socket.send_fds(sock, [READY], memory, socket.MSG_DONTWAIT)
-            socket.send_fds(self._door, [raw], [sock.fileno(), *memory])
+            socket.send_fds(self._lane_socket, [raw], [sock.fileno(), *memory])
         finally:
             if segment is not None:
                 segment.close()
 
-    def _tidy(self) -> None:
-        """Those whose clients have gone, or the worker has closed, are given up."""
+    def _close_abandoned(self) -> None:
+        """Close the lanes whose client, or the worker, has closed the socket."""
         if not self._ends:
             return
-        poll, by_descriptor = select.poll(), {end.sock.fileno(): place for place, end in self._ends.items()}
+        poll, by_descriptor = select.poll(), {end.sock.fileno(): slot for slot, end in self._ends.items()}
         for descriptor in by_descriptor:
             poll.register(descriptor, 0)
-        for descriptor, what in poll.poll(0):
-            if what & _GONE:
-                place = by_descriptor[descriptor]
-                self._words.shut(place)
-                self._ends.pop(place).sock.close()
+        for descriptor, events in poll.poll(0):
+            if events & _GONE:
+                slot = by_descriptor[descriptor]
+                self._state.close_slot(slot)
+                self._ends.pop(slot).sock.close()
 
-    def _slices_since(self, many: int) -> tuple[float, ...]:
-        """What each slice took on average since this was asked last."""
-        runs, sums = self._words.slice_s
-        before, self._slice_s = self._slice_s or [0.0] * MOST_SLICES, sums
+    def _mean_slice_s(self, slice_count: int) -> tuple[float, ...]:
+        """Mean seconds of each slice since the last call; empty if no run ended or the figures are implausible."""
+        runs, sums = self._state.slice_totals
+        before, self._slice_s = self._slice_s or [0.0] * MAX_SLICES, sums
         count, self._runs = runs - self._runs, runs
-        if not 0 < count < direct_shared_state.LONGEST_S:
+        if not 0 < count < direct_shared_state.MAX_PLAUSIBLE_S:
             return ()
-        means = tuple((now - then) / count for now, then in zip(sums[:many], before, strict=False))
-        return means if all(0.0 <= one < direct_shared_state.LONGEST_S for one in means) else ()
+        means = tuple((now - then) / count for now, then in zip(sums[:slice_count], before, strict=False))
+        return means if all(0.0 <= mean < direct_shared_state.MAX_PLAUSIBLE_S for mean in means) else ()
 
 
-def _stream(descriptor: int) -> socket.socket:
-    """A descriptor of ours for the same socket. UsageError where it is none that a lane could be."""
+def _duplicate_stream(descriptor: int) -> socket.socket:
+    """A duplicate of the descriptor as a socket. UsageError unless it is a connected Unix stream socket."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-        raise UsageError(NO_STREAM)
+        raise UsageError(NOT_A_STREAM)
     try:
         sock = socket.socket(fileno=os.dup(descriptor))
     except OSError as error:
@@ -269,5 +278,5 @@ def _stream(descriptor: int) -> socket.socket:
     listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or listens:
         sock.close()
-        raise UsageError(NO_STREAM)
+        raise UsageError(NOT_A_STREAM)
     return sock

@@ -1,8 +1,9 @@
-"""The worker's side of lanes: who has asked, whose turn it is, and one request after the other.
+"""The worker's side of lanes: receives requests of all lanes and answers them one after another.
 
-Promises that nothing a client does is believed or waited for: a request is two numbers, tensors lie where the agent has
-said, what is no request ends the lane, and a client that does not read is left. Its shared memory it may change at any
-time, and gets an answer to that. The agent's own requests and those of all lanes take turns, one each.
+Nothing a client does is trusted or waited for: a request is two numbers, tensors lie where the agent determined,
+anything that is not a request ends the lane, and a client that does not read is left waiting. A client may change its
+shared memory at any time, and gets the answer to what was read. The agent's requests and those of all lanes alternate,
+one each.
 """
 
 from __future__ import annotations
@@ -22,129 +23,139 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgesplit.client.direct.grant import ANSWER, ANSWERED, FAILED, OVER, REQUEST, LaneTensor
+from edgesplit.client.direct.grant import ANSWER, ANSWERED, CLOSED, FAILED, REQUEST, LaneTensor
 from edgesplit.errors import InferenceFailed
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_shared_state import LaneWords
-from edgesplit_agent.worker.ipc import MESSAGE_BYTES, Lane
+from edgesplit_agent.worker.direct_shared_state import LaneSharedState
+from edgesplit_agent.worker.ipc import MESSAGE_BYTES, OpenLane
 
 log = logging.getLogger(__name__)
 
 NO_TIMES = (0.0, 0.0, 0.0)
-IN_PLACE_FROM = 4_096
-"""Smaller inputs are copied, and all that are no floats: what a model goes by must not change while it runs."""
+MIN_IN_PLACE_BYTES = 4_096
+"""Minimum size in bytes of an input that is read in place; smaller ones, and all that are not floats, are copied: a
+value by which a model branches must not change while it runs."""
 _ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
-RunSlices = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, Tensor], Timing], Mapping[str, Tensor]]
-"""Runs slices in order, for these of their outputs."""
+SliceRunner = Callable[[tuple[str, ...], tuple[str, ...], Mapping[str, Tensor], Timing], Mapping[str, Tensor]]
+"""Function that runs slices in order, for these of their outputs."""
 
 
-class LaneOver(Exception):
-    """Nothing more is to be done for this lane."""
+class LaneClosed(Exception):
+    """The lane has ended."""
 
 
 @dataclass
-class Asked:
-    """One lane, between requests or in the middle of one that has come in part."""
+class LaneConnection:
+    """One lane: idle, or with a request that has been received in part."""
 
-    lane: Lane
+    lane: OpenLane
     sock: socket.socket
     memory: memoryview
-    due: bool = False
+    is_due: bool = False
     _unsent: memoryview = field(default_factory=lambda: memoryview(b""))
 
     def __post_init__(self) -> None:
         lane = self.lane
         self._head = memoryview(bytearray(REQUEST.size))
         self._answer = memoryview(bytearray(ANSWER.size))
-        self._inputs = [(one.name, _view(one, self.memory), _in_place(one) and lane.shared) for one in lane.inputs]
-        self._outputs = [(one.name, _view(one, self.memory)) for one in lane.outputs]
-        self._wants = tuple(one.name for one in lane.outputs)
-        in_place = all(one[2] for one in self._inputs)
-        self._always = {name: view for name, view, _ in self._inputs} if in_place else None
+        self._inputs = [
+            (tensor.name, _view(tensor, self.memory), _can_read_in_place(tensor) and lane.shared)
+            for tensor in lane.inputs
+        ]
+        self._outputs = [(tensor.name, _view(tensor, self.memory)) for tensor in lane.outputs]
+        self._wants = tuple(tensor.name for tensor in lane.outputs)
+        in_place = all(tensor[2] for tensor in self._inputs)
+        self._fixed_inputs = {name: view for name, view, _ in self._inputs} if in_place else None
         self._bodies = () if lane.shared else (self.memory[: lane.answers_at],)
-        self._expect()
+        self._reset_request()
 
     def fileno(self) -> int:
-        """For poll."""
+        """The descriptor, for poll."""
         return self.sock.fileno()
 
     @property
-    def waits_for(self) -> int:
-        """The event that goes on with it."""
+    def poll_event(self) -> int:
+        """The poll event that lets the lane proceed."""
         return select.POLLOUT if self._unsent else select.POLLIN
 
-    def serve(self, run: RunSlices, words: LaneWords) -> bool:
-        """As far as it goes without waiting: at most one run. Whether it waits for something else now. LaneOver."""
+    def serve(self, run: SliceRunner, words: LaneSharedState) -> bool:
+        """Proceed as far as possible without waiting: at most one run.
+
+        Returns whether the lane waits for another event than before. Raises LaneOver.
+        """
         was_sending = bool(self._unsent)
         try:
             if was_sending:
                 self._send_rest()
-            elif self._has_come():
-                self._serve(run, words)
-                self._expect()
+            elif self._receive():
+                self._run_request(run, words)
+                self._reset_request()
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LaneOver from error
+            raise LaneClosed from error
         return was_sending != bool(self._unsent)
 
     def close(self) -> None:
-        """It is over, for its client too; its memory goes with the last view of it."""
-        _end(self.sock)
+        """Close the socket; the client notices. The memory is freed with the last view of it."""
+        _close_socket(self.sock)
 
-    def _expect(self) -> None:
-        """The next request."""
+    def _reset_request(self) -> None:
+        """Prepare to receive the next request."""
         self._missing = deque(part for part in (self._head, *self._bodies) if len(part))
 
-    def _has_come(self) -> bool:
-        """Take what is there; True once it is a whole request. BlockingIOError."""
+    def _receive(self) -> bool:
+        """Receive what is available; True once the request is complete. BlockingIOError until then."""
         while self._missing:
             part = self._missing[0]
             count = self.sock.recv_into(part, 0, socket.MSG_DONTWAIT)
             if not count:
-                raise LaneOver
+                raise LaneClosed
             if count < len(part):
                 self._missing[0] = part[count:]
             else:
                 self._missing.popleft()
         return True
 
-    def _serve(self, run: RunSlices, words: LaneWords) -> None:
+    def _run_request(self, run: SliceRunner, words: LaneSharedState) -> None:
         number, left_us = REQUEST.unpack(self._head)
+        # Checked for each request: the agent may have ended the lane, for instance to serve another release.
         if not words.is_open(self.lane.place, self.lane.number):
-            self._reply(number, OVER)
-            raise LaneOver
+            self._reply(number, CLOSED)
+            raise LaneClosed
         began = perf_counter()
-        words.begin(began, left_us / 1e6)
+        words.begin_run(began, left_us / 1e6)
         timing = Timing()
         try:
-            live = run(self.lane.order, self._wants, self._always or self._given(), timing)
+            live = run(self.lane.order, self._wants, self._fixed_inputs or self._request_inputs(), timing)
             for name, view in self._outputs:
-                _put(view, live[name])
-        except Exception as error:  # whatever the model did, the client asks the agent, and the agent counts it
+                _write_output(view, live[name])
+        except Exception as error:  # of any kind: the client retries through the agent, which counts the failure
             log.warning("asked by a lane: %s", error)
-            words.failed()
-            words.end()
+            words.record_failure()
+            words.end_run()
             self._reply(number, FAILED)
             return
         run_s = timing.total_s
-        words.answered(max(perf_counter() - began, run_s), run_s)
+        # Recorded before the answer is sent, so that a worker killed in between loses no answer from the statistics.
+        words.record_answer(max(perf_counter() - began, run_s), run_s)
         self._reply(number, ANSWERED, run_s, words.predicted_s, words.scale)
-        words.end()
-        words.took([timing.seconds.get(name, 0.0) for name in self.lane.order])
+        words.end_run()
+        words.record_slice_times([timing.seconds.get(name, 0.0) for name in self.lane.order])
 
-    def _given(self) -> dict[str, Tensor]:
-        return {name: view if in_place else _own(view) for name, view, in_place in self._inputs}
+    def _request_inputs(self) -> dict[str, Tensor]:
+        return {name: view if in_place else _copied(view) for name, view, in_place in self._inputs}
 
     def _reply(
         self, number: int, status: int, run_s: float = 0.0, predicted_s: float = 0.0, scale: float = 0.0
     ) -> None:
         ANSWER.pack_into(self._answer, 0, number, status, run_s, predicted_s, scale)
         if self.lane.shared or status != ANSWERED:
+            # A short write means that the client does not read its answers: end the lane.
             if self.sock.send(self._answer, socket.MSG_DONTWAIT) != len(self._answer):
-                raise LaneOver
+                raise LaneClosed
             return
         self._unsent = memoryview(bytes(self._answer) + bytes(self.memory[self.lane.answers_at : self.lane.bytes]))
         self._send_rest()
@@ -156,120 +167,121 @@ class Asked:
             return
 
 
-class ChildLanes:
+class WorkerLanes:
     """All lanes of this worker, beside the agent's own channel."""
 
-    def __init__(self, channel: int, run: RunSlices) -> None:
-        """`channel`: the descriptor by which the agent asks."""
+    def __init__(self, channel: int, run: SliceRunner) -> None:
+        """`channel`: the descriptor of the agent's channel."""
         self._run = run
         self._channel = channel
-        self._door: socket.socket | None = None
-        self._words: LaneWords | None = None
-        self._lanes: dict[int, Asked] = {}
-        self._due: deque[Asked] = deque()
+        self._lane_socket: socket.socket | None = None
+        self._state: LaneSharedState | None = None
+        self._lanes: dict[int, LaneConnection] = {}
+        self._due: deque[LaneConnection] = deque()
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
-        self._decoder = msgspec.msgpack.Decoder(Lane)
+        self._decoder = msgspec.msgpack.Decoder(OpenLane)
 
     @property
-    def words(self) -> LaneWords | None:
-        """What is noted for the agent."""
-        return self._words
+    def state(self) -> LaneSharedState | None:
+        """The state shared with the agent; None before `connect_agent`."""
+        return self._state
 
-    def furnish(self, files: Sequence[int]) -> None:
-        """From now on lanes may come."""
+    def connect_agent(self, files: Sequence[int]) -> None:
+        """Connect the shared state and the lane socket that came as these descriptors."""
         words, door = files
-        self._words = LaneWords(memoryview(mmap.mmap(words, direct_shared_state.BYTES)))
+        self._state = LaneSharedState(memoryview(mmap.mmap(words, direct_shared_state.BYTES)))
         os.close(words)
-        self._door = socket.socket(fileno=door)
+        self._lane_socket = socket.socket(fileno=door)
         self._poll.register(door, select.POLLIN)
 
-    def turn(self) -> bool:
-        """Wait until there is something to do, then do one thing for one lane. True where the agent asks."""
+    def serve_one(self) -> bool:
+        """Wait for an event, then serve at most one lane. True if the agent's channel is readable."""
         agent_asks = False
-        for descriptor, what in self._poll.poll(0 if self._due else None):
+        for descriptor, events in self._poll.poll(0 if self._due else None):
             lane = self._lanes.get(descriptor)
             if lane is None:
                 if descriptor == self._channel:
                     agent_asks = True
                 else:
-                    self._admit()
-            elif what & _ENDED:
+                    self._accept()
+            elif events & _ENDED:
                 self._drop(lane)
-            elif not lane.due:
-                lane.due = True
+            elif not lane.is_due:
+                lane.is_due = True
                 self._due.append(lane)
+        # One lane in the order of arrival, then the agent: neither side can starve the other.
         if self._due:
             self._serve(self._due.popleft())
         return agent_asks
 
-    def _serve(self, lane: Asked) -> None:
-        """Not of one that was dropped meanwhile: its `due` was taken back."""
-        if not lane.due:
+    def _serve(self, lane: LaneConnection) -> None:
+        """Serve the lane, unless it was dropped since it became due."""
+        if not lane.is_due:
             return
-        lane.due = False
-        assert self._words is not None
+        lane.is_due = False
+        assert self._state is not None
         try:
-            if lane.serve(self._run, self._words):
-                self._poll.modify(lane.fileno(), lane.waits_for)
-        except LaneOver:
+            if lane.serve(self._run, self._state):
+                self._poll.modify(lane.fileno(), lane.poll_event)
+        except LaneClosed:
             self._drop(lane)
 
-    def _drop(self, lane: Asked) -> None:
-        lane.due = False
+    def _drop(self, lane: LaneConnection) -> None:
+        lane.is_due = False
         if self._lanes.pop(lane.fileno(), None) is not None:
             self._poll.unregister(lane.fileno())
         lane.close()
 
-    def _admit(self) -> None:
-        """A lane from the agent; without descriptors where this process has none left."""
-        assert self._door is not None
-        raw, files, _, _ = socket.recv_fds(self._door, MESSAGE_BYTES, 2)
+    def _accept(self) -> None:
+        """Accept a lane from the agent; it arrives without descriptors where this process has none left."""
+        assert self._lane_socket is not None
+        raw, files, _, _ = socket.recv_fds(self._lane_socket, MESSAGE_BYTES, 2)
         if not raw:
-            self._poll.unregister(self._door.fileno())
+            self._poll.unregister(self._lane_socket.fileno())
             return
         try:
             lane = self._decoder.decode(raw)
-            with contextlib.ExitStack() as undo:
+            with contextlib.ExitStack() as undo:  # close the socket unless everything succeeds
                 sock = socket.socket(fileno=files.pop(0))
-                undo.callback(_end, sock)
+                undo.callback(_close_socket, sock)
                 memory = memoryview(mmap.mmap(files[0], lane.bytes) if lane.shared else bytearray(lane.bytes))
-                asked = Asked(lane, sock, memory)
+                connection = LaneConnection(lane, sock, memory)
                 self._poll.register(sock.fileno(), select.POLLIN)
-                self._lanes[sock.fileno()] = asked
+                self._lanes[sock.fileno()] = connection
                 undo.pop_all()
         except (OSError, ValueError, IndexError, MemoryError, msgspec.MsgspecError) as error:
             log.warning("no lane: %s", error)
         finally:
-            for one in files:
-                os.close(one)
+            for descriptor in files:
+                os.close(descriptor)
 
 
-def _end(sock: socket.socket) -> None:
+def _close_socket(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
 
 
-def _view(place: LaneTensor, memory: memoryview) -> Any:
-    dtype = oip.DTYPES[place.datatype]
-    return np.frombuffer(memory, np.uint8, place.bytes, place.offset).view(dtype).reshape(place.shape)
+def _view(tensor: LaneTensor, memory: memoryview) -> Any:
+    dtype = oip.DTYPES[tensor.datatype]
+    return np.frombuffer(memory, np.uint8, tensor.bytes, tensor.offset).view(dtype).reshape(tensor.shape)
 
 
-def _in_place(place: LaneTensor) -> bool:
-    return place.bytes >= IN_PLACE_FROM and place.datatype.startswith("FP")
+def _can_read_in_place(tensor: LaneTensor) -> bool:
+    return tensor.bytes >= MIN_IN_PLACE_BYTES and tensor.datatype.startswith("FP")
 
 
-def _own(view: Any) -> Tensor:
-    """A copy; what is true or false is nothing else."""
+def _copied(view: Any) -> Tensor:
+    """A copy. Booleans are normalised, since a byte other than 0 or 1 is undefined as one."""
     if view.dtype == np.bool_:
-        found: Tensor = view.view(np.uint8) != 0
-        return found
+        flags: Tensor = view.view(np.uint8) != 0
+        return flags
     copied: Tensor = view.copy()
     return copied
 
 
-def _put(view: Any, value: Tensor) -> None:
+def _write_output(view: Any, value: Tensor) -> None:
     if value.dtype != view.dtype or value.shape != view.shape:
         raise InferenceFailed(f"an output of {value.dtype} {value.shape}, not {view.dtype} {view.shape}")
     np.copyto(view, value)

@@ -1,4 +1,4 @@
-"""Where a release's slices run: one interface, in this process or in a worker's."""
+"""Hosts: where a release's slices run. One interface, implemented in this process and by a worker process."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any, Protocol, runtime_checkable
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.plan import Plan
 from edgesplit.release.manifest import device_slices
-from edgesplit.release_store import Release
-from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, execute
+from edgesplit.release_store import StoredRelease
+from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.worker.direct_broker import LaneOrder
+from edgesplit_agent.worker.direct_broker import LaneSpec
 
 
 class WorkerLost(InferenceFailed):
-    """The process that ran the model has ended, or was ended, before it answered. Another one is on its way."""
+    """The worker process ended, or was killed, before it answered. Its supervisor starts another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SliceRun:
     """Slices to run, in order, over these tensors."""
 
     order: Sequence[str]
     tensors: Tensors
-    until: float = math.inf
-    """Of perf_counter: who asks waits no longer."""
+    deadline: float = math.inf
+    """Deadline (perf_counter) after which the caller waits no longer."""
     expected_s: float | None = None
-    """What it took before, or None where it never ran."""
+    """Previous duration in seconds; None where these slices never ran here."""
     predicted_s: float = 0.0
-    """What the plan says it takes; 0: nothing."""
+    """Duration that the plan predicts, in seconds; 0: none."""
 
 
 class Host(Protocol):
@@ -40,72 +40,75 @@ class Host(Protocol):
 
     @property
     def slices(self) -> frozenset[str]:
-        """What can run here."""
+        """Names of the slices that can run here."""
         ...
 
     @property
     def emulated(self) -> bool:
-        """Whether its times are those of another device."""
+        """Whether the times are those of another, emulated device."""
         ...
 
     @property
     def in_time(self) -> bool:
-        """Whether `run` keeps to its job's time whatever the model does."""
+        """Whether `run` returns by the deadline whatever the model does."""
         ...
 
-    def run(self, job: Job, timing: Timing) -> dict[str, Tensor]:
-        """The tensors of the job and all that anybody may need of what its slices gave. InferenceFailed, WorkerLost,
-        DeadlineExceeded; UsageError where the application's input is at fault."""
+    def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
+        """The job's tensors and every output of its slices that is needed outside of it.
+
+        Raises InferenceFailed, WorkerLost, DeadlineExceeded; UsageError where the application's input is at fault.
+        """
         ...
 
     def status(self) -> dict[str, Any]:
-        """How it is, for people."""
+        """State of the host for the status page."""
         ...
 
     def close(self) -> None:
-        """End what runs for it."""
+        """End the worker, if there is one."""
         ...
 
 
 @runtime_checkable
-class Laned(Protocol):
-    """A host whose worker applications may ask themselves."""
+class LaneHost(Protocol):
+    """A host whose worker applications may reach directly, over lanes."""
 
-    def open_lane(self, order: LaneOrder, descriptor: int, *, shared: bool) -> None:
-        """Over that socket. Busy where none can be had; UsageError where it is no such socket."""
+    def open_lane(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
+        """Open a lane over this socket. Busy where none is available; UsageError where the socket is unsuitable."""
         ...
 
     def end_lanes(self) -> None:
-        """Nothing that has not begun is answered by a lane any more."""
+        """End all lanes: no request that has not begun is answered over a lane any more."""
         ...
 
-    def note_lanes(self, predicted_s: float, scale: float) -> None:
-        """What came of lanes is told now; what their answers say from now on of plan and power."""
+    def collect_lanes(self, predicted_s: float, scale: float) -> None:
+        """Report the lanes' results now; set the predicted seconds and the energy scale that lane answers contain from
+        now on."""
         ...
 
 
-StartHost = Callable[[Release, Plan], Host]
-"""Loads what a plan's device runs of a release. Each file's digest is checked then. TrustError, ModelRefused."""
+StartHost = Callable[[StoredRelease, Plan], Host]
+"""Loads what a plan's device runs of a release, checking each file's digest. Raises TrustError, ModelRefused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """What a device loads of a release."""
+class NeededSlices:
+    """The slices that a device loads of a release."""
 
     rows: frozenset[str]
-    """Slices of the plan's rows: all of them, or nothing is answered."""
+    """Slices of the plan's rows: all of them must load."""
     optional: frozenset[str]
-    """Compiled for an accelerator, which may not be here: their twins run instead."""
+    """Slices compiled for an accelerator that may be absent: their uncompiled equivalents run instead."""
 
     @classmethod
-    def of(cls, release: Release, plan: Plan) -> Needed:
-        """By its rows, and what was compiled for its class."""
+    def of(cls, release: StoredRelease, plan: Plan) -> NeededSlices:
+        """The slices needed by the plan's rows and those compiled for its device class."""
         rows = frozenset(name for row in plan.rows for name in row.device)
         return cls(rows, frozenset(device_slices(plan, release.manifest) - rows))
 
 
 class InProcess:
-    """Slices in the agent's own process: a model that crashes takes the agent with it."""
+    """Runs slices in the agent's own process: a model that crashes takes the agent with it."""
 
     in_time = False
 
@@ -116,26 +119,26 @@ class InProcess:
 
     @property
     def slices(self) -> frozenset[str]:
-        """What can run here."""
+        """Names of the loaded slices."""
         return frozenset(self.programs)
 
-    def run(self, job: Job, timing: Timing) -> dict[str, Tensor]:
-        """All live tensors. Nothing here can be cut off: who asks waits until it is over."""
-        return execute(self.programs, job.order, job.tensors, timing)
+    def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
+        """All available tensors. A run cannot be interrupted here: the caller waits until it ends."""
+        return run_slices(self.programs, job.order, job.tensors, timing)
 
     def status(self) -> dict[str, Any]:
-        """What of it people should know."""
+        """Isolation and notes for the status page."""
         return {"isolation": "none", "notes": list(self._notes)}
 
     def close(self) -> None:
-        """Nothing runs by itself."""
+        """Does nothing: no process belongs to this host."""
 
 
 def in_process(make_runtime: Callable[[Plan], Runtime]) -> StartHost:
-    """Load releases into this process, on that runtime."""
+    """A `StartHost` that loads releases into this process, on the runtime that `make_runtime` returns for the plan."""
 
-    def start(release: Release, plan: Plan) -> Host:
-        runtime, needed = make_runtime(plan), Needed.of(release, plan)
+    def start(release: StoredRelease, plan: Plan) -> Host:
+        runtime, needed = make_runtime(plan), NeededSlices.of(release, plan)
         programs = load_slices(release.manifest, release.slice_folder, runtime, only=needed.rows)
         refused = []
         for name in needed.optional:
@@ -144,9 +147,9 @@ def in_process(make_runtime: Callable[[Plan], Runtime]) -> StartHost:
             except ModelRefused as refusal:
                 refused.append(str(refusal))
         if isinstance(runtime, EmulatedRuntime):
-            for one in release.manifest.slices:
-                if one.name in programs and one.format == "input":
-                    programs[one.name] = runtime.wrap(one.name, programs[one.name])
+            for slice_ in release.manifest.slices:
+                if slice_.name in programs and slice_.format == "input":
+                    programs[slice_.name] = runtime.wrap(slice_.name, programs[slice_.name])
         return InProcess(programs, emulated=isinstance(runtime, EmulatedRuntime), notes=refused)
 
     return start

@@ -1,8 +1,8 @@
-"""What agent and worker say to each other: small messages over a socket pair; tensors lie in shared memory.
+"""Messages between agent and worker: small packets over a socket pair; tensors lie in shared memory.
 
-One message is one packet (SOCK_SEQPACKET) of MessagePack, at most `MESSAGE_BYTES`; files travel as descriptors beside
-it, towards the worker only. The agent believes nothing that a worker says before it has checked it: the model in there
-may have made it say anything.
+One message is one packet (SOCK_SEQPACKET) of MessagePack of at most `MESSAGE_BYTES`. Descriptors travel beside it, only
+towards the worker. The agent checks everything that a worker sends before using it: the model in the worker may have
+taken control of it.
 """
 
 from __future__ import annotations
@@ -19,78 +19,85 @@ from msgspec import Meta
 from edgesplit.client.direct.grant import LaneTensor
 from edgesplit.errors import MalformedMessage
 from edgesplit.input_spec import InputSpec
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.release.manifest import Slice
-from edgesplit.runtime.options import Setup
+from edgesplit.runtime.options import EngineOptions
 
 MESSAGE_BYTES = 128 * 1024
-MOST_FILES = 8
-"""Descriptors beside one message."""
-MOST_RANK = 32
-TEXT = 2_000
-"""Characters of an error."""
-Kind = Literal["usage", "refused", "failed", "memory"]
+"""Maximum size of a message in bytes."""
+MAX_DESCRIPTORS = 8
+"""Maximum number of descriptors beside one message."""
+MAX_RANK = 32
+"""Maximum number of dimensions of a tensor."""
+MAX_TEXT = 2_000
+"""Maximum number of characters of an error text."""
+FailureKind = Literal["usage", "refused", "failed", "memory"]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Name = Annotated[str, Meta(max_length=4_096)]
 
 
-class Take(msgspec.Struct, frozen=True, tag="take"):
-    """A slice that is to be opened, from its folder, or from the memory files beside this message, named in order."""
+class AddSlice(msgspec.Struct, frozen=True, tag="take"):
+    """Add a slice to those that `OpenSlices` opens: from its folder, or from the memory files beside this message,
+    named in order. No answer."""
 
     slice: Slice
     folder: str = ""
     files: tuple[str, ...] = ()
 
 
-class Merge(msgspec.Struct, frozen=True, array_like=True):
-    """Neighbouring slices that are to run as one session, and what that gives."""
+class MergeSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Neighbouring slices that shall run as one session, and the outputs of that session."""
 
     order: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Open everything taken, in place of what was open. The answer is Opened, or Failed."""
+class OpenSlices(msgspec.Struct, frozen=True, tag="open"):
+    """Open all added slices, in place of what was open. The answer is Opened or Failed."""
 
-    setup: Setup
+    setup: EngineOptions
+    """Engine options."""
     optional: tuple[str, ...] = ()
     """Slices that may be refused."""
     input_spec: InputSpec | None = None
     slice_s: dict[str, float] | None = None
-    """Emulated: the seconds that each slice takes."""
+    """Emulated device: seconds that each slice takes; None: not emulated."""
     memory_bytes: int = 0
-    """May be allocated; 0: as much as there is."""
-    merges: tuple[Merge, ...] = ()
+    """Limit of allocated memory in bytes; 0: none."""
+    merges: tuple[MergeSpec, ...] = ()
     shares: dict[str, float] = {}
-    """What merged slices take of their common time, in any unit."""
+    """Weights, in any unit, by which the time of a merged session is divided among its slices."""
 
 
-class Map(msgspec.Struct, frozen=True, tag="map"):
-    """A piece of shared memory, by the descriptor beside this message. No answer."""
+class MapSegment(msgspec.Struct, frozen=True, tag="map"):
+    """Map a segment of shared memory, whose descriptor is beside this message. No answer."""
 
     segment: int
     bytes: int
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Shared memory that is used no more. No answer."""
+class UnmapSegments(msgspec.Struct, frozen=True, tag="forget"):
+    """Unmap segments that are no longer used. No answer."""
 
     segments: tuple[int, ...]
 
 
-class Desk(msgspec.Struct, frozen=True, tag="desk"):
-    """Where lanes come from: beside this message are the words of `lane_words` and a socket of `Lane`s. No answer."""
+class PrepareLanes(msgspec.Struct, frozen=True, tag="desk"):
+    """Prepare for lanes: beside this message are the shared state (`direct_shared_state`) and a socket that delivers
+    `OpenLane` messages. No answer."""
 
     words: Count
 
 
-class Lane(msgspec.Struct, frozen=True, tag="lane"):
-    """A lane, by the descriptors beside this message: its socket, and its memory where that is shared. What is asked on
-    it runs these slices, over tensors in these places. No answer; it ends when its socket does."""
+class OpenLane(msgspec.Struct, frozen=True, tag="lane"):
+    """Open a lane: beside this message are its socket and, where shared, its memory.
+
+    Requests on the lane run these slices over tensors at these places. No answer; the lane ends when its socket does.
+    """
 
     number: Count
     place: Count
-    """In the words."""
+    """Index of the lane in the shared state."""
     order: tuple[str, ...]
     inputs: tuple[LaneTensor, ...]
     outputs: tuple[LaneTensor, ...]
@@ -99,87 +106,88 @@ class Lane(msgspec.Struct, frozen=True, tag="lane"):
     shared: bool
 
 
-class Placed(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor in shared memory."""
+class SharedTensor(msgspec.Struct, frozen=True, array_like=True):
+    """Reference to a tensor in shared memory."""
 
     name: Name
     segment: Count
     offset: Count
     bytes: Count
     datatype: Annotated[str, Meta(max_length=16)]
-    shape: Annotated[tuple[Count, ...], Meta(max_length=MOST_RANK)]
+    shape: Annotated[tuple[Count, ...], Meta(max_length=MAX_RANK)]
 
 
-class Room(msgspec.Struct, frozen=True, array_like=True):
-    """Where tensors may be put."""
+class SharedBuffer(msgspec.Struct, frozen=True, array_like=True):
+    """Reference to a buffer in shared memory, where outputs may be written."""
 
     segment: int
     offset: int
     bytes: int
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
-    """Run these slices in order. The answer is Ran, TooSmall or Failed."""
+class RunRequest(msgspec.Struct, frozen=True, tag="run"):
+    """Run these slices in order. The answer is RunResult, BufferTooSmall or Failed."""
 
     number: int
     order: tuple[str, ...]
-    inputs: tuple[Placed, ...]
+    inputs: tuple[SharedTensor, ...]
     wants: tuple[str, ...]
-    room: Room
+    room: SharedBuffer
 
 
-class Give(msgspec.Struct, frozen=True, tag="give"):
-    """More room for what TooSmall was said of. The answer is Ran."""
+class GrantBuffer(msgspec.Struct, frozen=True, tag="give"):
+    """A larger buffer, in reply to BufferTooSmall; of 0 bytes where there is none. The answer is RunResult or
+    Failed."""
 
     number: int
-    room: Room
+    room: SharedBuffer
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """Everything is open."""
+    """All slices are open."""
 
     slices: tuple[Name, ...]
     refused: dict[str, str]
-    """Optional slices that are not, and why."""
+    """Reasons by optional slice that could not be opened."""
     notes: tuple[str, ...] = ()
-    """What people should know: an accelerator that is not used, and why."""
+    """Notes for operators, such as an accelerator that is not used and why."""
     merged: Count = 0
-    """So many of the merges are open."""
+    """Number of merged sessions that are open."""
 
 
-class Ran(msgspec.Struct, frozen=True, tag="ran"):
-    """The wanted tensors, in the room given."""
+class RunResult(msgspec.Struct, frozen=True, tag="ran"):
+    """The run's outputs, in the buffer given."""
 
     number: int
-    outputs: tuple[Placed, ...]
+    outputs: tuple[SharedTensor, ...]
     seconds: dict[str, float]
     late: Count = 0
     notes: tuple[str, ...] = ()
-    """As in Opened."""
+    """Notes for operators, as in Opened."""
 
 
-class TooSmall(msgspec.Struct, frozen=True, tag="small"):
-    """The wanted tensors need so much."""
+class BufferTooSmall(msgspec.Struct, frozen=True, tag="small"):
+    """The outputs need this many bytes."""
 
     number: int
     bytes: Count
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not be done."""
+    """The request failed."""
 
     number: int
-    kind: Kind
-    text: Annotated[str, Meta(max_length=TEXT)]
+    kind: FailureKind
+    text: Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
-ToWorker = Take | Open | Map | Forget | Run | Give | Desk
-ToAgent = Opened | Ran | TooSmall | Failed
+ToWorker = AddSlice | OpenSlices | MapSegment | UnmapSegments | RunRequest | GrantBuffer | PrepareLanes
+ToAgent = Opened | RunResult | BufferTooSmall | Failed
 T = TypeVar("T")
 
 
 class Channel(Generic[T]):
-    """One end. It reads messages of one union."""
+    """One end of the connection; decodes messages of one union."""
 
     def __init__(self, end: socket.socket, kind: type[T]) -> None:
         self._socket = end
@@ -189,53 +197,57 @@ class Channel(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def fileno(self) -> int:
-        """For poll."""
+        """The descriptor, for poll."""
         return self._socket.fileno()
 
     def send(self, message: ToWorker | ToAgent, files: Sequence[int] = (), timeout_s: float | None = None) -> None:
-        """TimeoutError; ConnectionError where nobody listens; MalformedMessage where it is too long to be sent."""
+        """Send a message. Raises TimeoutError; ConnectionError where the other end is closed; MalformedMessage if it is
+        too long."""
         raw = self._encoder.encode(message)
         if len(raw) > MESSAGE_BYTES:
             raise MalformedMessage(f"a message of {len(raw)} bytes to or from a worker, at most {MESSAGE_BYTES}")
-        self._allow(timeout_s)
+        self._set_timeout(timeout_s)
         if files:
             socket.send_fds(self._socket, [raw], list(files))
         else:
             self._socket.send(raw)
 
     def receive(self, timeout_s: float | None = None) -> T:
-        """The next message. TimeoutError; EOFError where the other end is gone; MalformedMessage. Descriptors that come
-        with it are not taken."""
-        self._allow(timeout_s)
-        return self._decoded(self._socket.recv(MESSAGE_BYTES))
+        """The next message. Raises TimeoutError, MalformedMessage, and EOFError where the other end is closed.
+
+        Descriptors that come with it are not received.
+        """
+        self._set_timeout(timeout_s)
+        return self._decode(self._socket.recv(MESSAGE_BYTES))
 
     def receive_files(self) -> tuple[T, list[int]]:
-        """The next message, whenever it comes, with its descriptors, which are the caller's to close."""
-        self._allow(None)
-        raw, files, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MOST_FILES)
+        """The next message, without a timeout, with its descriptors, which the caller must close."""
+        self._set_timeout(None)
+        raw, files, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, MAX_DESCRIPTORS)
         try:
-            return self._decoded(raw), files
+            return self._decode(raw), files
         except BaseException:
-            for one in files:
-                os.close(one)
+            for descriptor in files:
+                os.close(descriptor)
             raise
 
-    def shut(self) -> None:
-        """Nothing more comes or goes; who waits here is woken."""
+    def shutdown(self) -> None:
+        """Shut the connection down in both directions, which wakes a thread that waits on it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the descriptor back. Nobody may be sending or receiving."""
+        """Close the descriptor. No thread may be sending or receiving."""
         self._socket.close()
 
-    def _allow(self, timeout_s: float | None) -> None:
-        """The next call may take so long; a worker, who waits for ever, tells the kernel once."""
+    def _set_timeout(self, timeout_s: float | None) -> None:
+        """Set the timeout of the next call; a worker, which always waits without one, makes the system call only
+        once."""
         if timeout_s != self._timeout_s:
             self._socket.settimeout(timeout_s)
             self._timeout_s = timeout_s
 
-    def _decoded(self, raw: bytes) -> T:
+    def _decode(self, raw: bytes) -> T:
         if not raw:
             raise EOFError
         try:
@@ -244,4 +256,4 @@ class Channel(Generic[T]):
             raise MalformedMessage(f"between agent and worker: {error}") from error
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,5 +1,7 @@
-"""Which shared memory one worker has mapped: the agent's own and that of clients, passed when it is first needed and
-forgotten when it is gone."""
+"""Shared-memory segments mapped by one worker: the agent's own and those of clients.
+
+A segment is passed to the worker when it is first needed, and unmapped when it is closed.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ import weakref
 
 from edgesplit.runtime import Tensor
 from edgesplit.shared_memory.segment import Segment
-from edgesplit_agent.worker.ipc import Channel, Forget, Map, ToAgent
-from edgesplit_agent.worker.tensor_refs import IN_PLACE
+from edgesplit_agent.worker.ipc import Channel, MapSegment, ToAgent, UnmapSegments
+from edgesplit_agent.worker.tensor_refs import IN_PLACE_ALIGN
 
-SMALLEST = 4_096
-"""Tensors below are written anew: that is less work than looking for them."""
-TELLING_S = 60.0
-"""A worker that reads nothing for so long is given up sooner by whoever watches it."""
+MIN_IN_PLACE_BYTES = 4_096
+"""Smaller tensors are copied: that costs less than finding their segment."""
+SEND_TIMEOUT_S = 60.0
+"""Send timeout in seconds; a worker that reads nothing for so long is killed sooner by its watchdog."""
 
 
-class Shared:
-    """Segments by the number that this worker knows them by."""
+class MemoryMaps:
+    """Segments mapped by this worker, by the number under which it knows them."""
 
     def __init__(self, channel: Channel[ToAgent]) -> None:
         self._channel = channel
@@ -28,23 +30,23 @@ class Shared:
 
     @property
     def bytes(self) -> int:
-        """Of all that is mapped."""
+        """Bytes of all mapped segments."""
         return sum(size for _, size in list(self._known.values()))
 
-    def place_of(self, tensor: Tensor) -> tuple[int, int] | None:
-        """The segment's number, and where in it this tensor can be read; None where it must be written first."""
-        if tensor.nbytes < SMALLEST or tensor.dtype.hasobject or not tensor.flags.c_contiguous:
+    def locate(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Segment number and offset at which the worker can read this tensor; None where it must be copied first."""
+        if tensor.nbytes < MIN_IN_PLACE_BYTES or tensor.dtype.hasobject or not tensor.flags.c_contiguous:
             return None
-        found = Segment.of(tensor)
-        if found is None or found[1] % IN_PLACE:
+        located = Segment.containing(tensor)
+        if located is None or located[1] % IN_PLACE_ALIGN:
             return None
         try:
-            return self.number(found[0]), found[1]
-        except ValueError:  # its client has just closed it; the tensor is whole, for whoever reads it here
+            return self.number(located[0]), located[1]
+        except ValueError:  # its client has just closed it; the tensor itself can still be read here
             return None
 
     def number(self, segment: Segment) -> int:
-        """What the worker knows it by, from now on. ValueError where it is closed."""
+        """The segment's number, mapping it in the worker first if needed. ValueError where the segment is closed."""
         known = self._numbers.get(segment)
         if known is not None:
             return known
@@ -54,19 +56,19 @@ class Shared:
             raise ValueError("closed") from error
         number, self._next = self._next, self._next + 1
         try:
-            self._channel.send(Map(number, segment.size), (descriptor,), TELLING_S)
+            self._channel.send(MapSegment(number, segment.size), (descriptor,), SEND_TIMEOUT_S)
         finally:
             os.close(descriptor)
         self._numbers[segment] = number
         self._known[number] = (weakref.ref(segment), segment.size)
         return number
 
-    def tidy(self) -> None:
-        """Have the worker forget what is closed."""
-        gone = [number for number, (segment, _) in self._known.items() if _is_closed(segment())]
-        if gone:
-            self._channel.send(Forget(tuple(gone)), (), TELLING_S)
-            for number in gone:
+    def unmap_closed(self) -> None:
+        """Have the worker unmap the segments that were closed."""
+        closed = [number for number, (segment, _) in self._known.items() if _is_closed(segment())]
+        if closed:
+            self._channel.send(UnmapSegments(tuple(closed)), (), SEND_TIMEOUT_S)
+            for number in closed:
                 del self._known[number]
 
 

@@ -1,7 +1,8 @@
-"""One worker process, from its start to its end: it is asked one thing at a time, watched, and ended for what it does.
+"""One worker process, from its start to its end: it runs one request at a time, is watched, and is killed for
+misbehaving.
 
-Who asks waits until it is answered, until its own time is over, or until the worker has ended. An answer that nobody
-waits for any more is waited for by the next who asks.
+A caller waits until its request is answered, its deadline passes, or the worker has ended. If the caller gives up, the
+answer stays pending, and the next caller waits for it first.
 """
 
 from __future__ import annotations
@@ -34,375 +35,400 @@ from edgesplit.errors import (
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.worker.dataflow import Flow
-from edgesplit_agent.worker.direct_broker import LaneDesk
-from edgesplit_agent.worker.host import Job, WorkerLost
+from edgesplit_agent.worker.dataflow import Dataflow
+from edgesplit_agent.worker.direct_broker import LaneBroker
+from edgesplit_agent.worker.host import SliceRun, WorkerLost
 from edgesplit_agent.worker.ipc import (
+    AddSlice,
+    BufferTooSmall,
     Channel,
     Failed,
-    Give,
-    Open,
+    GrantBuffer,
     Opened,
-    Placed,
-    Ran,
-    Room,
-    Run,
-    Take,
+    OpenSlices,
+    RunRequest,
+    RunResult,
+    SharedBuffer,
+    SharedTensor,
     ToAgent,
-    TooSmall,
     ToWorker,
 )
-from edgesplit_agent.worker.memory_maps import Shared
-from edgesplit_agent.worker.proc_stats import vitals
-from edgesplit_agent.worker.stderr_tail import LastWords
-from edgesplit_agent.worker.tensor_allocator import Piece, TensorRoom
-from edgesplit_agent.worker.tensor_refs import Memory, get, packed, put, room_for
+from edgesplit_agent.worker.memory_maps import MemoryMaps
+from edgesplit_agent.worker.proc_stats import read_process_stats
+from edgesplit_agent.worker.stderr_tail import StderrTail
+from edgesplit_agent.worker.tensor_allocator import TensorAllocator, TensorBlock
+from edgesplit_agent.worker.tensor_refs import Memory, pack, packed_bytes, read_tensor, write_tensors
 from edgesplit_agent.worker.watchdog_policy import (
     Bounds,
+    ProcessStats,
     Task,
-    Vitals,
+    check_interval_s,
     load_limit_s,
-    looks_again_s,
     run_limit_s,
-    verdict,
+    watchdog_verdict,
 )
 
 log = logging.getLogger(__name__)
 MODULE = "edgesplit_agent.worker.child"
-NO_ROOM = Room(0, 0, 0)
+"""Module that the worker process runs."""
+NO_BUFFER = SharedBuffer(0, 0, 0)
 COPY_BELOW = 64 * 1024
-"""Smaller outputs are copied, so that whoever keeps them does not keep shared memory."""
+"""Smaller outputs are copied, so that a cache that keeps them does not keep shared memory."""
 FOREVER_S = 1e6
-TAKING_S = 60.0
-"""One slice's description; a process that is starting reads nothing yet."""
-AT_WORK = Task(0.0, math.inf, "answered lanes")
-"""A worker that lanes have asked since it was looked at last is looked at again soon."""
-DYING_S = 10.0
-"""Between a socket that closes and the end of its process."""
-_NURSERY = ThreadPoolExecutor(1, thread_name_prefix="worker-nursery")
-"""Workers are started by a thread that lives as long as we do: the kernel ends them when the one that did ends."""
+"""Stands for no timeout, and bounds plausible durations."""
+SEND_SLICE_TIMEOUT_S = 60.0
+"""Timeout in seconds of sending one slice's description: a starting process does not read yet."""
+LANES_ACTIVE = Task(0.0, math.inf, "answered lanes")
+"""Task of a worker that answered lane requests since the last check, so that it is checked again soon."""
+EXIT_TIMEOUT_S = 10.0
+"""Timeout in seconds between the closing of a worker's socket and its end."""
+_STARTER = ThreadPoolExecutor(1, thread_name_prefix="worker-nursery")
+"""Thread that starts all workers: the kernel ends a child when the thread that started it ends (PR_SET_PDEATHSIG), so
+it must live as long as this process."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    """What the worker is at, and what must stay in place until it has answered."""
+class _PendingRun:
+    """A run that the worker has not answered yet, and the objects that must stay alive until it has."""
 
     number: int
-    kept: list[object]
+    keep_alive: list[object]
 
 
 class Worker:
-    """A process. Everything but `run` is called by the thread that watches it."""
+    """One worker process. All methods but `run`, `reopen` and `kill` belong to the thread that watches it."""
 
-    def __init__(self, name: str, bounds: Bounds, room: TensorRoom) -> None:
-        """EdgeError where it cannot be started."""
+    def __init__(self, name: str, bounds: Bounds, allocator: TensorAllocator) -> None:
+        """Start the process. EdgeError where that fails."""
         self._bounds = bounds
-        self._room = room
-        self._turn = threading.Lock()
-        self._asked: _Asked | None = None
+        self._allocator = allocator
+        self._request_lock = threading.Lock()
+        self._pending: _PendingRun | None = None
         self._number = 0
         self.notes: tuple[str, ...] = ()
         self._task: Task | None = None
-        self._watched: Task | None = None
+        self._watched_task: Task | None = None
         self._cpu_before_s = 0.0
-        self._over = threading.Event()
-        self._why = ""
-        self.lanes = _desk(bounds)
+        self._ended = threading.Event()
+        self._end_reason = ""
+        self.lanes = _lane_broker(bounds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel: Channel[ToAgent] = Channel(ours, ToAgent)  # type: ignore[arg-type]
         try:
             with theirs:
-                self._process = _NURSERY.submit(_start, theirs.fileno()).result()
+                self._process = _STARTER.submit(_start_process, theirs.fileno()).result()
         except OSError as error:
             ours.close()
             self.lanes.close()
             raise EdgeError(f"no worker process can be started: {error.strerror}") from error
-        self.words = LastWords(name, self._process.stdout)
-        self._shared = Shared(self._channel)
+        self.output = StderrTail(name, self._process.stdout)
+        self._maps = MemoryMaps(self._channel)
         self._poll = select.poll()
-        self._poll.register(self._channel.fileno(), 0)  # nothing but that the other end hangs up
-        self._poll.register(self.words.fileno(), select.POLLIN)
+        self._poll.register(self._channel.fileno(), 0)  # hang-up only: answers are read by the request threads
+        self._poll.register(self.output.fileno(), select.POLLIN)
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Process id."""
         return self._process.pid
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it has ended."""
-        return self._over.is_set()
+        return self._ended.is_set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is at nothing."""
-        return self._task is None and self.lanes.task(perf_counter()) is None
+        """Whether neither the agent nor a lane has a run in progress."""
+        return self._task is None and self.lanes.current_task(perf_counter()) is None
 
     @property
-    def why(self) -> str:
+    def end_reason(self) -> str:
         """Why it ended; empty while it lives."""
-        return self._why
+        return self._end_reason
 
-    # What the watching thread does
+    # Called by the watching thread
 
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
-        """Hand it the files of all slices. ModelRefused for one that cannot be told of; WorkerLost."""
-        self._begin("was handed the model's files", self._bounds.start_s)
+        """Send the files of all slices. ModelRefused for a slice whose description is too long; WorkerLost."""
+        self._start_task("was handed the model's files", self._bounds.start_s)
         try:
-            self.lanes.furnish(self._channel)
+            self.lanes.connect_worker(self._channel)
         except OSError as error:
-            self._end("")
-            raise WorkerLost(f"the model's worker process {self._why}") from error
+            self._finish("")
+            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
         for slice_, source in slices.values():
             files = dict(source.descriptors) if isinstance(source, SliceInMemory) else {}
             folder = str(source.absolute()) if isinstance(source, Path) else ""
             try:
-                self._tell(Take(slice_, folder, tuple(files)), tuple(files.values()), perf_counter() + TAKING_S)
+                self._send(
+                    AddSlice(slice_, folder, tuple(files)), tuple(files.values()), perf_counter() + SEND_SLICE_TIMEOUT_S
+                )
             except MalformedMessage as error:
                 raise ModelRefused(f"slice {slice_.name} has too many tensors: {error}") from error
             except OSError as error:
-                self._end("takes no files" if isinstance(error, TimeoutError) else "")
-                raise WorkerLost(f"the model's worker process {self._why}") from error
+                self._finish("takes no files" if isinstance(error, TimeoutError) else "")
+                raise WorkerLost(f"the model's worker process {self._end_reason}") from error
 
-    def open(self, ask: Open, file_bytes: int) -> Opened:
-        """Have it open them; ModelRefused where it cannot or did not live through it."""
-        self._begin("opened the model's files", load_limit_s(self._bounds, file_bytes))
+    def open(self, request: OpenSlices, file_bytes: int) -> Opened:
+        """Have the worker open the slices. ModelRefused where it cannot; WorkerLost where it ended or broke the
+        protocol."""
+        self._start_task("opened the model's files", load_limit_s(self._bounds, file_bytes))
         try:
-            self._tell(ask)
+            self._send(request)
             while True:
                 try:
-                    answer = self._channel.receive(looks_again_s(self._task, perf_counter()))
+                    answer = self._channel.receive(check_interval_s(self._task, perf_counter()))
                     break
                 except TimeoutError:
-                    self.look(0.0)
+                    self.check(0.0)
         except (OSError, EOFError, MalformedMessage) as error:
-            self._end(f"spoke nonsense: {error}" if isinstance(error, MalformedMessage) else "")
-            raise WorkerLost(f"the model's worker process {self._why}") from error
+            self._finish(f"spoke nonsense: {error}" if isinstance(error, MalformedMessage) else "")
+            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
         finally:
             self._task = None
         if not isinstance(answer, (Opened, Failed)):
-            self._end("spoke nonsense: it has opened nothing")
-            raise WorkerLost(f"the model's worker process {self._why}")
-        return _opened(answer)
+            self._finish("spoke nonsense: it has opened nothing")
+            raise WorkerLost(f"the model's worker process {self._end_reason}")
+        return _check_opened(answer)
 
-    def look(self, wait_s: float | None = None) -> bool:
-        """Wait a while for its end, then judge it. False once it has ended (`why` says of what)."""
+    def check(self, wait_s: float | None = None) -> bool:
+        """Wait up to `wait_s` for output or the end of the process, then check it. False once it has ended (see
+        `end_reason`)."""
         now = perf_counter()
-        stirred = self.lanes.look()
-        task = self._task or self.lanes.task(now) or (AT_WORK if stirred else None)
-        wait_s = looks_again_s(task, now) if wait_s is None else wait_s
+        lanes_active = self.lanes.check()
+        task = self._task or self.lanes.current_task(now) or (LANES_ACTIVE if lanes_active else None)
+        wait_s = check_interval_s(task, now) if wait_s is None else wait_s
         for descriptor, _ in self._poll.poll(1000 * wait_s):
-            if descriptor == self.words.fileno():
-                if not self.words.read():
+            if descriptor == self.output.fileno():
+                if not self.output.read():
                     self._poll.unregister(descriptor)
             else:
-                self._end("")
-        if not self._over.is_set():
-            seen = vitals(self.pid)
-            if seen is None:
-                self._end("")
-            elif reason := self._judge(seen):
-                self._end(reason)
-        return not self._over.is_set()
+                self._finish("")
+        if not self._ended.is_set():
+            stats = read_process_stats(self.pid)
+            if stats is None:
+                self._finish("")
+            elif reason := self._reason_to_kill(stats):
+                self._finish(reason)
+        return not self._ended.is_set()
 
-    def _judge(self, seen: Vitals) -> str:
-        # What it has answered it is not at any more, though nobody may have waited long enough to read it.
+    def _reason_to_kill(self, stats: ProcessStats) -> str:
+        # An answer that is ready to be read ends the task, even if its caller gave up before reading it.
+        """Why the worker must be killed now; empty if it may live."""
         task = None if select.select([self._channel], [], [], 0)[0] else self._task
-        task = task or self.lanes.task(perf_counter())
-        if task is not self._watched:
-            self._watched, self._cpu_before_s = task, seen.cpu_s
-        memory = self._bounds.memory_bytes + self._shared.bytes + self.lanes.shared_bytes
-        return verdict(task, seen, self._cpu_before_s, perf_counter(), memory)
+        task = task or self.lanes.current_task(perf_counter())
+        # A new task: its processor seconds are counted from here.
+        if task is not self._watched_task:
+            self._watched_task, self._cpu_before_s = task, stats.cpu_s
+        # Shared mappings count as the process's memory, so they are added to its limit.
+        memory = self._bounds.memory_bytes + self._maps.bytes + self.lanes.shared_bytes
+        return watchdog_verdict(task, stats, self._cpu_before_s, perf_counter(), memory)
 
-    def _end(self, why: str) -> None:
-        """It goes now; who waits for it is told."""
-        if self._over.is_set():
+    def _finish(self, reason: str) -> None:
+        """Kill the worker if there is a reason, wait for its end, and wake the threads that wait for it."""
+        if self._ended.is_set():
             return
-        if why:
+        if reason:
             self._process.kill()
-        self._channel.shut()
+        self._channel.shutdown()  # wakes the request threads that wait for an answer
         try:
-            code = self._process.wait(DYING_S)
+            exit_code = self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            code = self._process.wait()
-        self._why = why or self._why or ended_by(code)
-        self.words.read_rest()
-        if self.words.last:
-            self._why += f" ({self.words.last})"
+            exit_code = self._process.wait()
+        # Most specific first: the watchdog's reason, that of `kill` from another thread, the exit code.
+        self._end_reason = reason or self._end_reason or exit_reason(exit_code)
+        self.output.read_rest()
+        if self.output.last:
+            self._end_reason += f" ({self.output.last})"
         self.lanes.close()
-        self._over.set()
+        self._ended.set()
 
     def dispose(self) -> None:
-        """Close what is left of one that has ended, once nobody is in the middle of asking it."""
-        with self._turn:
+        """Close what is left of an ended worker, once no request is using it."""
+        with self._request_lock:
             self._channel.close()
-            self.words.close()
-            self._asked = None
+            self.output.close()
+            self._pending = None
 
-    def kill(self, why: str) -> None:
-        """End it, from any thread; the one that watches it sees that, and says why."""
-        self._why = self._why or why
+    def kill(self, reason: str) -> None:
+        """Kill it, from any thread; the watching thread notices the end and reports the reason."""
+        self._end_reason = self._end_reason or reason
         self._process.kill()
-        self._channel.shut()
+        self._channel.shutdown()
 
-    # What requests do
+    # Called by request threads
 
-    def reopen(self, ask: Open, file_bytes: int) -> Opened:
-        """Have it open everything another way, when it is free. ModelRefused, and then nothing is open; WorkerLost."""
-        with self._turn:
+    def reopen(self, request: OpenSlices, file_bytes: int) -> Opened:
+        """Have the worker open the slices with another setup when it is free. ModelRefused (nothing is open then);
+        WorkerLost."""
+        with self._request_lock:
             try:
-                self._catch_up(math.inf)
-                self._begin("opened the model's files", load_limit_s(self._bounds, file_bytes))
-                self._tell(ask)
+                self._await_pending(math.inf)
+                self._start_task("opened the model's files", load_limit_s(self._bounds, file_bytes))
+                self._send(request)
                 answer = self._channel.receive(FOREVER_S)
                 if not isinstance(answer, (Opened, Failed)):
                     raise MalformedMessage("it has opened nothing")
             except (OSError, EOFError, MalformedMessage) as error:
-                raise self._lost(error) from error
+                raise self._worker_lost(error) from error
             finally:
                 self._task = None
-        return _opened(answer)
+        return _check_opened(answer)
 
-    def run(self, job: Job, flow: Flow, timing: Timing) -> dict[str, Tensor]:
-        """The job's tensors and what its slices gave; as `Host.run`, and Busy where there is no room for them."""
-        if not self._turn.acquire(timeout=_left_s(job.until)):
+    def run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
+        """The job's tensors and its outputs, as `Host.run`; Busy where there is no shared memory for them."""
+        if not self._request_lock.acquire(timeout=_timeout_s(job.deadline)):
             raise DeadlineExceeded("the model's worker was at something else until the deadline")
         try:
-            self._catch_up(job.until)
+            self._await_pending(job.deadline)
             return self._run(job, flow, timing)
         except (OSError, EOFError, MalformedMessage) as error:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("the model did not answer before the deadline") from error
-            raise self._lost(error) from error
+            raise self._worker_lost(error) from error
         finally:
-            if self._asked is None:
+            if self._pending is None:  # else the run goes on without its caller, still under the watchdog's limit
                 self._task = None
-            self._turn.release()
+            self._request_lock.release()
 
-    def _catch_up(self, until: float) -> None:
-        """Wait for the answer that somebody gave up waiting for."""
-        while self._asked is not None:
-            answer = self._channel.receive(_left_s(until))
-            if isinstance(answer, TooSmall):
-                self._tell(Give(answer.number, NO_ROOM))
-            elif isinstance(answer, (Ran, Failed)) and answer.number == self._asked.number:
-                self._asked = None
+    def _await_pending(self, deadline: float) -> None:
+        """Wait for the answer to a run whose caller gave up."""
+        while self._pending is not None:
+            answer = self._channel.receive(_timeout_s(deadline))
+            if isinstance(answer, BufferTooSmall):  # the outputs are not wanted any more: let the run fail
+                self._send(GrantBuffer(answer.number, NO_BUFFER))
+            elif isinstance(answer, (RunResult, Failed)) and answer.number == self._pending.number:
+                self._pending = None
             else:
                 raise MalformedMessage("an answer to nothing that was asked")
 
-    def _run(self, job: Job, flow: Flow, timing: Timing) -> dict[str, Tensor]:
-        self._shared.tidy()
-        inputs, kept = self._placed({name: job.tensors[name] for name in flow.reads if name in job.tensors})
-        piece = self._room.take(flow.room_bytes)
+    def _run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
+        """One run; the caller holds the lock. The pending run stays set if the caller gives up."""
+        self._maps.unmap_closed()  # before new segments are mapped
+        inputs, inputs_alive = self._share_inputs(
+            {name: job.tensors[name] for name in flow.reads if name in job.tensors}
+        )
+        block = self._allocator.allocate(flow.room_bytes)
         self._number += 1
-        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
-        ask = Run(self._number, tuple(job.order), inputs, flow.wants, room)
-        self._asked = _Asked(ask.number, [kept, piece])
-        self._begin("computed", run_limit_s(self._bounds, job.expected_s, _left_s(job.until), job.predicted_s))
-        self._tell(ask, until=job.until)
-        answer = self._channel.receive(_left_s(job.until))
-        if isinstance(answer, TooSmall) and answer.number == ask.number:
-            room, piece = self._more_room(answer, room, piece)
-            flow.room_bytes = room.bytes
-            self._asked.kept.append(piece)
-            answer = self._channel.receive(_left_s(job.until))
-        if not isinstance(answer, (Ran, Failed)) or answer.number != ask.number:
+        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        request = RunRequest(self._number, tuple(job.order), inputs, flow.returns, buffer)
+        self._pending = _PendingRun(request.number, [inputs_alive, block])
+        self._start_task(
+            "computed", run_limit_s(self._bounds, job.expected_s, _timeout_s(job.deadline), job.predicted_s)
+        )
+        self._send(request, deadline=job.deadline)
+        answer = self._channel.receive(_timeout_s(job.deadline))
+        if isinstance(answer, BufferTooSmall) and answer.number == request.number:
+            buffer, block = self._grow_buffer(answer, buffer, block)
+            flow.room_bytes = buffer.bytes
+            self._pending.keep_alive.append(block)
+            answer = self._channel.receive(_timeout_s(job.deadline))
+        if not isinstance(answer, (RunResult, Failed)) or answer.number != request.number:
             raise MalformedMessage(f"{type(answer).__name__} in place of an answer")
-        self._asked = None
+        self._pending = None
         if isinstance(answer, Failed):
-            # Only what decodes frames can tell that the application gave a bad one.
+            # Only slices that decode frames can find fault with the application's input.
             raise UsageError(answer.text) if answer.kind == "usage" and flow.decodes else InferenceFailed(answer.text)
-        take_times(answer, job, timing)
+        record_times(answer, job, timing)
         self.notes = answer.notes
-        return {**job.tensors, **outputs_of(answer.outputs, flow.wants, room, piece.memory)}
+        return {**job.tensors, **read_outputs(answer.outputs, flow.returns, buffer, block.memory)}
 
-    def _placed(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[Placed, ...], list[object]]:
-        """The inputs where the worker sees them, and what keeps them there: written now, unless they lie in shared
-        memory already."""
-        placed: list[Placed] = []
-        outside: dict[str, Tensor] = {}
+    def _share_inputs(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[SharedTensor, ...], list[object]]:
+        """References to the inputs, and what keeps them alive: those in shared memory already are used in place, the
+        others are written now."""
+        refs: list[SharedTensor] = []
+        unshared: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            where = self._shared.place_of(tensor)
-            if where is None:
-                outside[name] = tensor
+            location = self._maps.locate(tensor)
+            if location is None:
+                unshared[name] = tensor
             else:
-                placed.append(Placed(name, *where, tensor.nbytes, oip.datatype(tensor), tensor.shape))
-        if not outside:
-            return tuple(placed), [tensors]
-        flat = {name: packed(one) for name, one in outside.items()}
-        piece = self._room.take(room_for(flat))
-        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
-        return (*placed, *put(outside, room, piece.memory)), [tensors, piece]
+                refs.append(SharedTensor(name, *location, tensor.nbytes, oip.datatype(tensor), tensor.shape))
+        if not unshared:
+            return tuple(refs), [tensors]
+        flat = {name: pack(unshared_tensor) for name, unshared_tensor in unshared.items()}
+        block = self._allocator.allocate(packed_bytes(flat))
+        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        return (*refs, *write_tensors(unshared, buffer, block.memory)), [tensors, block]
 
-    def _more_room(self, asked: TooSmall, room: Room, piece: Piece) -> tuple[Room, Piece]:
+    def _grow_buffer(
+        self, too_small: BufferTooSmall, buffer: SharedBuffer, block: TensorBlock
+    ) -> tuple[SharedBuffer, TensorBlock]:
+        """Grant the worker a larger output buffer, or an empty one where there is no room."""
         try:
-            piece = self._room.take(asked.bytes)
+            block = self._allocator.allocate(too_small.bytes)
         except Busy:
-            self._tell(Give(asked.number, NO_ROOM))
-            return room, piece
-        room = Room(self._shared.number(piece.segment), piece.offset, len(piece.memory))
-        self._tell(Give(asked.number, room))
-        return room, piece
+            self._send(GrantBuffer(too_small.number, NO_BUFFER))
+            return buffer, block
+        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        self._send(GrantBuffer(too_small.number, buffer))
+        return buffer, block
 
-    def _begin(self, what: str, limit_s: float) -> None:
-        self._task = Task(perf_counter(), limit_s, what)
+    def _start_task(self, description: str, limit_s: float) -> None:
+        self._task = Task(perf_counter(), limit_s, description)
 
-    def _tell(self, message: ToWorker, files: tuple[int, ...] = (), until: float = math.inf) -> None:
-        self._channel.send(message, files, _left_s(until))
+    def _send(self, message: ToWorker, files: tuple[int, ...] = (), deadline: float = math.inf) -> None:
+        self._channel.send(message, files, _timeout_s(deadline))
 
-    def _lost(self, error: Exception) -> WorkerLost:
-        """Why nothing came: what it said was nonsense, or it has ended."""
+    def _worker_lost(self, error: Exception) -> WorkerLost:
+        """The error for a worker that ended or broke the protocol; kills it."""
         if isinstance(error, MalformedMessage):
             self.kill(f"spoke nonsense: {error}")
         else:
             self.kill("")
-        self._over.wait(DYING_S)
-        return WorkerLost(f"the model's worker process {self._why or 'ended'}")
+        self._ended.wait(EXIT_TIMEOUT_S)
+        return WorkerLost(f"the model's worker process {self._end_reason or 'ended'}")
 
 
-def _desk(bounds: Bounds) -> LaneDesk:
+def _lane_broker(bounds: Bounds) -> LaneBroker:
     try:
-        return LaneDesk(bounds)
+        return LaneBroker(bounds)
     except OSError as error:
         raise EdgeError(f"no worker process can be started: {error.strerror}") from error
 
 
-def _opened(answer: Opened | Failed) -> Opened:
+def _check_opened(answer: Opened | Failed) -> Opened:
     if isinstance(answer, Opened):
         return answer
-    said = answer.text if answer.kind in ("refused", "usage") else f"a worker process could not load it: {answer.text}"
-    raise ModelRefused(said)
+    reason = (
+        answer.text if answer.kind in ("refused", "usage") else f"a worker process could not load it: {answer.text}"
+    )
+    raise ModelRefused(reason)
 
 
-def _left_s(until: float) -> float:
-    """Seconds that may be waited: never none at all, which a socket would take for something else."""
-    return min(FOREVER_S, max(0.001, until - perf_counter()))
+def _timeout_s(deadline: float) -> float:
+    """Seconds until the deadline, at least 1 ms: a socket treats a timeout of 0 as non-blocking."""
+    return min(FOREVER_S, max(0.001, deadline - perf_counter()))
 
 
-def take_times(answer: Ran, job: Job, timing: Timing) -> None:
-    """Take in what it says that its slices took; MalformedMessage where that cannot be."""
+def record_times(answer: RunResult, job: SliceRun, timing: Timing) -> None:
+    """Record the durations that the worker reports. MalformedMessage where they are implausible."""
     known = {name: seconds for name, seconds in answer.seconds.items() if name in job.order}
-    if len(known) != len(answer.seconds) or not all(0 <= one < FOREVER_S for one in known.values()):
+    if len(known) != len(answer.seconds) or not all(0 <= duration < FOREVER_S for duration in known.values()):
         raise MalformedMessage("it says it took times that cannot be")
     timing.seconds.update(known)
-    timing.late += min(answer.late, len(job.order))
+    timing.overruns += min(answer.late, len(job.order))
 
 
-def outputs_of(placed: tuple[Placed, ...], wants: tuple[str, ...], room: Room, memory: Memory) -> dict[str, Tensor]:
-    """What it gave, where it was told to put it, and nothing else; MalformedMessage where it says otherwise."""
-    found: dict[str, Tensor] = {}
-    for one in placed:
-        if one.segment != room.segment:
-            raise MalformedMessage(f"the tensor {one.name[:80]!r} does not lie where it should")
-        tensor = get(one, memory, room.offset)
-        found[one.name] = tensor.copy() if tensor.nbytes < COPY_BELOW else tensor
-    if len(placed) != len(wants) or found.keys() != set(wants):
+def read_outputs(
+    refs: tuple[SharedTensor, ...], wants: tuple[str, ...], buffer: SharedBuffer, memory: Memory
+) -> dict[str, Tensor]:
+    """The outputs, read from the buffer that was granted. MalformedMessage where the references differ from the
+    request."""
+    outputs: dict[str, Tensor] = {}
+    for ref in refs:
+        if ref.segment != buffer.segment:
+            raise MalformedMessage(f"the tensor {ref.name[:80]!r} does not lie where it should")
+        tensor = read_tensor(ref, memory, buffer.offset)
+        outputs[ref.name] = tensor.copy() if tensor.nbytes < COPY_BELOW else tensor
+    if len(refs) != len(wants) or outputs.keys() != set(wants):
         raise MalformedMessage("it gives other tensors than it was asked for")
-    return found
+    return outputs
 
 
-def _start(descriptor: int) -> subprocess.Popen[bytes]:
+def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
     arguments = [sys.executable, "-m", MODULE, str(descriptor), str(os.getpid())]
     return subprocess.Popen(
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(descriptor,),
@@ -410,8 +436,8 @@ def _start(descriptor: int) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def ended_by(code: int) -> str:
-    """What the end of a process says about it, for people."""
+def exit_reason(code: int) -> str:
+    """What a process's exit code says about its end, for operators."""
     if code >= 0:
         return f"ended with code {code}"
     try:

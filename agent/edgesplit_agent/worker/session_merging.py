@@ -1,6 +1,6 @@
-"""Neighbouring slices that run as one session: which the agent asks for, and which of them serve a run.
+"""Merged sessions: neighbouring slices that run as one engine session; which the agent requests and which serve a run.
 
-In `fast` alone: where bits matter each slice runs as it was cut.
+Only in mode `fast`: in mode `exact`, where results must be reproducible bit by bit, each slice runs as it was cut.
 """
 
 from __future__ import annotations
@@ -10,69 +10,75 @@ from dataclasses import dataclass
 
 from edgesplit.plan import Plan
 from edgesplit.release.manifest import Manifest, Slice
-from edgesplit.runtime import Program, Tensor, Tensors, Timing, execute
-from edgesplit.runtime.onnx_merge import neighbours
-from edgesplit_agent.worker.dataflow import flow_of
-from edgesplit_agent.worker.ipc import Merge
+from edgesplit.runtime import Program, Tensor, Tensors, Timing, run_slices
+from edgesplit.runtime.onnx_merge import mergeable_runs
+from edgesplit_agent.worker.dataflow import dataflow_of
+from edgesplit_agent.worker.ipc import MergeSpec
 
-MOST = 4
-"""Sessions beyond those of the slices: each holds its weights once more."""
+MAX_MERGES = 4
+"""Maximum number of merged sessions per release: each holds its weights a second time."""
 
 
-def merges_of(manifest: Manifest, plan: Plan, most_bytes: int) -> tuple[Merge, ...]:
-    """What the plan's rows would have merged, all-local first; together they hold at most so many bytes of files."""
-    onnx = {one.name for one in manifest.slices if one.format == "onnx"}
-    found: dict[Merge, None] = {}
-    held = 0
+def merges_of(manifest: Manifest, plan: Plan, max_bytes: int) -> tuple[MergeSpec, ...]:
+    """The merges worth opening for the plan's rows, all-local first; their files hold at most `most_bytes` together."""
+    onnx = {slice_.name for slice_ in manifest.slices if slice_.format == "onnx"}
+    merges: dict[MergeSpec, None] = {}
+    held_bytes = 0
     for row in sorted(plan.rows, key=lambda row: not row.is_local):
-        order = [one.name for one in manifest.slices if one.name in row.device]
-        for run in neighbours(order, onnx):
-            merge = Merge(run, _outputs(manifest, order, run))
+        order = [slice_.name for slice_ in manifest.slices if slice_.name in row.device]
+        for run in mergeable_runs(order, onnx):
+            merge = MergeSpec(run, _outputs(manifest, order, run))
             size = sum(manifest.slice(name).bytes for name in run)
-            if merge not in found and len(found) < MOST and held + size <= most_bytes:
-                found[merge] = None
-                held += size
-    return tuple(found)
+            if merge not in merges and len(merges) < MAX_MERGES and held_bytes + size <= max_bytes:
+                merges[merge] = None
+                held_bytes += size
+    return tuple(merges)
 
 
 def _outputs(manifest: Manifest, order: Sequence[str], run: Sequence[str]) -> tuple[str, ...]:
-    """What of the run's tensors somebody outside of it needs."""
+    """The run's tensors that are needed outside of it."""
     inside = [manifest.slice(name) for name in run]
     after = [manifest.slice(name) for name in order[order.index(run[-1]) + 1 :]]
-    return _needed(inside, after, flow_of(manifest, order).wants)
+    return _needed(inside, after, dataflow_of(manifest, order).returns)
 
 
 def _needed(inside: Sequence[Slice], after: Sequence[Slice], wants: Sequence[str]) -> tuple[str, ...]:
-    read = {*wants, *(spec.name for one in after for spec in one.inputs)}
-    return tuple(spec.name for one in inside for spec in one.outputs if spec.name in read)
+    read = {*wants, *(spec.name for slice_ in after for spec in slice_.inputs)}
+    return tuple(spec.name for slice_ in inside for spec in slice_.outputs if spec.name in read)
 
 
 @dataclass(frozen=True)
-class Merged:
-    """One that is open."""
+class MergedSession:
+    """An open merged session."""
 
-    merge: Merge
+    merge: MergeSpec
     program: Program
 
 
 Steps = list[tuple[tuple[str, ...], "Program | None"]]
+"""Names of the slices of each step, and the program that runs them all; None: run them one by one."""
 
 
-def steps(order: Sequence[str], wants: Sequence[str], slices: Mapping[str, Slice], merged: Sequence[Merged]) -> Steps:
-    """The order in as few programs as there are: slices by name, with the program that does several at once."""
-    found: Steps = []
-    at = 0
-    while at < len(order):
-        one = next((one for one in merged if _serves(one.merge, order, at, wants, slices)), None)
-        names = one.merge.order if one is not None else (order[at],)
-        found.append((tuple(names), one.program if one is not None else None))
-        at += len(names)
-    return found
+def plan_steps(
+    order: Sequence[str], wants: Sequence[str], slices: Mapping[str, Slice], merged: Sequence[MergedSession]
+) -> Steps:
+    """The order as the fewest programs: merged sessions where they fit, else single slices."""
+    planned: Steps = []
+    index = 0
+    while index < len(order):  # greedy: at each slice the first merge that fits
+        session = next((session for session in merged if _fits_at(session.merge, order, index, wants, slices)), None)
+        names = session.merge.order if session is not None else (order[index],)
+        planned.append((tuple(names), session.program if session is not None else None))
+        index += len(names)
+    return planned
 
 
-def _serves(merge: Merge, order: Sequence[str], at: int, wants: Sequence[str], slices: Mapping[str, Slice]) -> bool:
-    end = at + len(merge.order)
-    if tuple(order[at:end]) != merge.order:
+def _fits_at(
+    merge: MergeSpec, order: Sequence[str], index: int, wants: Sequence[str], slices: Mapping[str, Slice]
+) -> bool:
+    """Whether the merge matches the order at this index and returns everything needed afterwards."""
+    end = index + len(merge.order)
+    if tuple(order[index:end]) != merge.order:
         return False
     after = [slices[name] for name in order[end:]]
     return set(_needed([slices[name] for name in merge.order], after, wants)) <= set(merge.outputs)
@@ -85,14 +91,17 @@ def run_steps(
     timing: Timing,
     shares: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """As `execute`. What merged slices took together is divided among them by their `shares`."""
+    """Run the steps; all tensors available afterwards. See `runtime.execute`.
+
+    The seconds of a merged session are divided among its slices in proportion to `shares`.
+    """
     live = dict(tensors)
     for names, program in planned:
         if program is None:
-            live = execute(programs, names, live, timing)
+            live = run_slices(programs, names, live, timing)
             continue
         together = "+".join(names)
-        live = execute({together: program}, [together], live, timing)
+        live = run_slices({together: program}, [together], live, timing)
         seconds = timing.seconds.pop(together)
         parts = {name: max(shares.get(name, 0.0), 1e-9) for name in names}
         timing.seconds.update({name: seconds * part / sum(parts.values()) for name, part in parts.items()})

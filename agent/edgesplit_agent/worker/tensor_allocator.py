@@ -1,8 +1,7 @@
-"""Memory that the agent and one worker both see, handed out in pieces that come back by themselves once nobody looks
-at them any more.
+"""Allocator of shared memory for tensors: blocks return by themselves when no view of them is left.
 
-The agent alone makes it (`edgesplit.shared_memory.segment`: sealed against shrinking) and hands it out: a worker writes
-where it is told to, and nothing it does can make the agent's own reading fail.
+Only the agent creates segments (`edgesplit.shared_memory.segment`: sealed against shrinking) and hands out blocks.
+Nothing that a worker writes or does can make the agent's own reads fail.
 """
 
 from __future__ import annotations
@@ -16,136 +15,141 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgesplit.errors import Busy
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.shared_memory.segment import Segment
 from edgesplit_agent.worker.tensor_refs import Memory, aligned
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
-SMALLEST_SEGMENT = 2**20
+MIN_SEGMENT_BYTES = 2**20
+"""Minimum size of a segment in bytes."""
 
 
-class Piece(NamedTuple):
-    """Part of a segment."""
+class TensorBlock(NamedTuple):
+    """A block of a segment."""
 
     segment: Segment
     offset: int
     memory: Memory
 
 
-class _Place(NamedTuple):
+class _Span(NamedTuple):
     segment: int
     offset: int
     bytes: int
 
 
-class _Watched(weakref.ref[Memory]):
-    """Knows which place is free when that memory is gone."""
+class _BlockRef(weakref.ref[Memory]):
+    """Weak reference to a block's memory that holds the span to be freed with it."""
 
-    place: _Place
+    span: _Span
 
 
-class TensorRoom:
-    """Pieces of shared memory, at most so many bytes in all. Thread-safe."""
+class TensorAllocator:
+    """Allocates blocks of shared memory, at most `max_bytes` in all. Thread-safe."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
         self._free: dict[int, list[tuple[int, int]]] = {}
         """By segment: (offset, bytes) in order, no two touching."""
-        self._out: dict[_Place, _Watched] = {}
-        self._back: defaultdict[int, deque[_Place]] = defaultdict(deque)
-        """What came back, by size: the next of that size takes it. Whoever lets go of the last view may hold any lock,
-        this one too, so that nothing but an append happens then."""
+        self._allocated: dict[_Span, _BlockRef] = {}
+        self._returned: defaultdict[int, deque[_Span]] = defaultdict(deque)
+        """Freed spans by size; the next allocation of that size takes one. The last view may be dropped by a thread
+        that holds any lock, this one included (garbage collection), so freeing only appends here and takes no lock."""
 
-    def take(self, size: int) -> Piece:
-        """So many bytes. They are given back when the piece's memory and all views of it are gone. Busy where there is
-        no room."""
+    def allocate(self, size: int) -> TensorBlock:
+        """Allocate a block; it is freed when its memory and all views of it are gone. Busy where there is no room."""
         size = max(aligned(size), aligned(1))
         with self._lock:
-            place = self._back[size].pop() if self._back.get(size) else self._found(size)
-            segment = self._segments[place.segment]
-            memory = np.frombuffer(segment.memory, np.uint8, size, place.offset)
-            watched = _Watched(memory, self._gone)
-            watched.place = place
-            self._out[place] = watched
-        return Piece(segment, place.offset, memory)
+            span = self._returned[size].pop() if self._returned.get(size) else self._find_span(size)
+            segment = self._segments[span.segment]
+            memory = np.frombuffer(segment.memory, np.uint8, size, span.offset)
+            reference = _BlockRef(memory, self._on_freed)
+            reference.span = span
+            self._allocated[span] = reference
+        return TensorBlock(segment, span.offset, memory)
 
     @property
     def held_bytes(self) -> int:
-        """Shared memory in all."""
-        return sum(one.size for one in list(self._segments.values()))
+        """Bytes of all segments."""
+        return sum(segment.size for segment in list(self._segments.values()))
 
-    def _gone(self, watched: weakref.ref[Memory]) -> None:
-        assert isinstance(watched, _Watched)
-        del self._out[watched.place]
-        self._back[watched.place.bytes].append(watched.place)
+    def _on_freed(self, reference: weakref.ref[Memory]) -> None:
+        """Callback of the weak reference: queue the span for reuse."""
+        assert isinstance(reference, _BlockRef)
+        del self._allocated[reference.span]
+        self._returned[reference.span.bytes].append(reference.span)
 
-    def _found(self, size: int) -> _Place:
-        place = self._cut(size)
-        if place is None:
+    def _find_span(self, size: int) -> _Span:
+        """A free span of this size: cut from what is free, then from what was returned, then from a new segment."""
+        # Merging is deferred until first fit fails: equal sizes recur, and are served from `_returned` without it.
+        span = self._cut_span(size)
+        if span is None:
             self._collect()
-            place = self._cut(size)
-        if place is None:
+            span = self._cut_span(size)
+        if span is None:
             self._grow(size)
-            place = self._cut(size)
-        assert place is not None
-        return place
+            span = self._cut_span(size)
+        assert span is not None
+        return span
 
-    def _cut(self, size: int) -> _Place | None:
+    def _cut_span(self, size: int) -> _Span | None:
+        """First fit among the free spans; None where none is large enough."""
         for number, spans in self._free.items():
-            for at, (offset, length) in enumerate(spans):
+            for index, (offset, length) in enumerate(spans):
                 if length >= size:
-                    spans[at : at + 1] = [(offset + size, length - size)] if length > size else []
-                    return _Place(number, offset, size)
+                    spans[index : index + 1] = [(offset + size, length - size)] if length > size else []
+                    return _Span(number, offset, size)
         return None
 
     def _grow(self, size: int) -> None:
-        """Another segment; those of which nothing is used give way to it."""
-        for number in [number for number in self._segments if self._is_idle(number)]:
+        """Create a segment, after closing those that are entirely unused. Busy where the limit or the machine has no
+        room."""
+        for number in [number for number in self._segments if self._is_unused(number)]:
             del self._free[number]
             self._segments.pop(number).close()
-        left = self._most_bytes - self.held_bytes
-        wanted = min(max(2 * size, SMALLEST_SEGMENT), left)
-        if wanted < size:
-            raise Busy(f"no room for {size} bytes of tensors beside those in use: at most {self._most_bytes} in all")
+        left_bytes = self._max_bytes - self.held_bytes
+        wanted_bytes = min(max(2 * size, MIN_SEGMENT_BYTES), left_bytes)
+        if wanted_bytes < size:
+            raise Busy(f"no room for {size} bytes of tensors beside those in use: at most {self._max_bytes} in all")
         try:
-            made = Segment.made(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE)
+            segment = Segment.create(-(-wanted_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         except OSError as error:
             raise Busy(f"no memory for {size} bytes of tensors: {error.strerror}") from error
         number = next(self._numbers)
-        self._segments[number] = made
-        self._free[number] = [(0, made.size)]
+        self._segments[number] = segment
+        self._free[number] = [(0, segment.size)]
 
     def __del__(self) -> None:
         for segment in self._segments.values():
             segment.close()
 
-    def _is_idle(self, number: int) -> bool:
+    def _is_unused(self, number: int) -> bool:
         return self._free[number] == [(0, self._segments[number].size)]
 
     def _collect(self) -> None:
-        """Join what came back to what is free."""
+        """Merge the returned spans into the free lists."""
         returned: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place in _emptied(self._back):
-            returned[place.segment].append((place.offset, place.bytes))
+        for span in _drain(self._returned):
+            returned[span.segment].append((span.offset, span.bytes))
         for number, spans in returned.items():
-            self._free[number] = _joined(sorted([*self._free[number], *spans]))
+            self._free[number] = _merge_spans(sorted([*self._free[number], *spans]))
 
 
-def _emptied(back: defaultdict[int, deque[_Place]]) -> Iterator[_Place]:
-    for places in list(back.values()):
-        while places:
-            yield places.pop()
+def _drain(returned: defaultdict[int, deque[_Span]]) -> Iterator[_Span]:
+    for spans in list(returned.values()):
+        while spans:
+            yield spans.pop()
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbouring spans as one."""
+def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted spans with neighbours merged."""
     joined = spans[:1]
     for offset, size in spans[1:]:
         before, length = joined[-1]

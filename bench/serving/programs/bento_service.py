@@ -32,4 +32,4 @@ app = Starlette(routes=[Route("/infer", infer, methods=["POST"])])
 @bentoml.asgi_app(app, path="/raw")
 @bentoml.service(workers=int(os.environ["SUFFIX_WORKERS"]), traffic={"timeout": 60})
 class Suffix:
-    """BentoML wants a class."""
+    """The service class that BentoML requires."""

@@ -1,7 +1,7 @@
-"""What a few dozen lines of Python can do: the protocol on threads and blocking sockets, or on bare asyncio.
+"""Lower bounds: the protocol in a few dozen lines of Python, on threads and blocking sockets, or on bare asyncio.
 
-`floors.py threads|asyncio MODEL PORT PROCESSES`: no admission, no deadlines, no checks, no batching; whoever wants
-those pays for them above this.
+`floors.py threads|asyncio MODEL PORT PROCESSES`: without admission, deadlines, checks or batching, whose cost a real
+server has in addition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _JSON_LENGTH = re.compile(rb"\r\ninference-header-content-length: *(\d+)", re.IG
 
 
 class Model:
-    """The suffix, one thread a run."""
+    """The suffix as an onnxruntime session with one thread per inference."""
 
     def __init__(self, path: str) -> None:
         options = onnxruntime.SessionOptions()
@@ -31,21 +31,21 @@ class Model:
         self._input, self._output = self._session.get_inputs()[0].name, self._session.get_outputs()[0].name
 
     def answer(self, head: bytes, body: memoryview) -> tuple[bytes, memoryview]:
-        """Head and tensor of the answer to one request."""
+        """Head and tensor of the response to one request."""
         split = int(_JSON_LENGTH.search(head)[1])
-        asked = json.loads(bytes(body[:split]))
-        tensor = np.frombuffer(body[split:], np.float32).reshape(asked["inputs"][0]["shape"])
+        request = json.loads(bytes(body[:split]))
+        tensor = np.frombuffer(body[split:], np.float32).reshape(request["inputs"][0]["shape"])
         (out,) = self._session.run([self._output], {self._input: tensor})
         parameters = {"binary_data_size": out.nbytes}
-        told = {"name": self._output, "shape": list(out.shape), "datatype": "FP32", "parameters": parameters}
-        said = {"model_name": "suffix", "model_version": "1", "id": asked.get("id", ""), "outputs": [told]}
-        text = json.dumps(said).encode()
+        output = {"name": self._output, "shape": list(out.shape), "datatype": "FP32", "parameters": parameters}
+        response = {"model_name": "suffix", "model_version": "1", "id": request.get("id", ""), "outputs": [output]}
+        text = json.dumps(response).encode()
         lengths = f"content-length: {len(text) + out.nbytes}\r\ninference-header-content-length: {len(text)}\r\n\r\n"
         return b"HTTP/1.1 200 OK\r\n" + lengths.encode() + text, out.data.cast("B")
 
 
 def serve_connection(model: Model, connection: socket.socket) -> None:
-    """All requests of one connection, in a thread of its own."""
+    """Handle all requests of one connection, in a thread of its own."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     buffer = bytearray(1 << 20)
     view, got = memoryview(buffer), 0
@@ -66,7 +66,7 @@ def serve_connection(model: Model, connection: socket.socket) -> None:
 
 
 def send_all(connection: socket.socket, parts: tuple[bytes, memoryview]) -> None:
-    """Both parts in as few calls as it takes."""
+    """Send both parts in as few system calls as possible."""
     sent = connection.sendmsg(parts)
     if sent < len(parts[0]):
         connection.sendall(parts[0][sent:])
@@ -76,14 +76,14 @@ def send_all(connection: socket.socket, parts: tuple[bytes, memoryview]) -> None
 
 
 def on_threads(model: Model, listening: socket.socket) -> None:
-    """A thread for each connection."""
+    """Accept connections, with a thread for each."""
     while True:
         connection, _ = listening.accept()
         threading.Thread(target=serve_connection, args=(model, connection), daemon=True).start()
 
 
 class Protocol(asyncio.Protocol):
-    """The same on an event loop; the model runs on it."""
+    """The server on an event loop, on which the model runs too."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -109,13 +109,13 @@ class Protocol(asyncio.Protocol):
 
 
 async def on_asyncio(model: Model, listening: socket.socket) -> None:
-    """One event loop."""
+    """Accept connections on one event loop."""
     server = await asyncio.get_running_loop().create_server(lambda: Protocol(model), sock=listening)
     await server.serve_forever()
 
 
 def main() -> None:
-    """The program: as many processes as were asked for, on one port."""
+    """Start as many processes as requested, on one port."""
     kind, path, port, processes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     for _ in range(processes - 1):
         if os.fork() == 0:

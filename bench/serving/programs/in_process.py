@@ -1,4 +1,5 @@
-"""`session.run` and nothing else: what no server can beat. Counts as `load.py` does, and speaks to its caller alike."""
+"""`session.run` without any server: the upper bound for every server. Counts as `load.py` does, with the same job and
+output."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import onnxruntime
 
 
 def main() -> None:
-    """The program: `connections` threads with one session, each run as many inferences as `batch` says."""
+    """Run `connections` threads with one session, each run with as many inferences as `batch` says."""
     job = json.loads(sys.stdin.readline())
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -11,7 +11,7 @@ from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
 
 
 class Suffix(Model):
-    """Runs in a pool of threads, so that its event loop stays free."""
+    """The model for KServe; it runs in a pool of threads, so that the event loop stays free."""
 
     def __init__(self, path: str, threads: int) -> None:
         super().__init__("suffix")
@@ -22,7 +22,7 @@ class Suffix(Model):
         self.ready = True
 
     async def predict(self, payload: InferRequest, headers: dict | None = None, **_: object) -> InferResponse:
-        """One inference."""
+        """Run one inference."""
         tensor = payload.inputs[0].as_numpy()
         loop = asyncio.get_running_loop()
         (out,) = await loop.run_in_executor(self._pool, lambda: self._session.run(None, {"x": tensor}))

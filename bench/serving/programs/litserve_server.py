@@ -12,25 +12,25 @@ import onnxruntime
 
 
 class Suffix(litserve.LitAPI):
-    """What LitServe asks for."""
+    """The interface that LitServe requires."""
 
     def setup(self, device: str) -> None:
-        """One session with one thread."""
+        """Open a session with one thread."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
         self._shape = json.loads(sys.argv[4])
 
     def decode_request(self, request: dict) -> np.ndarray:
-        """The tensor."""
+        """Decode the tensor of a request."""
         return np.frombuffer(base64.b64decode(request["x"]), np.float32).reshape(self._shape)
 
     def predict(self, tensor: np.ndarray) -> np.ndarray:
-        """One inference."""
+        """Run one inference."""
         return self._session.run(None, {"x": tensor})[0]
 
     def encode_response(self, output: np.ndarray) -> dict:
-        """The answer."""
+        """Encode the response."""
         return {"y": base64.b64encode(output.tobytes()).decode()}
 
 

@@ -10,10 +10,10 @@ from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class Suffix(MLModel):
-    """What MLServer asks for."""
+    """The interface that MLServer requires."""
 
     async def load(self) -> bool:
-        """One session with one thread."""
+        """Open a session with one thread."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         path = self.settings.parameters.uri
@@ -21,7 +21,7 @@ class Suffix(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """One inference."""
+        """Run one inference."""
         tensor = NumpyCodec.decode_input(payload.inputs[0]).astype(np.float32, copy=False)
         (out,) = self._session.run(None, {"x": tensor})
         return InferenceResponse(id=payload.id, model_name=self.name, outputs=[NumpyCodec.encode_output("y", out)])

@@ -11,10 +11,10 @@ import triton_python_backend_utils as backend
 
 
 class TritonPythonModel:
-    """What the backend asks for."""
+    """The interface that Triton's Python backend requires."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """One session with one thread; the server starts as many of us as its configuration says."""
+        """Open a session with one thread; the server creates as many instances as its configuration says."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         path = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
@@ -22,7 +22,7 @@ class TritonPythonModel:
         self._batches = json.loads(args["model_config"])["max_batch_size"] > 1
 
     def execute(self, requests: list) -> list:
-        """An answer for each request, in order."""
+        """The responses to a batch of requests, in order."""
         tensors = [backend.get_input_tensor_by_name(one, "x").as_numpy() for one in requests]
         if not self._batches or len(tensors) == 1:
             outputs = [self._session.run(None, {"x": one})[0] for one in tensors]

@@ -1,4 +1,4 @@
-"""`edgectl adopt`: the agent onto machines that run already, over SSH."""
+"""`edgectl adopt`: installs the agent over SSH on machines that already run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from edgesplit.errors import UsageError
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import chosen_credentials
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
-from edgesplit_provisioning.ssh.adopt import Adopted, Adoption, Kit, Wish
+from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptions, Kit
 from edgesplit_provisioning.ssh.connection import Ssh
-from edgesplit_provisioning.ssh.decide import Means
-from edgesplit_provisioning.ssh.facts import DATA, PREFIX, Survey
+from edgesplit_provisioning.ssh.decide import InstallMeans
+from edgesplit_provisioning.ssh.facts import DATA, PREFIX, MachineFacts
 from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, parse_label, read_batch
-from edgesplit_provisioning.ssh.kit_selection import installer, kits
-from edgesplit_provisioning.ssh.parallel import Outcome, each
+from edgesplit_provisioning.ssh.kit_selection import installer_path, kit_maker
+from edgesplit_provisioning.ssh.parallel import HostOutcome, run_parallel
 
 WAIT_S = 180
-DID = {
+DONE_TEXT = {
     "install": "installed", "upgrade": "upgraded", "repair": "repaired", "nothing": "up to date", "remove": "removed",
     "purge": "removed, with its identity",
 }  # fmt: skip
-WOULD = {
+DRY_RUN_TEXT = {
     "install": "would be installed", "upgrade": "would be upgraded", "repair": "would be repaired",
     "nothing": "is up to date", "remove": "would be removed", "purge": "would be removed, with its identity",
 }  # fmt: skip
@@ -50,19 +50,21 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Adopt the machines in this CSV file too: columns host, name,"
     " device_class, group, labels (K=V K=V), link, port, key.",
 )
-@click.option("-p", "--port", type=click.IntRange(1, 65535), default=None, help="Of ssh there.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), default=None, help="Port of ssh on the machines.")
 @click.option("-i", "--key", type=_FILE, default=None, help="Private key for ssh.")
-@click.option("-o", "ssh_options", multiple=True, metavar="OPTION", help="Given to ssh as it is; repeatable.")
-@click.option("--name", default="", help="Of the device. [default: what the machine calls itself]")
-@click.option("--device-class", default="", help="Its device profile. [default: by its device tree]")
+@click.option("-o", "ssh_options", multiple=True, metavar="OPTION", help="Passed to ssh with -o; repeatable.")
+@click.option("--name", default="", help="Name of the device. [default: the machine's host name]")
+@click.option("--device-class", default="", help="Device profile. [default: by the machine's device tree]")
 @click.option("--group", default="", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option("--link", default="wifi", show_default=True, help="The link that plans assume.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the device is online.")
-@click.option("--wait-seconds", type=click.IntRange(1, 86_400), default=WAIT_S, show_default=True, help="So long.")
-@click.option("--replace", "replaces", is_flag=True, help="The name is a device's already: take it from that.")
-@click.option("--remove", "removes", is_flag=True, help="Take the agent away again: service, user, programs.")
-@click.option("--purge", is_flag=True, help="With --remove: its identity and data too.")
+@click.option(
+    "--wait-seconds", type=click.IntRange(1, 86_400), default=WAIT_S, show_default=True, help="How long --wait waits."
+)
+@click.option("--replace", "replaces", is_flag=True, help="Take over the name of an existing device.")
+@click.option("--remove", "removes", is_flag=True, help="Uninstall the agent: service, user, programs.")
+@click.option("--purge", is_flag=True, help="With --remove: delete its identity and data too.")
 @click.option("--coral", is_flag=True, help="There is a Coral Edge TPU: install libedgetpu too.")
 @click.option(
     "--coral-deb",
@@ -75,7 +77,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--interpreter",
     type=_FILE,
     default=None,
-    help="A Python to bring where the machine has none that fits"
+    help="A Python to install where the machine has none that fits"
     " (JetPack 5, Mendel): an install_only archive of python-build-standalone for it.",
 )
 @click.option(
@@ -87,35 +89,35 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--extra", "extras", multiple=True, type=click.Choice(["tflite", "otel"]), help="Install this extra too.")
 @click.option("--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where the agent is installed there.")
 @click.option("--agent-data", default=DATA, show_default=True, metavar="DIR", help="Its data folder there.")
-@click.option("--no-service", is_flag=True, help="There is no systemd: say how the agent is started.")
+@click.option("--no-service", is_flag=True, help="Without systemd: print the command that starts the agent.")
 @click.option("--ask-sudo-password", is_flag=True, help="Ask for sudo's password (or $EDGESPLIT_SUDO_PASSWORD).")
-@click.option("--dry-run", is_flag=True, help="Only look, and say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be done.")
 @json_option
 @click.pass_obj
-def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json: bool, **given: Any) -> None:
-    """Make running machines devices: install the agent over SSH, enrol it, see it online.
+def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json: bool, **options: Any) -> None:
+    """Make running machines devices: install the agent over SSH, enrol it, wait until it is online.
 
-    For Raspberry Pi OS, Debian, Ubuntu and JetPack, by your own ssh with its configuration, keys and known hosts. Doing
-    it again upgrades, or says that all is up to date; what was cut off is continued.
+    For Raspberry Pi OS, Debian, Ubuntu and JetPack, by your own ssh with its configuration, keys and known hosts.
+    Repeating it upgrades, or reports that all is up to date; an interrupted run is continued.
     """
-    hosts = _hosts(machines, batch, given)
-    if given["purge"] and not given["removes"]:
+    hosts = _hosts(machines, batch, options)
+    if options["purge"] and not options["removes"]:
         raise UsageError("--purge goes with --remove")
     alone = len(hosts) == 1 and sys.stdin.isatty()
-    with tempfile.TemporaryDirectory(prefix="es-") as folder, _Bars(hosts, quiet=as_json) as bars:
-        work = _work(data, given, Path(folder), ask=_password(given["ask_sudo_password"], alone))
+    with tempfile.TemporaryDirectory(prefix="es-") as folder, _ProgressBars(hosts, quiet=as_json) as bars:
+        run = _prepare_run(data, options, Path(folder), ask=_password_source(options["ask_sudo_password"], alone))
 
-        def one(host: Host) -> Adopted:
-            told = work.told_by(bars.of(host))
-            with Ssh(host, given["ssh_options"], may_ask=alone) as ssh:
-                return work.carry_out(told, ssh)
+        def process(host: Host) -> AdoptionResult:
+            on_progress = run.with_progress(bars.callback_for(host))
+            with Ssh(host, options["ssh_options"], may_ask=alone) as ssh:
+                return run.execute(on_progress, ssh)
 
-        outcomes = each(hosts, one, bars.finished)
+        outcomes = run_parallel(hosts, process, bars.on_finished)
     if as_json:
-        print_json([_shown(outcome) for outcome in outcomes])
+        print_json([_to_dict(outcome) for outcome in outcomes])
     else:
         for outcome in outcomes:
-            _say(outcome, {**given, "several": len(outcomes) > 1})
+            _print_outcome(outcome, {**options, "several": len(outcomes) > 1})
     if failed := [outcome.error for outcome in outcomes if outcome.error is not None]:
         if len(outcomes) > 1 or as_json:
             raise SystemExit(failed[0].exit_code)
@@ -123,62 +125,66 @@ def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
-    """What is done with each machine."""
+class _AdoptRun:
+    """What is done with each machine: adopt it, or remove the agent."""
 
-    adoption: Adoption
+    adoption: Adopter
     removes: bool
     purge: bool
 
-    def told_by(self, told: Callable[..., None]) -> Adoption:
-        return replace(self.adoption, told=told)
+    def with_progress(self, on_progress: Callable[..., None]) -> Adopter:
+        return replace(self.adoption, on_progress=on_progress)
 
-    def carry_out(self, adoption: Adoption, ssh: Ssh) -> Adopted:
-        return adoption.remove(ssh, installer(), purge=self.purge) if self.removes else adoption.adopt(ssh)
+    def execute(self, adoption: Adopter, ssh: Ssh) -> AdoptionResult:
+        return adoption.remove(ssh, installer_path(), purge=self.purge) if self.removes else adoption.adopt(ssh)
 
 
-def _work(data: Path, given: dict[str, Any], folder: Path, ask: Callable[[str], str]) -> _Work:
+def _prepare_run(data: Path, options: dict[str, Any], folder: Path, ask: Callable[[str], str]) -> _AdoptRun:
     chosen = chosen_credentials(data)
-    held = credentials.read(chosen) if chosen else credentials.of_folder(data)
-    make = kits(cache_folder(), given["extras"], given["interpreter"], given["wheelhouse"], lambda text: None)
-    coral = CoralPackages(given["coral_debs"]) if given["coral"] else None
+    login = credentials.read(chosen) if chosen else credentials.from_data_folder(data)
+    make = kit_maker(
+        cache_folder(), options["extras"], options["interpreter"], options["wheelhouse"], lambda text: None
+    )
+    coral = CoralPackages(options["coral_debs"]) if options["coral"] else None
 
-    def kit_for(means: Means, seen: Survey, wanted: bool) -> Kit:
-        return make(means, seen, coral.archive(means.machine, folder) if coral is not None and wanted else None)
+    def kit_for(means: InstallMeans, facts: MachineFacts, coral_wanted: bool) -> Kit:
+        return make(means, facts, coral.archive(means.machine, folder) if coral is not None and coral_wanted else None)
 
-    wish = Wish(
-        coral=given["coral"], interpreter=given["interpreter"] is not None, prefix=_place(given["prefix"], "--prefix"),
-        data=_place(given["agent_data"], "--agent-data"), service=not given["no_service"], replace=given["replaces"],
-        link=given["link"], wait_s=given["wait_seconds"] if given["wait"] else 0.0, dry_run=given["dry_run"],
+    adopt_options = AdoptOptions(
+        coral=options["coral"], interpreter=options["interpreter"] is not None,
+        prefix=_checked_folder(options["prefix"], "--prefix"),
+        data=_checked_folder(options["agent_data"], "--agent-data"), service=not options["no_service"],
+        replace=options["replaces"],
+        link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0, dry_run=options["dry_run"],
     )  # fmt: skip
-    adoption = Adoption(ControllerClient.by(held), held.ca_pem, wish, kit_for, ask_password=ask)
-    return _Work(adoption, given["removes"], given["purge"])
+    adoption = Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password=ask)
+    return _AdoptRun(adoption, options["removes"], options["purge"])
 
 
-def _place(text: str, option: str) -> str:
-    """A folder there of our own: never one that a system is made of."""
+def _checked_folder(text: str, option: str) -> str:
+    """A remote folder, as an absolute path of at least two components, so that no system folder is used."""
     parts = Path(text).parts
     if not text.startswith("/") or ".." in parts or len(parts) < 3 or not text.isprintable():
         raise UsageError(f"{option} {text[:80]!r}: an absolute path of a folder of the agent's own, as in {PREFIX}")
     return str(Path(text))
 
 
-def _hosts(machines: Sequence[str], batch: Path | None, given: dict[str, Any]) -> list[Host]:
-    """The machines, with what is said of all of them where a line of the batch says nothing."""
+def _hosts(machines: Sequence[str], batch: Path | None, options: dict[str, Any]) -> list[Host]:
+    """The machines; options apply where a line of the batch leaves a field empty."""
     hosts = [parse_host(text) for text in machines] + (read_batch(batch) if batch else [])
     if not hosts:
         raise UsageError("say which machine: edgectl adopt user@host, or --batch FILE")
-    if given["name"] and len(hosts) > 1:
+    if options["name"] and len(hosts) > 1:
         raise UsageError("--name is for one machine; name several in a CSV file, with --batch")
-    labels = dict(parse_label(text) for text in given["labels"])
+    labels = dict(parse_label(text) for text in options["labels"])
     hosts = [
         replace(
             host,
-            port=host.port or given["port"],
-            key=host.key or str(given["key"] or ""),
-            name=host.name or given["name"],
-            device_class=host.device_class or given["device_class"],
-            group=host.group or given["group"],
+            port=host.port or options["port"],
+            key=host.key or str(options["key"] or ""),
+            name=host.name or options["name"],
+            device_class=host.device_class or options["device_class"],
+            group=host.group or options["group"],
             labels={**labels, **host.labels},
         )
         for host in hosts
@@ -187,18 +193,19 @@ def _hosts(machines: Sequence[str], batch: Path | None, given: dict[str, Any]) -
     return hosts
 
 
-def _password(wanted: bool, alone: bool) -> Callable[[str], str]:
-    """Asked for once, for all machines."""
+def _password_source(is_requested: bool, is_interactive: bool) -> Callable[[str], str]:
+    """A function that returns the sudo password: from the environment or one prompt for all machines, else a prompt per
+    machine."""
     known = os.environ.get("EDGESPLIT_SUDO_PASSWORD", "")
-    if wanted and not known:
+    if is_requested and not known:
         known = click.prompt("password for sudo there", hide_input=True, err=True)
-    if known or not alone:
+    if known or not is_interactive:
         return lambda target: known
     return lambda target: str(click.prompt(f"password for sudo on {target}", hide_input=True, err=True, default=""))
 
 
-class _Bars:
-    """A line for each machine."""
+class _ProgressBars:
+    """One progress line for each machine."""
 
     def __init__(self, hosts: Sequence[Host], *, quiet: bool) -> None:
         columns = (TextColumn("{task.fields[host]}"), BarColumn(), DownloadColumn(), TextColumn("{task.description}"))
@@ -206,47 +213,47 @@ class _Bars:
         self._bars = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
         self._tasks = {id(host): self._bars.add_task("waiting", total=None, host=host.target) for host in hosts}
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> _ProgressBars:
         self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def of(self, host: Host) -> Callable[..., None]:
-        def told(doing: str, done: int = 0, of: int = 0) -> None:
-            known = {"completed": done, "total": of} if of else {}
-            self._bars.update(self._tasks[id(host)], description=doing, **known)  # type: ignore[arg-type]
+    def callback_for(self, host: Host) -> Callable[..., None]:
+        def on_progress(doing: str, done: int = 0, of: int = 0) -> None:
+            byte_counts = {"completed": done, "total": of} if of else {}
+            self._bars.update(self._tasks[id(host)], description=doing, **byte_counts)  # type: ignore[arg-type]
 
-        return told
+        return on_progress
 
-    def finished(self, outcome: Outcome) -> None:
+    def on_finished(self, outcome: HostOutcome) -> None:
         self._bars.remove_task(self._tasks[id(outcome.host)])
 
 
-def _shown(outcome: Outcome) -> dict[str, Any]:
+def _to_dict(outcome: HostOutcome) -> dict[str, Any]:
     if outcome.error is not None:
         return {"host": outcome.host.target, "error": str(outcome.error), "kind": type(outcome.error).__name__}
-    assert outcome.adopted is not None
-    return dataclasses.asdict(outcome.adopted)
+    assert outcome.result is not None
+    return dataclasses.asdict(outcome.result)
 
 
-def _say(outcome: Outcome, given: dict[str, Any]) -> None:
-    done = outcome.adopted
-    if done is None:
-        if outcome.error is not None and given["several"]:
+def _print_outcome(outcome: HostOutcome, options: dict[str, Any]) -> None:
+    result = outcome.result
+    if result is None:
+        if outcome.error is not None and options["several"]:
             click.echo(f"{outcome.host.target}: {outcome.error}", err=True)
         return
-    if given["removes"] and done.did == "nothing":
-        click.echo(f"{done.host}: no agent is installed there ({done.system})")
+    if options["removes"] and result.did == "nothing":
+        click.echo(f"{result.host}: no agent is installed there ({result.system})")
         return
-    what = (WOULD if given["dry_run"] else DID)[done.did]
-    online = f", {done.state}" if done.state else ""
-    version = f" edgesplit {done.version}" if done.version else ""
-    click.echo(f"{done.host}: {done.device or 'no device'} {what},{version}{online} ({done.system})")
-    if done.warning:
-        click.echo(f"edgectl: {done.warning}", err=True)
-    if done.start:
-        click.echo(f"there is no service: start it there, as its own user, with `{done.start}`")
-    if given["removes"] and done.device:
-        click.echo(f"the controller still lets it in: `edgectl device revoke {done.device}` ends that")
+    action_text = (DRY_RUN_TEXT if options["dry_run"] else DONE_TEXT)[result.did]
+    online = f", {result.state}" if result.state else ""
+    version = f" edgesplit {result.version}" if result.version else ""
+    click.echo(f"{result.host}: {result.device or 'no device'} {action_text},{version}{online} ({result.system})")
+    if result.warning:
+        click.echo(f"edgectl: {result.warning}", err=True)
+    if result.start:
+        click.echo(f"there is no service: start it there, as its own user, with `{result.start}`")
+    if options["removes"] and result.device:
+        click.echo(f"the controller still lets it in: `edgectl device revoke {result.device}` ends that")

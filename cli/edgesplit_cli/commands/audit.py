@@ -1,4 +1,4 @@
-"""`edgectl audit`: who did what, and whether the log of it is whole."""
+"""`edgectl audit`: shows, verifies and exports the audit log."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from typing import Any
 import click
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit_cli.output import can_write, console, json_option, plain, print_json, table
+from edgesplit_cli.output import check_writable, console, json_option, print_json, printable, table
 from edgesplit_cli.settings import connect
-from edgesplit_controller.access.audit_log import verified
+from edgesplit_controller.access.audit_log import verify_chain
 
 COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
 
 
 @click.group()
 def audit() -> None:
-    """Who asked for what, and how it ended. Lines are only ever added, and each proves the ones before."""
+    """Who requested what, and with which outcome. The log is append-only, and each line contains a hash of the ones
+    before."""
 
 
 @audit.command()
-@click.option("--newest", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many lines.")
+@click.option("--newest", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Number of lines.")
 @json_option
 @click.pass_obj
 def show(data: Path, newest: int, as_json: bool) -> None:
-    """The newest lines."""
+    """Show the newest lines."""
     lines = connect(data).get("/v1/audit", newest=newest)
     if as_json:
         print_json(lines)
         return
-    console().print(table(COLUMNS, [_row(line) for line in plain(lines)]))
+    console().print(table(COLUMNS, [_row(line) for line in printable(lines)]))
 
 
 @audit.command()
@@ -42,18 +43,20 @@ def show(data: Path, newest: int, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def verify(data: Path, file: Path | None, expect: str, as_json: bool) -> None:
-    """Is every line what was written? Of the controller's log, or of an export in FILE.
+    """Verify that no line was changed: of the controller's log, or of an export in FILE.
 
-    Note the hash that is printed where the controller's owner cannot write, and give it with --expect next time: then
-    a log that was written anew from the start is noticed too.
+    Note the hash that is printed in a place where the controller's owner cannot write, and give it with --expect next
+    time: then a log that was rewritten from the start is noticed too.
     """
-    found = verified(_lines(file), expect) if file else connect(data).get("/v1/audit/verify", expect=expect or None)
+    result = (
+        verify_chain(_lines(file), expect) if file else connect(data).get("/v1/audit/verify", expect=expect or None)
+    )
     if as_json:
-        print_json(found)
-    if found["problem"]:
-        raise TrustError(f"the audit log is not what was written: {found['problem']}")
+        print_json(result)
+    if result["problem"]:
+        raise TrustError(f"the audit log is not what was written: {result['problem']}")
     if not as_json:
-        click.echo(f"{found['lines']} lines are as they were written; the last one's hash is {found['hash']}")
+        click.echo(f"{result['lines']} lines are as they were written; the last one's hash is {result['hash']}")
 
 
 @audit.command()
@@ -63,10 +66,10 @@ def verify(data: Path, file: Path | None, expect: str, as_json: bool) -> None:
 @click.pass_obj
 def export(data: Path, out: Path) -> None:
     """Write the whole log to a file, for `edgectl audit verify FILE` and for other programs."""
-    can_write(out)
+    check_writable(out)
     count = 0
     with out.open("wb") as file:
-        for line in connect(data).lines("/v1/audit/export"):
+        for line in connect(data).get_lines("/v1/audit/export"):
             file.write(line)
             count += 1
     click.echo(f"{count} lines in {out}")

@@ -28,14 +28,14 @@ database_option = click.option(
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option("--without-keys", is_flag=True, help="Leave private keys and tokens out; then the file is not sealed.")
+@click.option("--without-keys", is_flag=True, help="Leave private keys and tokens out; then the file is not encrypted.")
 @click.option("--without-blobs", is_flag=True, help="Leave models and chunks out: keep `blobs/` by other means.")
-@click.option("--to", default="", metavar="PUBLIC-KEY", help="Seal it for this key instead of by a passphrase.")
+@click.option("--to", default="", metavar="PUBLIC-KEY", help="Encrypt for this key instead of with a passphrase.")
 @click.option(
     "--new-recipient",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="Make a key for backups in this file, tell its public part, and end.",
+    help="Make a key for backups in this file, print its public part, and exit.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @database_option
@@ -54,10 +54,11 @@ def backup(
 ) -> None:
     """Write keys, repository, database and blobs into FILE, also while the controller runs.
 
-    It is sealed by a passphrase (asked for, or $EDGESPLIT_PASSPHRASE), or --to a key whose private part lies elsewhere.
+    It is encrypted with a passphrase (prompted for, or $EDGESPLIT_PASSPHRASE), or --to a public key whose private key
+    is kept elsewhere.
     """
     from edgesplit_controller.backup.create import make_backup
-    from edgesplit_controller.backup.envelope import Opener, make_recipient, parse_recipient
+    from edgesplit_controller.backup.envelope import BackupKey, make_recipient, parse_recipient
 
     if new_recipient is not None:
         click.echo(make_recipient(new_recipient))
@@ -67,16 +68,16 @@ def backup(
     url = database or f"sqlite:///{data / 'controller.db'}"
     recipient = parse_recipient(to) if to else b""
     passphrase = "" if without_keys or to else ask_secret(f"passphrase of {file}", new=True)
-    with _bar("backup", as_json) as progress:
+    with _progress_bar("backup", as_json) as progress:
         contents = make_backup(
-            data, url, file, Opener(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
+            data, url, file, BackupKey(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
             now=time.time(), progress=progress, replace=force,
         )  # fmt: skip
     if as_json:
         print_json({"file": str(file), "bytes": file.stat().st_size, "files": len(contents.files)})
         return
-    sealed = "sealed for that key" if to else "sealed" if not without_keys else "without keys, not sealed"
-    click.echo(f"{file}: {len(contents.files)} files, {file.stat().st_size / 1e6:.1f} MB, {sealed}")
+    protection = "sealed for that key" if to else "sealed" if not without_keys else "without keys, not sealed"
+    click.echo(f"{file}: {len(contents.files)} files, {file.stat().st_size / 1e6:.1f} MB, {protection}")
 
 
 @click.command()
@@ -89,38 +90,46 @@ def backup(
     help="The private key of a backup that was made with --to.",
 )
 @click.option(
-    "--force", is_flag=True, help="Replace what is there: the folder is kept beside it, PostgreSQL's rows go."
+    "--force",
+    is_flag=True,
+    help="Replace existing state: the old folder is kept beside it, PostgreSQL's rows are deleted.",
 )
 @database_option
 @json_option
 @click.pass_obj
 def restore(data: Path, file: Path, key_file: Path | None, force: bool, database: str, as_json: bool) -> None:
-    """Put the controller in FILE back into the (empty) data folder. Start it with `edgectl up` afterwards."""
-    from edgesplit_controller.backup.envelope import Opener, read_header
+    """Restore the controller in FILE into the (empty) data folder. Start it with `edgectl up` afterwards."""
+    from edgesplit_controller.backup.envelope import BackupKey, read_header
     from edgesplit_controller.backup.restore import restore as restore_backup
 
     with file.open("rb") as raw:
-        how = read_header(raw).opened_with
-    passphrase = ask_secret(f"passphrase of {file}") if how == "passphrase" else ""
-    with _bar("restore", as_json) as progress:
-        done = restore_backup(
-            file, data, Opener(passphrase, key_file=key_file), database_url=database, now=time.time(),
+        opened_with = read_header(raw).opened_with
+    passphrase = ask_secret(f"passphrase of {file}") if opened_with == "passphrase" else ""
+    with _progress_bar("restore", as_json) as progress:
+        restored = restore_backup(
+            file, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
             replace=force, progress=progress,
         )  # fmt: skip
     if as_json:
-        told = {"data": str(data), "created": done.created, "devices": done.devices, "replaced": done.replaced or None}
-        print_json(told)
+        result = {
+            "data": str(data),
+            "created": restored.created,
+            "devices": restored.devices,
+            "replaced": restored.replaced or None,
+        }
+        print_json(result)
         return
-    made = datetime.fromtimestamp(done.created).strftime("%Y-%m-%d %H:%M")
-    click.echo(f"{data}: {done.files} files and {done.devices} devices as they were at {made}")
-    if done.replaced:
-        click.echo(f"what was there before lies in {done.replaced}")
+    created = datetime.fromtimestamp(restored.created).strftime("%Y-%m-%d %H:%M")
+    click.echo(f"{data}: {restored.files} files and {restored.devices} devices as they were at {created}")
+    if restored.replaced:
+        click.echo(f"what was there before lies in {restored.replaced}")
     click.echo("Start it with `edgectl up`. Devices that were told something newer keep it until you deploy to them.")
 
 
 @contextmanager
-def _bar(what: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    columns = (TextColumn(what), BarColumn(), DownloadColumn())
+def _progress_bar(title: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; yields its callback."""
+    columns = (TextColumn(title), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console(quiet=as_json), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(title, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)

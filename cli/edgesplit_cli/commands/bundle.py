@@ -1,4 +1,4 @@
-"""`edgectl bundle`: releases for devices without a network, on a USB stick or in a file."""
+"""`edgectl bundle`: release bundles for devices without a network, on a USB stick or in a file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.controller_client.settings import cache_folder
-from edgesplit.release.bundle_format import Index
+from edgesplit.release.bundle_format import BundleIndex
 from edgesplit_cli.commands.options.kit import kit_options
 from edgesplit_cli.output import console, json_option, print_json, size
-from edgesplit_cli.quantities import LIFE
+from edgesplit_cli.quantities import LIFETIME
 from edgesplit_cli.settings import connect
-from edgesplit_provisioning.bundle.build import Wish, check_target, make_bundle
-from edgesplit_provisioning.bundle.writer import sink
+from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
+from edgesplit_provisioning.bundle.writer import open_sink
 from edgesplit_provisioning.kit import Target, build_kit
 
 
 @click.command()
 @click.option(
-    "--to", type=click.Path(path_type=Path), required=True, metavar="DIR|FILE.tar", help="A stick's folder, or a file."
+    "--to",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR|FILE.tar",
+    help="Folder of a USB stick, or a tar file.",
 )
 @click.option(
     "--for",
@@ -43,10 +47,10 @@ from edgesplit_provisioning.kit import Target, build_kit
 )
 @click.option(
     "--valid",
-    type=LIFE,
+    type=LIFETIME,
     default="1d",
     show_default=True,
-    help="It must install for so long at least, as 3d; the error says what limits it.",
+    help="How long it must stay installable at least, as in 3d; the error names what limits it.",
 )
 @click.option("--kit", "with_kit", is_flag=True, help="The agent's installer too (see `edgectl kit`).")
 @kit_options("With --kit: ")
@@ -68,8 +72,9 @@ def bundle(
 ) -> None:
     """Write what devices shall run to a USB stick: signatures, statements and chunks, for where there is no network.
 
-    On the device `edgesplit-agent bundle apply` takes it, by the rules of the network: what has expired, is older than
-    what the device knows, or is for another device installs nothing. Made again, it keeps what is there already.
+    On the device `edgesplit-agent bundle apply` installs it, by the same rules as over the network: what has expired,
+    is older than the device's state, or is for another device is refused. A repeated run keeps files that are already
+    there.
     """
     check_target(to)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -83,32 +88,32 @@ def bundle(
                             progress=lambda text: bar.update(task, description=text))  # fmt: skip
             kit_for = str(target)
         bar.update(task, description="bundle")
-        wish = Wish(devices=devices, models=models, valid_s=int(valid), kit=kit, kit_for=kit_for)
-        with sink(to) as opened:
+        request = BundleRequest(devices=devices, models=models, valid_s=int(valid), kit=kit, kit_for=kit_for)
+        with open_sink(to) as bundle_sink:
             index = make_bundle(
-                connect(data), wish, opened, lambda done, of: bar.update(task, completed=done, total=of)
+                connect(data), request, bundle_sink, lambda done, of: bar.update(task, completed=done, total=of)
             )  # fmt: skip
     if as_json:
-        print_json({"to": str(to), **shown(index)})
+        print_json({"to": str(to), **to_dict(index)})
         return
-    for line in lines(to, index):
+    for line in result_lines(to, index):
         click.echo(line)
 
 
-def shown(index: Index) -> dict[str, Any]:
-    """As JSON."""
-    told: dict[str, Any] = msgspec.to_builtins(index)
-    return told
+def to_dict(index: BundleIndex) -> dict[str, Any]:
+    """The bundle's index as JSON-serialisable values."""
+    values: dict[str, Any] = msgspec.to_builtins(index)
+    return values
 
 
-def lines(to: Path, index: Index) -> list[str]:
-    """For people."""
+def result_lines(to: Path, index: BundleIndex) -> list[str]:
+    """The result as lines of text."""
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.valid_until))
-    total = sum(one.bytes for one in index.releases)
-    found = [f"{to}: {len(index.releases)} releases ({size(total)}) for {len(index.devices)} devices"]
-    found += [f"  {one.model}  {one.release[:12]}  {size(one.bytes)}" for one in index.releases]
-    found.append(f"it installs until {until}; then its {index.limited_by} ends")
-    found.append(f"on each device: edgesplit-agent bundle apply {to.name} --data DIR")
+    total = sum(release.bytes for release in index.releases)
+    text_lines = [f"{to}: {len(index.releases)} releases ({size(total)}) for {len(index.devices)} devices"]
+    text_lines += [f"  {release.model}  {release.release[:12]}  {size(release.bytes)}" for release in index.releases]
+    text_lines.append(f"it installs until {until}; then its {index.limited_by} ends")
+    text_lines.append(f"on each device: edgesplit-agent bundle apply {to.name} --data DIR")
     if index.kit:
-        found.append(f"the agent itself, for {index.kit}: sh edgesplit/install.sh, as root")
-    return found
+        text_lines.append(f"the agent itself, for {index.kit}: sh edgesplit/install.sh, as root")
+    return text_lines

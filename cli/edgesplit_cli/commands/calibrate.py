@@ -1,4 +1,4 @@
-"""`edgectl calibrate`: a device profile of the machine that it runs on."""
+"""`edgectl calibrate`: measures this machine and writes a device profile of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import can_write, console, json_option, print_json, table
+from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.quantities import Number
 
 
@@ -30,20 +30,20 @@ from edgesplit_cli.quantities import Number
     "--base",
     default="generic-x86",
     show_default=True,
-    help="Profile that lends what cannot be measured here: watts, and the speed of storage.",
+    help="Profile to copy what cannot be measured here from: power, and the speed of storage.",
 )
 @json_option
 def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: str, as_json: bool) -> None:
     """Measure this machine by a few minutes of microbenchmarks and write a device profile fitted to it.
 
-    Let the machine rest meanwhile: what else runs on it ends up in the profile.
+    Keep the machine idle meanwhile: other load distorts the profile.
     """
     from edgesplit_partitioner.calibration.calibrate import calibrate as measure
     from edgesplit_partitioner.calibration.calibrate import profile_text
 
     path = out or Path(f"{name}.yaml")
-    _check(name, path)
-    lent = load_profile(base)
+    _check_output(name, path)
+    base_profile = load_profile(base)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,44 +52,44 @@ def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: s
     )
     with Progress(*columns, console=console(), disable=as_json or not console().is_terminal, transient=True) as bar:
         task = bar.add_task("calibrating", total=None)
-        made = measure(
+        profile = measure(
             name,
-            base=lent,
+            base=base_profile,
             minutes=minutes,
             threads=threads,
             today=date.today().isoformat(),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     try:
-        path.write_text(profile_text(made, path.suffix == ".json"), "utf-8")
+        path.write_text(profile_text(profile, path.suffix == ".json"), "utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    _print(made, path, as_json)
+    _print_profile(profile, path, as_json)
 
 
-def _check(name: str, path: Path) -> None:
-    """What would fail after minutes of measuring fails before."""
+def _check_output(name: str, path: Path) -> None:
+    """UsageError before the measurement for a name or file that would be refused after it."""
     if not NAME.fullmatch(name) or name in list_profiles():
         raise UsageError(
             f"not a name for a profile of your own: {name[:80]!r} (a-z, 0-9, '+', '-', '_'; none that ships)"
         )
     if path.suffix not in (".yaml", ".yml", ".json"):
         raise UsageError(f"--out needs a file that ends with .yaml or .json, not {path.name!r}")
-    can_write(path)
+    check_writable(path)
 
 
-def _print(made: DeviceProfile, path: Path, as_json: bool) -> None:
-    fit = made.fit
+def _print_profile(profile: DeviceProfile, path: Path, as_json: bool) -> None:
+    fit = profile.fit
     assert fit is not None
     if as_json:
         spread = {"low": fit.whole.low, "high": fit.whole.high, "coverage": fit.whole.coverage}
-        print_json({"profile": made.name, "file": str(path), "runtime": fit.runtime, "whole": spread})
+        print_json({"profile": profile.name, "file": str(path), "runtime": fit.runtime, "whole": spread})
         return
     rows = [
-        (one.family, str(len(one.points)), f"{one.low:.2f} to {one.high:.2f}")
-        for one in fit.operators
-        if not one.family.startswith("class:")
+        (operator.family, str(len(operator.points)), f"{operator.low:.2f} to {operator.high:.2f}")
+        for operator in fit.operators
+        if not operator.family.startswith("class:")
     ]
-    console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=made.description))
+    console().print(table(("operators", ">points", ">measured / predicted, 90 %"), rows, title=profile.description))
     console().print(f"whole networks: {fit.whole.low:.2f} to {fit.whole.high:.2f} of the prediction, 90 % of the time")
     console().print(f"wrote {path}: edgectl plan MODEL --device {path if path.parent != Path() else f'./{path}'} …")

@@ -1,4 +1,4 @@
-"""`edgectl check`: cut a model at every boundary, run both halves, compare with the whole."""
+"""`edgectl check`: cuts a model at every boundary, runs both parts, and compares the answers with the whole model's."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
 from edgesplit_cli.local.model import open_model, read_samples
-from edgesplit_cli.output import console, headed, json_option, print_json, size, table
+from edgesplit_cli.output import bold_head, console, json_option, print_json, size, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.split_check.check import Cut, Report
 
-MOST_SAMPLES = 4
-NOT_FINE = 1
-"""Exit code where a cut is off or refused."""
+MAX_SAMPLES = 4
+EXIT_NOT_FINE = 1
+"""Exit code where a cut gives another answer or is refused."""
 
 
 @click.command()
 @click.argument("what", metavar="MODEL|FILE")
-@click.option("--input", "input_text", default=None, help="For a FILE: what arrives, as `edgectl model push` takes it.")
+@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
     type=click.Path(exists=True, path_type=Path),
     default=None,
-    help=f"Real input, the first {MOST_SAMPLES} of it: a file or folder of JPEG, WAV or NPZ. [default: seeded noise]",
+    help=f"Real input, the first {MAX_SAMPLES} of it: a file or folder of JPEG, WAV or NPZ. [default: seeded noise]",
 )
 @click.option(
     "--plan",
@@ -41,7 +41,7 @@ NOT_FINE = 1
     default=None,
     help="Check the cuts of this plan's table too (`edgectl plan --json`).",
 )
-@click.option("--seed", default=0, show_default=True, help="Of the noise.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the noise.")
 @click.option(
     "--jobs", type=click.IntRange(1), default=None, help="Cuts tried at once. [default: one per core, up to 4]"
 )
@@ -60,13 +60,14 @@ def check(
 ) -> None:
     """Will MODEL split safely? Cut it at every boundary, run both halves, and compare with the whole.
 
-    Exit code 0 where every cut answers like the whole, 1 where one does not, 3 where the model itself is refused.
+    Exit code 0 where every cut gives the whole model's answer, 1 where one does not, 3 where the model itself is
+    refused.
     """
     from edgesplit_partitioner.split_check.check import check_model
 
     model = open_model(context.obj, what, input_text, bindings)
-    rows = rows_of(plan_file) if plan_file else ()
-    given = read_samples(samples, model.loaded.spec, MOST_SAMPLES)
+    rows = read_rows(plan_file) if plan_file else ()
+    inputs = read_samples(samples, model.loaded.spec, MAX_SAMPLES)
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=as_json or not console().is_terminal, transient=True) as bar:
         task = bar.add_task(escape(f"checking {model.name}"), total=None)
@@ -74,39 +75,39 @@ def check(
             model.loaded.prepared,
             model.loaded.graph,
             model.loaded.spec,
-            samples=given,
+            samples=inputs,
             rows=rows,
             seed=seed,
             jobs=jobs,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if as_json:
-        fine = {"model": model.name, "fine": report.fine, "fast_fine": report.fast_fine}
-        print_json(fine | msgspec.to_builtins(report))
+        verdict = {"model": model.name, "fine": report.is_safe, "fast_fine": report.is_safe_fast}
+        print_json(verdict | msgspec.to_builtins(report))
     else:
         print_report(model.name, report)
-    context.exit(0 if report.fine else NOT_FINE)
+    context.exit(0 if report.is_safe else EXIT_NOT_FINE)
 
 
-def rows_of(file: Path) -> tuple[Row, ...]:
-    """The rows of the table in a plan's JSON."""
+def read_rows(file: Path) -> tuple[Row, ...]:
+    """The rows of the switching table in a plan's JSON; UsageError for any other file."""
     try:
-        read = json.loads(file.read_bytes())
-        if not isinstance(read, dict) or "table" not in read:
+        document = json.loads(file.read_bytes())
+        if not isinstance(document, dict) or "table" not in document:
             raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: it has no table")
-        return msgspec.convert(read["table"], Plan).rows
+        return msgspec.convert(document["table"], Plan).rows
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: {error}") from error
 
 
 def print_report(name: str, report: Report) -> None:
-    """The verdicts, boundary by boundary, then where no cut goes and why."""
+    """Print the verdict of each boundary, then the places where no cut is possible and why."""
     out = console()
-    what = f"  {report.format}, {report.layers} layers of {report.operators} operators, fed with {report.inputs}"
-    out.print(headed(name, what))
+    details = f"  {report.format}, {report.layers} layers of {report.operators} operators, fed with {report.inputs}"
+    out.print(bold_head(name, details))
     out.print(table(("cut after", ">sends", ">tensors", "answers", "fast mode", ""), map(_row, report.cuts)))
     if report.inside:
-        rows = [(one.layer, str(one.boundaries), one.why) for one in report.inside]
+        rows = [(layer.layer, str(layer.boundaries), layer.why) for layer in report.inside]
         out.print(table(("no cut inside", ">boundaries", "because"), rows))
     out.print(summary(report))
 
@@ -131,13 +132,13 @@ def _answers(verdict: str, error: float | None) -> str:
 
 
 def summary(report: Report) -> str:
-    """One or two sentences: may this model be cut?"""
+    """One or two sentences on whether the model may be cut."""
     counts: dict[str, int] = {}
     for cut in report.cuts:
         counts[cut.verdict] = counts.get(cut.verdict, 0) + 1
-    inside = sum(one.boundaries for one in report.inside)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    lines = [f"{len(report.cuts)} cuts: {told}; {inside} boundaries inside layers are not cut"]
+    inside = sum(layer.boundaries for layer in report.inside)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    lines = [f"{len(report.cuts)} cuts: {verdicts}; {inside} boundaries inside layers are not cut"]
     if not report.steady:
         lines.append("the whole itself answers differently when asked twice (random operators): no cut can be exact")
     fast = [cut for cut in report.cuts if cut.fast == "off"]

@@ -1,4 +1,4 @@
-"""`edgectl dashboard`: let a browser in."""
+"""`edgectl dashboard`: opens the dashboard in a browser."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from edgesplit_cli.settings import connect
 def dashboard(data: Path, no_open: bool, as_json: bool) -> None:
     """Open the dashboard in a browser, as the operator that you are here.
 
-    The address lets in one browser, once, within two minutes: show it to nobody. The browser must believe the
-    controller's authority (ca.pem in the data folder), or asks.
+    The address logs in one browser, once, within two minutes: keep it secret. The browser must trust the controller's
+    CA (ca.pem in the data folder), or warns.
     """
     api = connect(data)
-    made = api.post("/v1/session/codes")
-    url = f"{api.url}/#login={made['code']}"  # behind the #: browsers send it nowhere, and it is in no log
+    code = api.post("/v1/session/codes")
+    url = (
+        f"{api.url}/#login={code['code']}"  # browsers do not send the fragment behind #, so the code appears in no log
+    )
     if as_json:
-        print_json({"url": url, "expires": made["expires"]})
+        print_json({"url": url, "expires": code["expires"]})
         return
     click.echo(url)
     if not no_open and sys.stdout.isatty() and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):

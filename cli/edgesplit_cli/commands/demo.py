@@ -1,4 +1,4 @@
-"""`edgectl demo`: the whole story with real processes on real frames."""
+"""`edgectl demo`: the whole demonstration with real processes on real frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgesplit_cli.output import can_write
+from edgesplit_cli.output import check_writable
 from edgesplit_cli.quantities import Number
 
 
@@ -20,7 +20,7 @@ from edgesplit_cli.quantities import Number
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("demo.svg"),
     show_default=True,
-    help="Draw it here.",
+    help="File of the picture.",
 )
 @click.option(
     "--folder",
@@ -28,13 +28,13 @@ from edgesplit_cli.quantities import Number
     default=None,
     help="Keep the state here. [default: a new one]",
 )
-@click.option("--pace", type=Number(0.2, 10), default=1.0, show_default=True, help="Stretches the story's time.")
+@click.option("--pace", type=Number(0.2, 10), default=1.0, show_default=True, help="Factor on the demo's duration.")
 def demo(keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
-    """Three emulated devices, one model split three ways, and a bad day for each of them."""
+    """Three emulated devices, one model split three ways, and a series of failures for each of them."""
     from edgesplit_cli.demo.run import run_demo
 
-    can_write(picture)
+    check_writable(picture)
     if json_file is not None and json_file.parent.exists():
-        can_write(json_file)
+        check_writable(json_file)
 
-    run_demo(keep=keep, json_file=json_file, picture=picture, folder=folder, pace=pace)
+    run_demo(keep=keep, json_file=json_file, picture=picture, folder=folder, time_scale=pace)

@@ -1,4 +1,4 @@
-"""`edgectl doctor`: what ails the controller, as far as an operator can see."""
+"""`edgectl doctor`: diagnoses the controller from an operator's machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgesplit_agent.service.doctor_findings import exit_code, printed
+from edgesplit_agent.service.doctor_findings import exit_code, format_findings
 from edgesplit_cli.output import json_option
 
 
@@ -15,13 +15,13 @@ from edgesplit_cli.output import json_option
 @json_option
 @click.pass_obj
 def doctor(data: Path, as_json: bool) -> None:
-    """Look at everything that a controller stands on, and say what to do about what is wrong.
+    """Check everything that a controller depends on, and say what to do about what is wrong.
 
-    Credentials, the way to the controller and its certificate, access, versions, broker, offload server, database,
-    disk, signing keys. Ends with 1 where something is bad. On a device: edgesplit-agent doctor.
+    Credentials, the network path to the controller and its certificate, access, versions, broker, offload server,
+    database, disk, signing keys. Ends with 1 where something is bad. On a device: edgesplit-agent doctor.
     """
     from edgesplit_cli.doctor import examine
 
-    found = list(examine(data))
-    click.echo(printed(found, as_json=as_json))
-    sys.exit(exit_code(found))
+    findings = list(examine(data))
+    click.echo(format_findings(findings, as_json=as_json))
+    sys.exit(exit_code(findings))

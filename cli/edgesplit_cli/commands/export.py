@@ -1,4 +1,4 @@
-"""`edgectl export`: far halves of a release for servers that are not ours."""
+"""`edgectl export`: writes remote halves of a release for inference servers of other makers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from edgesplit.atomic_files import write_durably
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import ModelRefused, UsageError
-from edgesplit_cli.export_files import SERVICE, inference_service, triton_config, write_model
+from edgesplit_cli.export_files import SERVICE_FILE, inference_service, triton_config, write_model
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 
@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which halves, and how."""
+class ExportRequest:
+    """Which remote halves to export, and how."""
 
     model: str
     device_class: str
@@ -39,15 +39,22 @@ def export() -> None:
     """
 
 
-def _options(command: F) -> F:
-    """What both kinds share."""
+def _export_options(command: F) -> F:
+    """The options that both formats share."""
     for option in reversed(
         (
             click.argument("model"),
-            click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder."),
+            click.option(
+                "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
+            ),
             click.option("--device", "device_class", default="", help="Device class. [default: each in the release]"),
             click.option("--row", default="", help="A row of the plan, as in cut-1. [default: all that can be]"),
-            click.option("--instances", type=click.IntRange(0, 1024), default=0, help="Of each, on the server's CPU."),
+            click.option(
+                "--instances",
+                type=click.IntRange(0, 1024),
+                default=0,
+                help="Instances of each model on the server's CPU.",
+            ),
             click.option("--decrypt", is_flag=True, help="Write an encrypted release's slices in clear."),
             json_option,
         )
@@ -57,89 +64,91 @@ def _options(command: F) -> F:
 
 
 @export.command()
-@_options
+@_export_options
 @click.pass_obj
-def triton(data: Path, /, out: Path, as_json: bool, **wanted: Any) -> None:
+def triton(data: Path, /, out: Path, as_json: bool, **options: Any) -> None:
     """Write a Triton model repository: a model for each row of the plans that needs a server.
 
     MODEL is a model, whose newest release is taken, or a release by the beginning of its digest. The folder is what
-    `tritonserver --model-repository` takes; several releases may lie in one.
+    `tritonserver --model-repository` takes; several releases may share one.
     """
-    release, models = _write(connect(data), Wanted(**wanted), out)
-    told = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
+    release, models = _write_halves(connect(data), ExportRequest(**options), out)
+    result = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
     if as_json:
-        print_json(told)
+        print_json(result)
         return
-    _show(told)
+    _print_result(result)
     console().print(f"serve them: tritonserver --model-repository={out}")
 
 
 @export.command()
-@_options
+@_export_options
 @click.option(
     "--storage",
     required=True,
     metavar="URI",
     help="Where the folder `models` will lie for KServe, as in s3://bucket/digits or pvc://claim/digits.",
 )
-@click.option("--namespace", default="", help="Of the InferenceService.")
+@click.option("--namespace", default="", help="Namespace of the InferenceService.")
 @click.pass_obj
-def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool, **wanted: Any) -> None:
+def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool, **options: Any) -> None:
     """Write a KServe InferenceService and the model repository that it serves, by KServe's Triton runtime.
 
-    MODEL is a model, whose newest release is taken, or a release by the beginning of its digest. Copy OUT/models to
-    the storage that you name, then `kubectl apply -f OUT/inference-service.yaml`.
+    MODEL is a model, whose newest release is taken, or a release by the beginning of its digest. Copy OUT/models to the
+    storage that you name, then `kubectl apply -f OUT/inference-service.yaml`.
     """
     if "://" not in storage:
         raise UsageError(f"--storage {storage!r} is not a URI, as in s3://bucket/digits or pvc://claim/digits")
-    release, models = _write(connect(data), Wanted(**wanted), out / "models")
+    release, models = _write_halves(connect(data), ExportRequest(**options), out / "models")
     manifest = inference_service(release["release"], release["model"], storage, namespace=namespace)
-    write_durably(out / SERVICE, manifest.encode())
-    told = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
+    write_durably(out / SERVICE_FILE, manifest.encode())
+    result = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
     if as_json:
-        print_json({**told, "manifest": str(out / SERVICE), "storage": storage})
+        print_json({**result, "manifest": str(out / SERVICE_FILE), "storage": storage})
         return
-    _show(told)
-    console().print(f"copy {out / 'models'} to {storage}, then: kubectl apply -f {out / SERVICE}")
+    _print_result(result)
+    console().print(f"copy {out / 'models'} to {storage}, then: kubectl apply -f {out / SERVICE_FILE}")
 
 
-def _write(api: ControllerClient, wanted: Wanted, folder: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
-    """The halves that are wanted, written into `folder`; the release, and what was written."""
-    path = f"/v1/releases/{quote(wanted.model, safe='')}"
+def _write_halves(
+    api: ControllerClient, request: ExportRequest, folder: Path
+) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
+    """Write the requested halves into `folder`; returns the release and the halves written."""
+    path = f"/v1/releases/{quote(request.model, safe='')}"
     release = api.get(f"{path}/halves")
-    halves = chosen(release["halves"], wanted.device_class, wanted.row)
+    halves = select_halves(release["halves"], request.device_class, request.row)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for half in halves:
-        config = triton_config(half["name"], half["inputs"], half["outputs"], wanted.instances)
+        config = triton_config(half["name"], half["inputs"], half["outputs"], request.instances)
         which = {"device_class": half["device_class"], "row": half["row"]}
-        model = api.download(f"{path}/half", **which, **({"decrypt": "true"} if wanted.decrypt else {}))
+        model = api.download(f"{path}/half", **which, **({"decrypt": "true"} if request.decrypt else {}))
         write_model(folder, half["name"], config, model)
         written.append({"name": half["name"], **which, "after": half["after"], "bytes": len(model)})
     return release, written
 
 
-def chosen(halves: Sequence[Mapping[str, Any]], device_class: str, row: str) -> list[Mapping[str, Any]]:
-    """Those that were asked for and can be exported; ModelRefused or UsageError where that is none of them."""
+def select_halves(halves: Sequence[Mapping[str, Any]], device_class: str, row: str) -> list[Mapping[str, Any]]:
+    """The requested halves that can be exported; ModelRefused or UsageError where there are none."""
     if not halves:
         raise ModelRefused("every device of this release answers alone: nothing of it runs on a server")
-    asked = [one for one in halves if device_class in ("", one["device_class"]) and row in ("", one["row"])]
-    if not asked:
-        known = sorted({f"{one['device_class']} {one['row']}" for one in halves})
+    requested = [half for half in halves if device_class in ("", half["device_class"]) and row in ("", half["row"])]
+    if not requested:
+        known = sorted({f"{half['device_class']} {half['row']}" for half in halves})
         raise UsageError(f"no such half of this release; there are: {', '.join(known)}")
-    refused = [str(one["refusal"]) for one in asked if one["refusal"]]
-    able = [one for one in asked if not one["refusal"]]
-    if refused and (row or not able):
+    refused = [str(half["refusal"]) for half in requested if half["refusal"]]
+    exportable = [half for half in requested if not half["refusal"]]
+    if refused and (row or not exportable):
         raise ModelRefused(refused[0])
     for refusal in refused:
         click.echo(f"left out: {refusal}", err=True)
-    return able
+    return exportable
 
 
-def _show(told: Mapping[str, Any]) -> None:
-    console().print(f"release {told['release'][:16]}…  of {told['model']}  in {told['folder']}")
-    for one in told["models"]:
-        after = f" (after {one['after']})" if one["after"] else ""
+def _print_result(result: Mapping[str, Any]) -> None:
+    console().print(f"release {result['release'][:16]}…  of {result['model']}  in {result['folder']}")
+    for half in result["models"]:
+        after = f" (after {half['after']})" if half["after"] else ""
         console().print(
-            f"  {one['device_class']} {one['row']}{after}: {one['name']}  {one['bytes']:,} bytes", soft_wrap=True
+            f"  {half['device_class']} {half['row']}{after}: {half['name']}  {half['bytes']:,} bytes", soft_wrap=True
         )

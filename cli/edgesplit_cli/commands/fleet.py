@@ -1,4 +1,4 @@
-"""`edgectl fleet`: the fleet at a glance."""
+"""`edgectl fleet`: an overview of the fleet."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit_cli.commands.device import STATE_STYLE, ago
-from edgesplit_cli.output import console, json_option, plain, print_json, share, table
+from edgesplit_cli.output import console, json_option, percent_text, print_json, printable, table
 from edgesplit_cli.settings import connect
 
-EVERY_S = 2.0
+REFRESH_S = 2.0
+"""Seconds between two refreshes of `--watch`."""
 
 
 @click.command()
@@ -25,7 +26,8 @@ EVERY_S = 2.0
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.pass_obj
 def fleet(data: Path, as_json: bool, watch: bool) -> None:
-    """The fleet at a glance: health, versions, cuts in use, fallbacks, failures by cause, parts that are not well."""
+    """An overview of the fleet: health, versions, cuts in use, fallbacks, failures by cause, parts that are not
+    healthy."""
     api = connect(data)
     if as_json and not watch:
         print_json(api.get("/v1/fleet"))
@@ -36,92 +38,113 @@ def fleet(data: Path, as_json: bool, watch: bool) -> None:
     if as_json:
         while True:
             print_json(api.get("/v1/fleet"))
-            time.sleep(EVERY_S)
+            time.sleep(REFRESH_S)
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             live.update(_screen(api), refresh=True)
-            time.sleep(EVERY_S)
+            time.sleep(REFRESH_S)
 
 
 def _screen(api: ControllerClient) -> Group:
-    seen = plain(api.get("/v1/fleet"))
-    return Group(overview(seen), *not_well(plain(api.get("/v1/parts"))))
+    data = printable(api.get("/v1/fleet"))
+    return Group(overview(data), *unhealthy_parts(printable(api.get("/v1/parts"))))
 
 
-def overview(seen: Mapping[str, Any]) -> Group:
-    """Everything on one screen."""
-    parts: list[Any] = [states(seen["devices"]), agents(seen), models(seen)]
-    if seen["failures"]:
-        parts.append(failures(seen["failures"]))
-    wrong = seen["conditions"]
-    parts.append(conditions(wrong, seen["at"]) if wrong else Text("nothing is wrong", "green"))
+def overview(fleet: Mapping[str, Any]) -> Group:
+    """The overview on one screen."""
+    parts: list[Any] = [states_text(fleet["devices"]), agents_text(fleet), models_table(fleet)]
+    if fleet["failures"]:
+        parts.append(failures_table(fleet["failures"]))
+    wrong = fleet["conditions"]
+    parts.append(conditions_table(wrong, fleet["at"]) if wrong else Text("nothing is wrong", "green"))
     return Group(*parts)
 
 
-def not_well(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Parts of the installation that are not well, and what to do; nothing where all are."""
+def unhealthy_parts(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """A table of parts of the installation that are not healthy, and what to do; empty where all are."""
     rows = [
-        (Text(f"{one['name']} {one['subject']}".strip(), "red"), one["state"], one["text"], one["do"])
-        for one in parts
-        if one["state"] != "good"
+        (Text(f"{part['name']} {part['subject']}".strip(), "red"), part["state"], part["text"], part["do"])
+        for part in parts
+        if part["state"] != "good"
     ]
     return [table(("part", "is", "what is known", "do"), rows, title="parts")] if rows else []
 
 
-def states(devices: Mapping[str, Any]) -> Text:
-    """How many are how."""
-    words: list[str | tuple[str, str]] = [(f"{devices['total']} devices", "bold")]
+def states_text(devices: Mapping[str, Any]) -> Text:
+    """Number of devices by state."""
+    parts: list[str | tuple[str, str]] = [(f"{devices['total']} devices", "bold")]
     for state, style in STATE_STYLE.items():
         if count := devices.get(state):
-            words += ["  ", (f"{count} {state}", style)]
+            parts += ["  ", (f"{count} {state}", style)]
     if emulated := devices.get("emulated"):
-        words.append(f"  ({emulated} emulated)")
+        parts.append(f"  ({emulated} emulated)")
     if simulated := devices.get("simulated"):
-        words.append(f"  ({simulated} simulated)")
-    return Text.assemble(*words)
+        parts.append(f"  ({simulated} simulated)")
+    return Text.assemble(*parts)
 
 
-def agents(seen: Mapping[str, Any]) -> Text:
-    """Versions of the agent, and device classes."""
-    return Text(f"agents: {_counted(seen['agents'], 'agent')}   classes: {_counted(seen['classes'], 'device_class')}")
+def agents_text(fleet: Mapping[str, Any]) -> Text:
+    """Number of devices by version of the agent and by device class."""
+    return Text(
+        f"agents: {_counts_text(fleet['agents'], 'agent')}   classes: {_counts_text(fleet['classes'], 'device_class')}"
+    )
 
 
-def models(seen: Mapping[str, Any]) -> Any:
-    """By model: what runs, which cuts, and how the last minutes went."""
-    rows = [line for one in seen["models"] for line in _model(one)]
-    minutes = f"requests in {seen['lately_s'] / 60:.0f} min"
+def models_table(fleet: Mapping[str, Any]) -> Any:
+    """By model: what runs, which cuts are in use, and the requests of the last minutes."""
+    rows = [line for model in fleet["models"] for line in _model_rows(model)]
+    minutes = f"requests in {fleet['lately_s'] / 60:.0f} min"
     return table(("model", "release", "state", ">devices", "cuts in use", f">{minutes}", ">failed", ">fallbacks"), rows)
 
 
-def failures(found: Iterable[Mapping[str, Any]]) -> Any:
+def failures_table(failures: Iterable[Mapping[str, Any]]) -> Any:
     """Releases that failed, by cause."""
     rows = [
-        (one["model"], one["release"][:12], one["state"], str(one["devices"]), one["cause"], one["example"])
-        for one in found
+        (
+            failure["model"],
+            failure["release"][:12],
+            failure["state"],
+            str(failure["devices"]),
+            failure["cause"],
+            failure["example"],
+        )
+        for failure in failures
     ]
     return table(("model", "release", "state", ">devices", "cause", "as on"), rows, title="failures")
 
 
-def conditions(found: Iterable[Mapping[str, Any]], now: float) -> Any:
+def conditions_table(conditions: Iterable[Mapping[str, Any]], now: float) -> Any:
     """What is wrong, by kind."""
     rows = [
-        (Text(one["kind"], "red"), str(one["devices"]), ago(one["since"], now), one["example"] or "", one["do"])
-        for one in found
+        (
+            Text(condition["kind"], "red"),
+            str(condition["devices"]),
+            ago(condition["since"], now),
+            condition["example"] or "",
+            condition["do"],
+        )
+        for condition in conditions
     ]
     return table(("what", ">devices", "first", "as on", "do"), rows, title="what is wrong")
 
 
-def _model(one: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    cuts = ", ".join(f"{cut['cut']} {cut['devices']}" for cut in one["cuts"]) or "-"
+def _model_rows(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    cuts = ", ".join(f"{cut['cut']} {cut['devices']}" for cut in model["cuts"]) or "-"
     lines: list[tuple[str, ...]] = []
-    for place, release in enumerate(one["releases"] or [{}]):
+    for index, release in enumerate(model["releases"] or [{}]):
         name = str(release.get("version") or "") + (f" {release['release'][:12]}" if release.get("release") else "")
-        told = (name.strip() or "-", release.get("state", "-"), str(release.get("devices", 0)))
-        asked = one["requests"] + one["failed"]
-        counts = (str(one["requests"]), str(one["failed"]), share(one["fallbacks"] / asked if asked else None))
-        lines.append((one["model"], *told, cuts, *counts) if not place else ("", *told, "", "", "", ""))
+        release_cells = (name.strip() or "-", release.get("state", "-"), str(release.get("devices", 0)))
+        total = model["requests"] + model["failed"]
+        counts = (
+            str(model["requests"]),
+            str(model["failed"]),
+            percent_text(model["fallbacks"] / total if total else None),
+        )
+        lines.append(
+            (model["model"], *release_cells, cuts, *counts) if not index else ("", *release_cells, "", "", "", "")
+        )
     return lines
 
 
-def _counted(rows: Iterable[Mapping[str, Any]], name: str) -> str:
-    return ", ".join(f"{one[name] or 'unknown'} {one['devices']}" for one in rows) or "-"
+def _counts_text(rows: Iterable[Mapping[str, Any]], name: str) -> str:
+    return ", ".join(f"{row[name] or 'unknown'} {row['devices']}" for row in rows) or "-"

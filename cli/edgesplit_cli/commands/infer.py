@@ -1,4 +1,4 @@
-"""`edgectl infer`: one inference through a device's agent, from the command line."""
+"""`edgectl infer`: one inference through a device's agent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edgesplit.client.client import Client
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
-from edgesplit_cli.local.model import arrays_in
-from edgesplit_cli.output import can_write, console, headed, json_option, ms, print_json, size
+from edgesplit_cli.local.model import read_npz
+from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json, size
 from edgesplit_cli.quantities import Number
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
 
-MOST_PRINTED = 12
-MOST_DEADLINE_S = 3600.0
+MAX_PRINTED = 12
+MAX_DEADLINE_S = 3600.0
 
 
 @click.command()
@@ -36,10 +36,10 @@ MOST_DEADLINE_S = 3600.0
 @click.option(
     "--deadline",
     "deadline_s",
-    type=Number(0, MOST_DEADLINE_S, min_open=True),
+    type=Number(0, MAX_DEADLINE_S, min_open=True),
     default=5.0,
     show_default=True,
-    help="Seconds until an answer is of no use.",
+    help="Deadline of the request, in seconds.",
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
@@ -64,57 +64,57 @@ def infer(
         if url is None:
             raise UsageError(f"{device} has not told its agent's address; is it online?")
     if out is not None:
-        can_write(out)
+        check_writable(out)
     client = Client(url or "http://127.0.0.1:8600")
     answer = client.infer(model, read_inputs(client, model, source), deadline_s=deadline_s)
     if out is not None:
         np.savez(out, allow_pickle=False, **answer.outputs)
     report = msgspec.to_builtins(answer.report) if answer.report else None
-    split = phases(answer.report) if answer.report else {}
+    phase_times = phases(answer.report) if answer.report else {}
     if as_json:
         print_json(
             {
                 "id": answer.id,
-                "outputs": {name: _summary(value) for name, value in answer.outputs.items()},
+                "outputs": {name: _to_dict(value) for name, value in answer.outputs.items()},
                 "report": report,
-                "phases": split,
+                "phases": phase_times,
             }
         )
         return
     for name, value in answer.outputs.items():
-        console().print(headed(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
+        console().print(bold_head(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
     if report:
-        console().print(_how(report))
+        console().print(_route_text(report))
     if as_timeline:
-        for line in waterfall(split):
+        for line in waterfall(phase_times):
             console().print(line)
 
 
 def read_inputs(client: Client, model: str, source: Path) -> dict[str, Any]:
-    """What the file holds, by the name of the model's input."""
+    """The content of the file, by the name of the model's input."""
     if source.suffix == ".npz":
-        return dict(arrays_in(source))
+        return dict(read_npz(source))
     if source.suffix == ".npy":
-        names = [one["name"] for one in client.metadata(model)["inputs"]]
+        names = [input_["name"] for input_ in client.metadata(model)["inputs"]]
         if len(names) != 1:
             raise UsageError(f"{model} has the inputs {names}: give an .npz with one array for each")
-        return {names[0]: array_in(source)}
+        return {names[0]: read_npy(source)}
     return {FRAME: source.read_bytes()}
 
 
-def array_in(file: Path) -> npt.NDArray[Any]:
-    """The array of an .npy; UsageError where it is none of plain numbers."""
+def read_npy(file: Path) -> npt.NDArray[Any]:
+    """The array of an .npy; UsageError where it does not hold one array of plain numbers."""
     try:
-        found = np.load(file, allow_pickle=False)
+        array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise UsageError(f"{file} is no .npy of plain numbers: {str(error).partition('. ')[0]}") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise UsageError(f"{file} holds several arrays: name it .npz")
-    return found
+    return array
 
 
-def _how(report: dict[str, Any]) -> str:
-    """One line on how the answer was made."""
+def _route_text(report: dict[str, Any]) -> str:
+    """One line on where the answer was computed and how long each part took."""
     where = {"local": "on the device alone", "remote": "beyond the link"}.get(
         report["row"], f"cut after {report['after']}"
     )
@@ -131,20 +131,20 @@ def _how(report: dict[str, Any]) -> str:
     return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}{trace}"
 
 
-def _summary(value: npt.NDArray[Any]) -> dict[str, Any]:
+def _to_dict(value: npt.NDArray[Any]) -> dict[str, Any]:
     flat = value.reshape(-1)
-    shown = {
+    summary = {
         "shape": list(value.shape),
         "datatype": str(value.dtype),
         "top1": int(flat.argmax()) if flat.size else None,
     }
-    return shown | ({"values": flat.tolist()} if flat.size <= 1000 else {})
+    return summary | ({"values": flat.tolist()} if flat.size <= 1000 else {})
 
 
 def _text(value: npt.NDArray[Any]) -> str:
     flat = value.reshape(-1)
-    if flat.size <= MOST_PRINTED:
-        return " ".join(f"{one:.4g}" for one in flat.tolist()) + (
+    if flat.size <= MAX_PRINTED:
+        return " ".join(f"{number:.4g}" for number in flat.tolist()) + (
             f"  top-1: {int(flat.argmax())}" if flat.size > 1 else ""
         )
     return f"top-1: {int(flat.argmax())} ({float(flat.max()):.4g}), min {float(flat.min()):.4g}"

@@ -1,4 +1,4 @@
-"""`edgectl keys`: who must sign what, where those keys lie, and how they are changed.
+"""`edgectl keys`: which keys must sign which metadata, where they are stored, and how they are replaced.
 
 Private keys are made, read and used on the machine where this runs; the controller gets public keys and signatures.
 """
@@ -26,8 +26,8 @@ sign_with_option = click.option(
     help=f"The key to sign with: a file or any securesystemslib URI (hsm:, gcpkms:, awskms:, …); several times for "
     f"several keys. A file's passphrase is asked for, or ${PASSPHRASE_VARIABLE}; a token's PIN, or ${PIN_VARIABLE}.",
 )
-SHOWN = 8
-"""Digits of a key id that people compare."""
+SHOWN_DIGITS = 8
+"""Digits of a key id that are displayed."""
 folder_option = click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -62,19 +62,21 @@ def keys() -> None:
 @json_option
 @click.pass_obj
 def show(data: Path, as_json: bool) -> None:
-    """For each role: its keys, where they lie, how many must sign, version and end; what waits and what is due."""
-    told = connect(data).get("/v1/keys")
+    """For each role: its keys, where they are stored, how many must sign, version and expiry; pending changes and
+    notices."""
+    status = connect(data).get("/v1/keys")
     if as_json:
-        print_json(told)
+        print_json(status)
         return
     out = console()
     rows = [
-        (one["role"], _needed(one), _keys_told(one), str(one["version"] or "-"), _end(one)) for one in told["roles"]
+        (role["role"], _threshold_text(role), _keys_text(role), str(role["version"] or "-"), _expiry_text(role))
+        for role in status["roles"]
     ]
     out.print(table(("role", "must sign", "keys", ">version", "until"), rows))
-    if pending := told["pending"]:
-        _tell_waiting(pending)
-    for notice in told["notices"]:
+    if pending := status["pending"]:
+        _print_pending(pending)
+    for notice in status["notices"]:
         out.print(Text.assemble(("! ", "yellow"), notice), soft_wrap=True)
 
 
@@ -100,50 +102,52 @@ def init(
     """Move the root, and if asked for the release key, away from the controller. Enrolled devices follow.
 
     Makes root keys here, has the controller's present root key sign the root that names them, publishes it, and has the
-    controller destroy its own. May be repeated until it says that it is done.
+    controller destroy its own. May be repeated until it reports that it is done.
     """
     from edgesplit_cli.operator_keys import (
         CONTROLLER,
-        carry_out,
-        chosen_keys,
-        lies_here,
-        made_keys,
-        release_key_of,
+        apply_change,
+        existing_keys,
+        external_release_key,
+        is_on_controller,
+        make_root_keys,
         role_of,
     )
     from edgesplit_controller.tuf.key_change import KeyChange
 
     api = connect(data)
     present = api.get("/v1/keys")
-    makes = (0 if root_keys else 3) if count is None else count
-    total = len(root_keys) + makes
+    new_count = (0 if root_keys else 3) if count is None else count
+    total = len(root_keys) + new_count
     if not total:
         raise UsageError("the root needs at least one key: --root-keys N --folder DIR, or --root-key URI")
-    least = threshold or min(2, total)
-    if least > total:
-        raise UsageError(f"--threshold {least}: there are {total} root keys")
+    needed = threshold or min(2, total)
+    if needed > total:
+        raise UsageError(f"--threshold {needed}: there are {total} root keys")
     role, moved = (
         role_of(present, "root"),
         "the root lies elsewhere already: `edgectl keys rotate root` replaces its keys",
     )
-    if makes and not lies_here(role) and not (folder and (folder / "root-1.pem").exists()):
-        raise UsageError(moved)  # before a key is made for nothing
-    root = [*chosen_keys(root_keys, present), *made_keys(folder, makes, protect)]
-    if not lies_here(role) and {one["keyid"] for one in role["keys"]} != {key.keyid for _, key in root}:
+    if new_count and not is_on_controller(role) and not (folder and (folder / "root-1.pem").exists()):
+        raise UsageError(moved)  # before a key is made in vain
+    root = [*existing_keys(root_keys, present), *make_root_keys(folder, new_count, protect)]
+    if not is_on_controller(role) and {present_key["keyid"] for present_key in role["keys"]} != {
+        key.keyid for _, key in root
+    }:
         raise UsageError(moved)
-    release = release_key_of(release_key, folder, protect)
+    release = external_release_key(release_key, folder, protect)
     change = KeyChange(
         tuple(key for _, key in root),
-        least,
+        needed,
         release[1] if release else None,
         ("targets",) if release_key == CONTROLLER else (),
     )
     uris = [*(uri for uri, _ in root if uri), *([release[0]] if release else [])]
-    done = carry_out(api, change, uris)
-    _finish(done, folder, as_json)
-    if done["done"] and folder is not None and not as_json:
+    result = apply_change(api, change, uris)
+    _finish(result, folder, as_json)
+    if result["done"] and folder is not None and not as_json:
         click.echo(
-            f"the keys are in {folder}: keep each root key in another place, offline; {least} of {len(root)} must sign"
+            f"the keys are in {folder}: keep each root key in another place, offline; {needed} of {len(root)} must sign"
         )
         if release:
             click.echo(f"releases are signed with `edgectl deploy … --sign-with {release[0]}` (or ${SIGN_VARIABLE})")
@@ -183,11 +187,11 @@ def rotate(
     from edgesplit_cli.operator_keys import (
         CONTROLLER,
         NEW,
-        carry_out,
-        chosen_keys,
-        lies_here,
-        made_keys,
-        release_key_of,
+        apply_change,
+        existing_keys,
+        external_release_key,
+        is_on_controller,
+        make_root_keys,
         role_of,
     )
     from edgesplit_controller.tuf.key_change import KeyChange
@@ -201,23 +205,23 @@ def rotate(
         raise UsageError("--release-key is of the role targets: name that too")
     anew = [role for role in roles if role not in ("root", "targets")]
     if "root" in roles and not root_keys and not count and not threshold:
-        if not lies_here(role_of(present, "root")):
+        if not is_on_controller(role_of(present, "root")):
             raise UsageError(
                 "the root lies elsewhere: name its next keys with --root-key, or --root-keys N --folder DIR"
             )
         anew.append("root")
     if "targets" in roles and release_key in (None, CONTROLLER):
-        if release_key != CONTROLLER and not lies_here(role_of(present, "targets")):
+        if release_key != CONTROLLER and not is_on_controller(role_of(present, "targets")):
             raise UsageError(f"the release key lies elsewhere: name the next with --release-key URI|{NEW}|{CONTROLLER}")
         anew.append("targets")
-    root = [*chosen_keys(root_keys, present), *made_keys(folder, count, protect, present)]
-    release = release_key_of(release_key, folder, protect)
+    root = [*existing_keys(root_keys, present), *make_root_keys(folder, count, protect, present)]
+    release = external_release_key(release_key, folder, protect)
     change = KeyChange(
         tuple(key for _, key in root), threshold or 0, release[1] if release else None, tuple(dict.fromkeys(anew))
     )
     uris = [*sign_with, *(uri for uri, _ in root if uri), *([release[0]] if release else [])]
-    done = carry_out(api, change, list(dict.fromkeys(map(signer_uri, uris))))
-    _finish(done, folder, as_json)
+    result = apply_change(api, change, list(dict.fromkeys(map(signer_uri, uris))))
+    _finish(result, folder, as_json)
 
 
 @keys.command("sign")
@@ -226,26 +230,26 @@ def rotate(
 @json_option
 @click.pass_obj
 def sign_waiting(data: Path, sign_with: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Add signatures to the change of keys that waits for them."""
+    """Add signatures to the pending change of keys."""
     from edgesplit_cli.signing import signatures_for
 
     if not sign_with:
         raise UsageError("say with which keys: --sign-with URI")
     api = connect(data)
-    waiting = api.get("/v1/keys/change")
-    for line in waiting["changes"]:
+    pending = api.get("/v1/keys/change")
+    for line in pending["changes"]:
         click.echo(f"  {line}", err=True)
     if not yes:
         click.confirm("Sign this change of the keys?", abort=True, err=True)
-    done = api.post("/v1/keys/signatures", signatures_for(waiting, None, sign_with))
-    _finish(done, None, as_json)
+    result = api.post("/v1/keys/signatures", signatures_for(pending, None, sign_with))
+    _finish(result, None, as_json)
 
 
 @keys.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def drop(data: Path, yes: bool) -> None:
-    """Give up the change of keys that waits for signatures."""
+    """Cancel the pending change of keys."""
     if not yes:
         click.confirm("Give up the change of keys that waits?", abort=True)
     connect(data).delete("/v1/keys/change")
@@ -258,75 +262,76 @@ def drop(data: Path, yes: bool) -> None:
 @json_option
 @click.pass_obj
 def renew(data: Path, role: str, sign_with: tuple[str, ...], as_json: bool) -> None:
-    """Give the list of releases (ROLE targets), or the root, a later end; the controller does it for keys it holds."""
-    from edgesplit_cli.operator_keys import carry_out
-    from edgesplit_cli.signing import signed_renewal
+    """Extend the expiry of the list of releases (ROLE targets), or of the root; the controller does it itself for keys
+    it holds."""
+    from edgesplit_cli.operator_keys import apply_change
+    from edgesplit_cli.signing import sign_renewal
     from edgesplit_controller.tuf.key_change import KeyChange
 
     api = connect(data)
     if role == "root":
-        done = carry_out(api, KeyChange(), list(sign_with))
+        result = apply_change(api, KeyChange(), list(sign_with))
     else:
-        done = api.post("/v1/keys/renew")
-        if not done["done"]:
+        result = api.post("/v1/keys/renew")
+        if not result["done"]:
             sign_with = sign_with or tuple(os.environ.get(SIGN_VARIABLE, "").split())
             if not sign_with:
                 raise UsageError("the release key does not lie on the controller: say where with --sign-with URI")
-            done = api.post("/v1/keys/renewed", {"next_targets": signed_renewal(done, sign_with)})
+            result = api.post("/v1/keys/renewed", {"next_targets": sign_renewal(result, sign_with)})
     if as_json:
-        print_json(_outcome(done, None))
+        print_json(_to_dict(result, None))
         return
-    if done["done"]:
+    if result["done"]:
         click.echo(f"{role}: renewed")
     else:
-        _tell(done)
+        _print_result(result)
 
 
-def _finish(done: dict[str, Any], folder: Path | None, as_json: bool) -> None:
-    """Keep the root that counts now beside the operator's keys, and tell what has come of the change."""
-    from edgesplit_cli.operator_keys import keep_root
+def _finish(result: dict[str, Any], folder: Path | None, as_json: bool) -> None:
+    """Save the root now in force beside the operator's keys, and print the outcome of the change."""
+    from edgesplit_cli.operator_keys import save_root
 
-    if folder is not None and done["done"]:
-        keep_root(folder, done["root"])
+    if folder is not None and result["done"]:
+        save_root(folder, result["root"])
     if as_json:
-        print_json(_outcome(done, folder))
+        print_json(_to_dict(result, folder))
     else:
-        _tell(done)
+        _print_result(result)
 
 
-def _outcome(done: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """What `--json` says of a change."""
-    if done["done"]:
+def _to_dict(result: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """The outcome of a change as JSON-serialisable values."""
+    if result["done"]:
         return {"done": True, "folder": str(folder) if folder else None}
-    return {"done": False, "changes": done["changes"], "missing": done["missing"]}
+    return {"done": False, "changes": result["changes"], "missing": result["missing"]}
 
 
-def _tell(done: Mapping[str, Any]) -> None:
-    if done["done"]:
+def _print_result(result: Mapping[str, Any]) -> None:
+    if result["done"]:
         click.echo("done: the new keys count, and devices follow")
     else:
-        _tell_waiting(done)
+        _print_pending(result)
 
 
-def _tell_waiting(pending: Mapping[str, Any]) -> None:
+def _print_pending(pending: Mapping[str, Any]) -> None:
     out = console()
     out.print("a change waits for signatures:", *pending["changes"], sep="\n  ", soft_wrap=True)
-    for one in pending["missing"]:
-        ids = ", ".join(keyid[:SHOWN] for keyid in one["keyids"])
-        out.print(f"  {one['count']} more by {one['whose']}: any of {ids}", soft_wrap=True)
+    for missing in pending["missing"]:
+        ids = ", ".join(keyid[:SHOWN_DIGITS] for keyid in missing["keyids"])
+        out.print(f"  {missing['count']} more by {missing['whose']}: any of {ids}", soft_wrap=True)
     out.print("`edgectl keys sign --sign-with URI` adds one; `edgectl keys drop` gives it up.")
 
 
-def _needed(role: Mapping[str, Any]) -> str:
+def _threshold_text(role: Mapping[str, Any]) -> str:
     return f"{role['threshold']} of {len(role['keys'])}"
 
 
-def _keys_told(role: Mapping[str, Any]) -> str:
-    here = [one["keyid"][:SHOWN] for one in role["keys"] if one["here"]]
-    elsewhere = [one["keyid"][:SHOWN] for one in role["keys"] if not one["here"]]
-    told = [f"{', '.join(here)} on the controller"] if here else []
-    return "; ".join([*told, *([f"{', '.join(elsewhere)} elsewhere"] if elsewhere else [])])
+def _keys_text(role: Mapping[str, Any]) -> str:
+    here = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if key["here"]]
+    elsewhere = [key["keyid"][:SHOWN_DIGITS] for key in role["keys"] if not key["here"]]
+    parts = [f"{', '.join(here)} on the controller"] if here else []
+    return "; ".join([*parts, *([f"{', '.join(elsewhere)} elsewhere"] if elsewhere else [])])
 
 
-def _end(role: Mapping[str, Any]) -> str:
+def _expiry_text(role: Mapping[str, Any]) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(role["expires"])) if role["expires"] else "-"

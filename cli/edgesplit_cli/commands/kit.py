@@ -1,4 +1,4 @@
-"""`edgectl kit`: folders that install the agent on a device without any network."""
+"""`edgectl kit`: makes and checks folders that install the agent on a device without a network."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def kit() -> None:
     "--interpreter",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="A Python to bring along, where the device has another: an install_only archive of python-build-standalone.",
+    help="A Python to include, where the device has another: an install_only archive of python-build-standalone.",
 )
-@click.option("--whole", is_flag=True, help="Wheels as they are, with tests, headers and all. [default: what runs]")
+@click.option("--whole", is_flag=True, help="Keep wheels whole, with tests and headers. [default: only what runs]")
 @click.option(
     "--to", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
 )
@@ -38,7 +38,7 @@ def kit() -> None:
 def build(
     folder: Path, as_json: bool, python: str, machine: str, extras: tuple[str, ...], whole: bool, **sources: Any
 ) -> None:
-    """Make a kit. Copied to a device with a claim as claim.json, `sh install.sh` there does the rest."""
+    """Make a kit. Copy it to a device with a claim as claim.json, and run `sh install.sh` there."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "kit.json").exists():
         raise UsageError(f"{folder} holds something else: name a new folder")
     target = Target(python, machine)
@@ -46,53 +46,53 @@ def build(
     with Progress(*columns, console=console(), disable=as_json or not console().is_terminal, transient=True) as bar:
         task = bar.add_task(f"a kit for {target}", total=None)
 
-        def told(text: str) -> None:
+        def on_progress(text: str) -> None:
             bar.update(task, description=escape(text))
 
-        made = build_kit(target, extras=extras, cache=cache_folder(), slim=not whole, progress=told, **sources)
+        built = build_kit(target, extras=extras, cache=cache_folder(), slim=not whole, progress=on_progress, **sources)
         bar.update(task, description=f"copying to {folder}")
-        write(made, folder)
-    _show(made, folder, as_json)
+        write_kit(built, folder)
+    _print_kit(built, folder, as_json)
 
 
 @kit.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @json_option
 def check(folder: Path, as_json: bool) -> None:
-    """Say what the kit in FOLDER is for, and whether every file in it is as it was made."""
-    _show(read_kit(folder), folder, as_json)
+    """Say what the kit in FOLDER is for, and whether every file in it is unchanged."""
+    _print_kit(read_kit(folder), folder, as_json)
 
 
-def write(made: Kit, folder: Path) -> None:
-    """The kit in that folder, its description last, so that what was cut off is no kit."""
+def write_kit(kit: Kit, folder: Path) -> None:
+    """Copy the kit to that folder, its manifest last, so that an interrupted copy is not a valid kit."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kit.json").unlink(missing_ok=True)
-    for name in sorted(made.files, key=lambda name: name == "kit.json"):
-        shutil.copyfile(made.files[name], folder / name)
-    made.check(folder)
+    for name in sorted(kit.files, key=lambda name: name == "kit.json"):
+        shutil.copyfile(kit.files[name], folder / name)
+    kit.check(folder)
 
 
-def _show(made: Kit, folder: Path, as_json: bool) -> None:
-    described = made.described
+def _print_kit(kit: Kit, folder: Path, as_json: bool) -> None:
+    manifest = kit.manifest
     if as_json:
         print_json(
             {
                 "folder": str(folder),
-                "version": described.version,
-                "python": described.python,
-                "machine": described.machine,
-                "glibc": described.glibc,
-                "extras": list(described.extras),
-                "bytes": made.bytes,
-                "needs_bytes": described.needs_bytes,
-                "files": sorted(made.files),
-                "wheels": list(described.wheels),
+                "version": manifest.version,
+                "python": manifest.python,
+                "machine": manifest.machine,
+                "glibc": manifest.glibc,
+                "extras": list(manifest.extras),
+                "bytes": kit.bytes,
+                "needs_bytes": manifest.needs_bytes,
+                "files": sorted(kit.files),
+                "wheels": list(manifest.wheels),
             }
         )
         return
     console().print(
-        f"kit of edgesplit {described.version} for Python {described.python} on {described.machine} "
-        f"(glibc {described.glibc} or newer): {size(made.bytes)} in {folder}"
+        f"kit of edgesplit {manifest.version} for Python {manifest.python} on {manifest.machine} "
+        f"(glibc {manifest.glibc} or newer): {size(kit.bytes)} in {folder}"
     )
-    console().print(f"  {len(described.wheels)} wheels; installing takes {size(described.needs_bytes)} at its peak")
+    console().print(f"  {len(manifest.wheels)} wheels; installing takes {size(manifest.needs_bytes)} at its peak")
     console().print("  on the device, with its claim as claim.json beside it: sudo sh install.sh", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`edgectl login`, `logout`, `whoami`: which operator this is, for a controller that runs elsewhere."""
+"""`edgectl login`, `logout`, `whoami`: the operator's credentials for a controller on another machine."""
 
 from __future__ import annotations
 
@@ -17,42 +17,44 @@ from edgesplit_cli.settings import connect
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def login(file: Path) -> None:
-    """Use the credentials in FILE from now on, wherever no --data or --credentials says otherwise."""
-    held = credentials.read(file)
-    you = ControllerClient.by(held).get("/v1/session")
-    kept = saved_credentials()
-    credentials.write(held, kept)
-    click.echo(f"you are {_described(you)} at {held.url}{expiry(held.expires)}; kept in {kept}")
+    """Use the credentials in FILE from now on, unless --data or --credentials names others."""
+    login_data = credentials.read(file)
+    session = ControllerClient.from_credentials(login_data).get("/v1/session")
+    saved = saved_credentials()
+    credentials.write(login_data, saved)
+    click.echo(
+        f"you are {_operator_text(session)} at {login_data.url}{expiry_text(login_data.expires)}; kept in {saved}"
+    )
 
 
 @click.command()
 def logout() -> None:
-    """Forget the credentials that `edgectl login` kept. They stay good: an admin revokes them."""
-    kept = saved_credentials()
-    there = kept.exists()
-    kept.unlink(missing_ok=True)
-    click.echo(f"{kept} is deleted" if there else "nobody is logged in here")
+    """Delete the credentials that `edgectl login` saved. They stay valid until an admin revokes them."""
+    saved = saved_credentials()
+    existed = saved.exists()
+    saved.unlink(missing_ok=True)
+    click.echo(f"{saved} is deleted" if existed else "nobody is logged in here")
 
 
 @click.command()
 @json_option
 @click.pass_obj
 def whoami(data: Path, as_json: bool) -> None:
-    """As whom you use which controller."""
+    """Which operator you are, at which controller."""
     api = connect(data)
-    you = api.get("/v1/session")
+    session = api.get("/v1/session")
     if as_json:
-        print_json({"url": api.url, **{name: you[name] for name in ("operator", "role", "groups")}})
+        print_json({"url": api.url, **{name: session[name] for name in ("operator", "role", "groups")}})
         return
-    click.echo(f"you are {_described(you)} at {api.url}")
+    click.echo(f"you are {_operator_text(session)} at {api.url}")
 
 
-def expiry(expires: float | None) -> str:
-    """Until when, for people; nothing for what does not end."""
+def expiry_text(expires: float | None) -> str:
+    """The expiry as text; empty where there is none."""
     return f" until {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(expires))}" if expires else ""
 
 
-def _described(you: dict[str, object]) -> str:
-    groups = you["groups"]
+def _operator_text(session: dict[str, object]) -> str:
+    groups = session["groups"]
     scope = f" of {', '.join(groups)}" if isinstance(groups, list) else ""
-    return f"{you['operator']} ({you['role']}{scope})"
+    return f"{session['operator']} ({session['role']}{scope})"

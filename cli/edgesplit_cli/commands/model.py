@@ -1,4 +1,4 @@
-"""`edgectl model` and `edgectl profile`: the registry, and what a model costs here."""
+"""`edgectl model` and `edgectl profile`: the model registry, and measurements of a model's costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgesplit.errors import UsageError
 from edgesplit.input_spec import InputSpec
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.commands.upload_progress import upload_bar
-from edgesplit_cli.output import console, fine_ms, headed, json_option, ms, print_json, share, size, table
+from edgesplit_cli.output import bold_head, console, fine_ms, json_option, ms, percent_text, print_json, size, table
 from edgesplit_cli.settings import connect
 
 PICTURES = {".jpg", ".jpeg"}
@@ -31,12 +31,12 @@ CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
 )  # fmt: skip
 SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layers ms")
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 
 
 @click.group()
 def model() -> None:
-    """Push models, list them, look at one."""
+    """Push models, list them, show one."""
 
 
 for command in (drift, replan_policy):
@@ -64,15 +64,18 @@ for command in (drift, replan_policy):
 def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tuple[str, ...], as_json: bool) -> None:
     """Check a model (.onnx, .tflite) and store it as NAME@VERSION.
 
-    FILE may be a folder that holds one model; weights that lie beside an .onnx go with it.
+    FILE may be a folder that holds one model; weights in files beside an .onnx are sent with it.
     """
     api = connect(data)
-    with _as_pushed(file) as (opened, total), upload_bar(f"pushing {file.name}", total, quiet=as_json) as told:
+    with (
+        _open_for_upload(file) as (upload, total),
+        upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
+    ):
         stored = api.upload(
             "/v1/models",
-            opened,
+            upload,
             total,
-            told,
+            on_progress,
             name=name,
             input=input_spec,
             bind=list(bindings) or None,
@@ -80,20 +83,20 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
     if as_json:
         print_json(stored)
         return
-    fate = "stored" if stored.get("created", True) else "already there, unchanged:"
-    click.echo(f"{fate} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers")
+    outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
+    click.echo(f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers")
 
 
 @contextmanager
-def _as_pushed(place: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """What is sent for a model, and its size: the file, or the bundle of it and the data files beside it."""
+def _open_for_upload(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """What is uploaded for a model, and its size: the file alone, or an archive of it and the data files beside it."""
     from edgesplit_partitioner.onnx_format import archive
 
-    file = archive.model_in(place)
+    file = archive.find_model(path)
     data = archive.data_files(file)
     with tempfile.TemporaryFile() if data else file.open("rb") as opened:
         if data:
-            archive.write(file, data, opened)
+            archive.write_archive(file, data, opened)
         total = opened.seek(0, os.SEEK_END)
         opened.seek(0)
         yield opened, total
@@ -103,20 +106,20 @@ def _as_pushed(place: Path) -> Iterator[tuple[IO[bytes], int]]:
 @json_option
 @click.pass_obj
 def list_models(data: Path, as_json: bool) -> None:
-    """Every model and version."""
+    """List every model and version."""
     stored = connect(data).get("/v1/models")
     if as_json:
         print_json(stored)
         return
     rows = [
         (
-            one["model"],
-            size(one["bytes"]),
-            str(_count(one["layers"])),
-            one["sha256"][:16],
-            one.get("input") or "tensors",
+            model_["model"],
+            size(model_["bytes"]),
+            str(_count(model_["layers"])),
+            model_["sha256"][:16],
+            model_.get("input") or "tensors",
         )
-        for one in stored
+        for model_ in stored
     ]
     console().print(table(("model", ">size", ">layers", "sha256", "input"), rows))
 
@@ -127,17 +130,17 @@ def list_models(data: Path, as_json: bool) -> None:
 @click.pass_obj
 def show(data: Path, reference: str, as_json: bool) -> None:
     """One model: inputs, outputs and layers (names that `--partition LAYER` takes)."""
-    one = connect(data).get(f"/v1/models/{reference}")
+    model_ = connect(data).get(f"/v1/models/{reference}")
     if as_json:
-        print_json(one)
+        print_json(model_)
         return
-    console().print(headed(one["model"], f"  sha256 {one['sha256']}"))
+    console().print(bold_head(model_["model"], f"  sha256 {model_['sha256']}"))
     for side in ("inputs", "outputs"):
-        for tensor in one[side]:
+        for tensor in model_[side]:
             console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
     rows = [
         (layer["name"], layer.get("operator", ""), size(layer.get("weight_bytes")), size(layer.get("output_bytes")))
-        for layer in one["layers"]
+        for layer in model_["layers"]
     ]
     console().print(table(("layer", "operator", ">weights", ">writes"), rows))
 
@@ -170,7 +173,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 def profile(
     data: Path, reference: str, samples: Path | None, device: str, lossless: bool, where: str, as_json: bool
 ) -> None:
-    """Measure a model: layer by layer on this machine, then whole the slices that plans choose; or see what a device
+    """Measure a model: layer by layer on this machine, then whole the slices that plans choose; or show what a device
     that runs it measured.
 
     With --json it is a costs file, which `edgectl plan` reads.
@@ -179,13 +182,13 @@ def profile(
     if samples is not None:
         send_samples(api, reference, samples)
     with console().status(Text(f"measuring {reference} on {where}")):
-        asked = {"on": where, "device": device, "codecs": samples is not None and not lossless}
-        measured = api.post(f"/v1/models/{reference}/profile", asked)
+        request = {"on": where, "device": device, "codecs": samples is not None and not lossless}
+        measured = api.post(f"/v1/models/{reference}/profile", request)
     if as_json:
         print_json(measured)
         return
     if where != "local":
-        _show_at_work(measured)
+        _print_device_measurements(measured)
         return
     rows = [
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
@@ -208,57 +211,79 @@ def profile(
         console().print(table(CODEC_COLUMNS, map(_codec_row, measured["codecs"]), title="lossy codecs, zstd besides"))
 
 
-def _show_at_work(measured: dict[str, Any]) -> None:
-    """What a device measured, beside what its plan had predicted."""
+def _print_device_measurements(measured: dict[str, Any]) -> None:
+    """Print what a device measured beside what its plan predicted."""
     basis = "" if measured["measured"] == "measured" else f" ({measured['measured']})"
     title = f"{measured['model']} at work on {measured['where']}{basis}, {measured['requests']} requests"
     rows = [
-        (_range(one["layers"]), str(len(one["layers"])), fine_ms(one["seconds"]), fine_ms(one["predicted_s"]))
-        for one in measured["slices"]
+        (
+            _layer_range(slice_["layers"]),
+            str(len(slice_["layers"])),
+            fine_ms(slice_["seconds"]),
+            fine_ms(slice_["predicted_s"]),
+        )
+        for slice_ in measured["slices"]
     ]
     console().print(table(("slice", ">layers", ">measured ms", ">planned ms"), rows, title=title))
 
 
-def _range(layers: Sequence[str]) -> str:
+def _layer_range(layers: Sequence[str]) -> str:
     return layers[0] if layers[0] == layers[-1] else f"{layers[0]} to {layers[-1]}"
 
 
-def _fine(seconds: float) -> str:
-    """Milliseconds with the digits that a layer of a small model needs."""
+def _fine_ms(seconds: float) -> str:
+    """Milliseconds with three decimals, for layers of small models."""
     return f"{1e3 * seconds:.3f}"
 
 
-def _slice_row(one: dict[str, Any]) -> tuple[str, ...]:
-    times = _fine(one["median_s"]), _fine(one["p95_s"]), "-" if one["summed_s"] is None else _fine(one["summed_s"])
-    return (_range(one["layers"]), str(len(one["layers"])), *times)
+def _slice_row(slice_: dict[str, Any]) -> tuple[str, ...]:
+    times = (
+        _fine_ms(slice_["median_s"]),
+        _fine_ms(slice_["p95_s"]),
+        "-" if slice_["summed_s"] is None else _fine_ms(slice_["summed_s"]),
+    )
+    return (_layer_range(slice_["layers"]), str(len(slice_["layers"])), *times)
 
 
-def _codec_row(one: dict[str, Any]) -> tuple[str, ...]:
-    accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%} ({one['accuracy_raw']:.1%} raw)"
-    sizes = size(one["raw_bytes"]), size(one["bytes"]), size(one["zstd_bytes"])
-    times = fine_ms(one["encode_s"]), fine_ms(one["decode_s"])
-    return (one["tensor"], one["codec"], *sizes, *times, share(one["loss"]), share(one["confirmed_loss"]), accuracy)
+def _codec_row(measurement: dict[str, Any]) -> tuple[str, ...]:
+    accuracy = (
+        "-"
+        if measurement["accuracy"] is None
+        else f"{measurement['accuracy']:.1%} ({measurement['accuracy_raw']:.1%} raw)"
+    )
+    sizes = size(measurement["raw_bytes"]), size(measurement["bytes"]), size(measurement["zstd_bytes"])
+    times = fine_ms(measurement["encode_s"]), fine_ms(measurement["decode_s"])
+    return (
+        measurement["tensor"],
+        measurement["codec"],
+        *sizes,
+        *times,
+        percent_text(measurement["loss"]),
+        percent_text(measurement["confirmed_loss"]),
+        accuracy,
+    )
 
 
 def send_samples(api: ControllerClient, reference: str, samples: Path) -> int:
-    """Store pictures, sound or tensors, whichever the model takes, as its samples, with their labels; how many."""
+    """Upload pictures, sound or tensors, whichever the model takes, as its samples, with their labels; returns how
+    many."""
     from edgesplit_cli.local.model import sample_files
 
     spec = msgspec.convert(api.get(f"/v1/models/{quote(reference)}")["input_spec"], InputSpec | None)
     files = sample_files(samples, spec)
     if spec is not None and spec.is_sound:
         return _send_sound(api, reference, samples, spec)
-    labels = labels_in(files[0].parent)
-    chosen = files[:: max(1, len(files) // MOST_SAMPLES)][:MOST_SAMPLES]
+    labels = read_labels(files[0].parent)
+    chosen = files[:: max(1, len(files) // MAX_SAMPLES)][:MAX_SAMPLES]
     api.post(f"/v1/models/{quote(reference)}/samples", {"samples": [_sample(path, spec, labels) for path in chosen]})
     return len(chosen)
 
 
 def _send_sound(api: ControllerClient, reference: str, samples: Path, spec: InputSpec) -> int:
-    """The same for recordings, cut into frames as the model's input spec says."""
+    """Upload recordings, cut into frames as the model's input spec says; returns the number of frames."""
     from edgesplit_cli.local.model import read_samples
 
-    frames = [frame for frame in read_samples(samples, spec, MOST_SAMPLES) if isinstance(frame, bytes)]
+    frames = [frame for frame in read_samples(samples, spec, MAX_SAMPLES) if isinstance(frame, bytes)]
     body = {"samples": [{"frame": base64.b64encode(frame).decode()} for frame in frames]}
     api.post(f"/v1/models/{quote(reference)}/samples", body)
     return len(frames)
@@ -267,14 +292,14 @@ def _send_sound(api: ControllerClient, reference: str, samples: Path, spec: Inpu
 def _sample(path: Path, spec: InputSpec | None, labels: Mapping[str, int]) -> dict[str, Any]:
     from edgesplit_cli.local.model import read_sample
 
-    read_sample(path, spec)  # what the controller would refuse without knowing the file's name
+    read_sample(path, spec)  # refuse here what the controller would refuse without naming the file
     kind = "tensors" if spec is None else "frame"
     label = {"label": labels[path.name]} if path.name in labels else {}
     return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
 
 
-def labels_in(folder: Path) -> dict[str, int]:
-    """Class by file name, from the folder's labels.json; none where there is no such file."""
+def read_labels(folder: Path) -> dict[str, int]:
+    """Class by file name, from the folder's labels.json; empty where there is no such file."""
     try:
         return msgspec.json.decode((folder / LABELS).read_bytes(), type=dict[str, int])
     except FileNotFoundError:

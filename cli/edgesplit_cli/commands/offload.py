@@ -1,4 +1,4 @@
-"""`edgectl offload`: the offload server as a process of its own."""
+"""`edgectl offload`: runs the offload server as a process of its own, and writes its credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgesplit_offload.main import main as serve_main
 
 @click.group()
 def offload() -> None:
-    """Finish inferences for devices."""
+    """Run offload servers, which finish inferences for devices."""
 
 
 @offload.command()
@@ -51,7 +51,7 @@ def offload() -> None:
     help="exact: the whole model's bits on one machine. fast: onnxruntime may fuse further, and last digits differ.",
 )
 @click.option("--runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]")
-@click.option("--memory", metavar="SIZE", help="For loaded models in all, as in 2GB. [default: no bound]")
+@click.option("--memory", metavar="SIZE", help="Memory for all loaded models, as in 2GB. [default: no limit]")
 @click.option(
     "--batching",
     type=click.Choice(["auto", "off"]),
@@ -59,47 +59,60 @@ def offload() -> None:
     show_default=True,
     help="auto: requests share runs where that is measured to gain and gives the same bits.",
 )
-@click.option("--connections", type=click.IntRange(1), default=256, show_default=True, help="At once in each process.")
 @click.option(
-    "--notice", type=click.FloatRange(0), default=0.0, help="Seconds of serving on, not ready any more, before the end."
+    "--connections",
+    type=click.IntRange(1),
+    default=256,
+    show_default=True,
+    help="Concurrent connections in each process.",
+)
+@click.option(
+    "--notice",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Seconds to go on serving after SIGTERM, reported as not ready.",
 )
 @click.option(
     "--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds for running requests at the end."
 )
 @click.option("--metrics", type=METRICS, help="Answer Prometheus at /metrics there, in plain HTTP.")
 @click.option("--log", type=click.Choice(LEVELS), default="info", show_default=True, help="Level of log lines.")
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
+)
 @click.pass_obj
-def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | None, **given: Any) -> None:
-    """Run an offload server here: of this data folder, beside an `edgectl up --no-offload`, or, with --releases, of any
-    folder of releases on a machine without a controller.
+def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | None, **options: Any) -> None:
+    """Run an offload server here: for this data folder, beside an `edgectl up --no-offload`, or, with --releases, for
+    any folder of releases on a machine without a controller.
 
-    SIGTERM lets running requests finish. /v2/health/ready says when it is ready and when it is about to end.
+    SIGTERM lets running requests finish. /v2/health/ready reports whether it is ready or about to end.
     """
-    if given["metrics"] is not None:
-        given["metrics"] = METRICS.text(given["metrics"])
-    words = [word for name, value in given.items() if value is not None for word in _word(name, value)]
+    if options["metrics"] is not None:
+        options["metrics"] = METRICS.text(options["metrics"])
+    arguments = [
+        argument for name, value in options.items() if value is not None for argument in _to_option(name, value)
+    ]
     if releases is not None:
-        words += _word("releases", releases)
-        words += _word("port", port) if port is not None else []
-        words += _word("host", bind) if bind is not None else []
-        sys.exit(serve_main(words))
-    if named := [name for name in ("root", "cert", "key", "ca", "revoked") if given[name] is not None]:
-        raise click.UsageError(f"--{named[0]} goes with --releases: a controller's data folder has its own")
+        arguments += _to_option("releases", releases)
+        arguments += _to_option("port", port) if port is not None else []
+        arguments += _to_option("host", bind) if bind is not None else []
+        sys.exit(serve_main(arguments))
+    if misplaced := [name for name in ("root", "cert", "key", "ca", "revoked") if options[name] is not None]:
+        raise click.UsageError(f"--{misplaced[0]} goes with --releases: a controller's data folder has its own")
     from edgesplit_controller.app.offload_process import offload_arguments
 
-    sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *words]))
+    sys.exit(serve_main([*offload_arguments(data, port=port, bind=bind), *arguments]))
 
 
 @offload.command()
 @click.option(
-    "--host", "hosts", multiple=True, required=True, help="Name or address by which devices reach it; several."
+    "--host", "hosts", multiple=True, required=True, help="Name or address by which devices reach it; repeatable."
 )
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write.")
 @json_option
 @click.pass_obj
 def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool) -> None:
-    """Write what `serve --releases` needs on another machine: offload.pem, offload.key (a secret) and ca.pem.
+    """Write the files that `serve --releases` needs on another machine: offload.pem, offload.key (a secret) and ca.pem.
 
     Good for a year, for any number of servers under these names; no controller needs to run. Besides, such a server
     needs the folder `offload` of the controller's data: root.json, revoked.pem and releases, shared or copied.
@@ -127,5 +140,5 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
         click.echo(out / name)
 
 
-def _word(name: str, value: object) -> list[str]:
+def _to_option(name: str, value: object) -> list[str]:
     return [f"--{name.replace('_', '-')}", str(value)]

@@ -1,4 +1,4 @@
-"""`edgectl operator`: who may ask the controller for what."""
+"""`edgectl operator`: adds, lists, rotates and revokes operators of a controller."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import click
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
-from edgesplit_cli.commands.login import expiry
-from edgesplit_cli.output import can_write, console, json_option, plain, print_json, table
-from edgesplit_cli.quantities import LIFE
+from edgesplit_cli.commands.login import expiry_text
+from edgesplit_cli.output import check_writable, console, json_option, print_json, printable, table
+from edgesplit_cli.quantities import LIFETIME
 from edgesplit_cli.settings import chosen_credentials, connect
 
 ROLES = ("viewer", "operator", "admin")
@@ -34,17 +34,27 @@ def operator() -> None:
 
 @operator.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), required=True, help="What they may; each role may what the last may.")
+@click.option(
+    "--role", type=click.Choice(ROLES), required=True, help="Role; each includes the rights of the one before."
+)
 @click.option("--group", "groups", multiple=True, help="Only for devices of this group; may be given several times.")
-@click.option("--expires", type=LIFE, default="90d", show_default=True, help="For how long, as in 12h, 90d or 1y.")
+@click.option(
+    "--expires",
+    type=LIFETIME,
+    default="90d",
+    show_default=True,
+    help="How long the credentials are valid, as in 12h, 90d or 1y.",
+)
 @out_option
 @click.pass_obj
 def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: float, out: Path | None) -> None:
-    """Let NAME use this controller. Hand them the file that is written: `edgectl login FILE` reads it."""
+    """Let NAME use this controller. Give them the file that is written: `edgectl login FILE` reads it."""
     body = {"name": name, "role": role, "groups": list(groups), "expires_s": int(expires)}
-    given = _equip(connect(data), "/v1/operators", body, _file(name, out))
+    issued = _request_credentials(connect(data), "/v1/operators", body, _credentials_file(name, out))
     scope = f" of {', '.join(groups)}" if groups else ""
-    click.echo(f"{name} is {role}{scope}{expiry(given.expires)}; their credentials are in {_file(name, out)}")
+    click.echo(
+        f"{name} is {role}{scope}{expiry_text(issued.expires)}; their credentials are in {_credentials_file(name, out)}"
+    )
     click.echo("It is the only copy. Hand it over safely; with it they run `edgectl login FILE`.")
 
 
@@ -53,37 +63,39 @@ def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: floa
 @click.pass_obj
 def list_operators(data: Path, as_json: bool) -> None:
     """Every operator that you may change."""
-    every = connect(data).get("/v1/operators")
+    operators = connect(data).get("/v1/operators")
     if as_json:
-        print_json(every)
+        print_json(operators)
         return
     console().print(
-        table(("operator", "role", "groups", "state", "expires", "seen"), [_line(one) for one in plain(every)])
+        table(
+            ("operator", "role", "groups", "state", "expires", "seen"), [_row(entry) for entry in printable(operators)]
+        )
     )
 
 
 @operator.command()
 @click.argument("name", required=False)
-@click.option("--expires", type=LIFE, default=None, help="For how long from now. [default: as it was]")
+@click.option("--expires", type=LIFETIME, default=None, help="For how long from now. [default: as it was]")
 @out_option
 @click.pass_obj
 def rotate(data: Path, name: str | None, expires: float | None, out: Path | None) -> None:
     """Give NAME a new token and certificate. The old ones, and their sessions, end now.
 
-    Without NAME: your own, in place of the credentials that you use here; you last no longer for it.
+    Without NAME: your own, in place of the credentials that you use here; their expiry is not extended.
     """
-    mine = chosen_credentials(data)
-    if name is None and (mine is None or expires is not None):
+    own_file = chosen_credentials(data)
+    if name is None and (own_file is None or expires is not None):
         raise UsageError(
             "the data folder's owner gets a new token by deleting operator.token there and starting again"
-            if mine is None
+            if own_file is None
             else "only an admin says for how long, with your name before --expires"
         )
-    file = out or mine if name is None else _file(name, out)
+    file = out or own_file if name is None else _credentials_file(name, out)
     assert file is not None
     path = "/v1/operator/token" if name is None else f"/v1/operators/{quote(name, safe='')}/rotate"
-    given = _equip(connect(data), path, {"expires_s": int(expires or 0)}, file)
-    click.echo(f"{given.operator}'s old credentials are void{expiry(given.expires)}; the new ones are in {file}")
+    issued = _request_credentials(connect(data), path, {"expires_s": int(expires or 0)}, file)
+    click.echo(f"{issued.operator}'s old credentials are void{expiry_text(issued.expires)}; the new ones are in {file}")
 
 
 @operator.command()
@@ -91,30 +103,37 @@ def rotate(data: Path, name: str | None, expires: float | None, out: Path | None
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
 def revoke(data: Path, name: str, yes: bool) -> None:
-    """Take NAME's right away: token, certificate and sessions end now."""
+    """Revoke NAME: token, certificate and sessions end now."""
     if not yes:
         click.confirm(f"Revoke the operator {name}?", abort=True)
     connect(data).delete(f"/v1/operators/{quote(name, safe='')}")
     click.echo(f"{name} is revoked: nothing of theirs opens anything from now on")
 
 
-def _equip(api: ControllerClient, path: str, body: dict[str, Any], out: Path) -> credentials.Credentials:
-    """Ask for it, and keep what an operator is told once."""
-    can_write(out)  # before, for it is shown once
-    key, csr = credentials.request()
-    given = credentials.made(api.post(path, {**body, "csr_pem": csr}), key)
-    credentials.write(given, out)
-    return given
+def _request_credentials(api: ControllerClient, path: str, body: dict[str, Any], out: Path) -> credentials.Credentials:
+    """Request credentials, which the controller returns once, and write them to `out`."""
+    check_writable(out)  # before the request: the controller returns the credentials once
+    key, csr = credentials.new_certificate_request()
+    issued = credentials.from_reply(api.post(path, {**body, "csr_pem": csr}), key)
+    credentials.write(issued, out)
+    return issued
 
 
-def _file(name: str, out: Path | None) -> Path:
+def _credentials_file(name: str, out: Path | None) -> Path:
     return out or Path(f"{name}.credentials.json")
 
 
-def _line(one: dict[str, Any]) -> tuple[str, ...]:
-    groups = ", ".join(one["groups"]) or "all"
-    return one["name"], one["role"], groups, one["state"], _day(one["expires"]), _day(one["last_seen"])
+def _row(operator: dict[str, Any]) -> tuple[str, ...]:
+    groups = ", ".join(operator["groups"]) or "all"
+    return (
+        operator["name"],
+        operator["role"],
+        groups,
+        operator["state"],
+        _day_text(operator["expires"]),
+        _day_text(operator["last_seen"]),
+    )
 
 
-def _day(at: float | None) -> str:
+def _day_text(at: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at)) if at else "never"

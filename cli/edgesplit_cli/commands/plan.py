@@ -1,4 +1,4 @@
-"""`edgectl plan`: where each layer would run, what that costs, why, and from which bandwidth on that changes."""
+"""`edgectl plan`: where each layer would run, what that costs, why, and at which bandwidth the choice changes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from edgesplit.device_profile import is_path
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.plan import Link
-from edgesplit_cli.commands.options.plan_limits import limit_options, limits_of, offload_option
-from edgesplit_cli.local.costs import ANY_DEVICE, costs_by, measured_costs
+from edgesplit_cli.commands.options.plan_limits import build_limits, limit_options, offload_option
+from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.quantities import LINK, TIER
@@ -31,8 +31,8 @@ Tiers = Sequence[tuple[str, str, Link]]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where costs come from."""
+class CostsSource:
+    """Where a plan's costs come from."""
 
     what: str
     device: str | None
@@ -81,7 +81,7 @@ class Source:
 )
 @limit_options
 @offload_option
-@click.option("--input", "input_text", default=None, help="For a FILE: what arrives, as `edgectl model push` takes it.")
+@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
@@ -101,76 +101,84 @@ class Source:
 )
 @json_option
 @click.pass_obj
-def plan(data: Path, /, what: str, as_json: bool, **given: Any) -> None:
+def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
     """Plan a MODEL of the controller, a model FILE measured here, or your own costs file, for a device and a link."""
     from edgesplit_partitioner import describe
-    from edgesplit_partitioner.costs.foreign_server import foreign_costs, possible
-    from edgesplit_partitioner.formulation.constraints import as_limits, check_first
+    from edgesplit_partitioner.costs.foreign_server import adapt_limits, costs_for_foreign_server
+    from edgesplit_partitioner.formulation.constraints import check_keep_first, parse_limits
 
-    if given["plot"]:
-        from edgesplit_cli.views.plan_picture import check_place
+    if options["plot"]:
+        from edgesplit_cli.views.plan_picture import check_file
 
-        check_place(given["plot"])
-    options = ("keep_raw_input", "keep_first", "allow_loss", "memory_bytes", "energy_joules", "deadline_s", "fallback")
-    limits = limits_of(**{name: given[name] for name in options}) | _forced(given["partition"])
-    costs = _costs(
+        check_file(options["plot"])
+    limit_names = (
+        "keep_raw_input",
+        "keep_first",
+        "allow_loss",
+        "memory_bytes",
+        "energy_joules",
+        "deadline_s",
+        "fallback",
+    )
+    limits = build_limits(**{name: options[name] for name in limit_names}) | _forced_limit(options["partition"])
+    costs = _load_costs(
         data,
-        Source(
+        CostsSource(
             what=what,
-            device=given["device"],
-            tiers=given["tiers"],
-            input_text=given["input_text"],
-            bindings=given["bindings"],
-            samples=given["samples"],
-            lossy=bool(given["allow_loss"]),
+            device=options["device"],
+            tiers=options["tiers"],
+            input_text=options["input_text"],
+            bindings=options["bindings"],
+            samples=options["samples"],
+            lossy=bool(options["allow_loss"]),
             quiet=as_json,
         ),
     )
-    if given["offload"]:
-        costs = foreign_costs(costs, ForeignServer.parse(given["offload"]))
-        limits = possible(limits, costs)
-    check_first(costs, as_limits(limits))
-    links = links_between(costs.tiers, given["link"], given["tiers"], given["trace"], given["radio"])
-    codecs = given["codecs"]
-    made = describe(costs, links, objective=given["objective"], limits=limits, codecs=codecs)
+    if options["offload"]:
+        costs = costs_for_foreign_server(costs, ForeignServer.parse(options["offload"]))
+        limits = adapt_limits(limits, costs)
+    check_keep_first(costs, parse_limits(limits))
+    links = plan_links(costs.tiers, options["link"], options["tiers"], options["trace"], options["radio"])
+    codecs = options["codecs"]
+    result = describe(costs, links, objective=options["objective"], limits=limits, codecs=codecs)
     reasons = None
-    if given["explained"]:
+    if options["explained"]:
         from edgesplit_partitioner.presentation.explain import explain
 
-        reasons = explain(costs, links, limits, objective=given["objective"], codecs=codecs)
+        reasons = explain(costs, links, limits, objective=options["objective"], codecs=codecs)
     if as_json:
-        print_json(made | ({"explanation": msgspec.to_builtins(reasons)} if reasons else {}))
+        print_json(result | ({"explanation": msgspec.to_builtins(reasons)} if reasons else {}))
     else:
-        print_plan(made)
+        print_plan(result)
     if reasons and not as_json:
         from edgesplit_cli.views.explain import print_reasons
 
         print_reasons(reasons)
-    if given["plot"]:
-        _draw(made, given["plot"], as_json)
+    if options["plot"]:
+        _draw(result, options["plot"], as_json)
 
 
-def _forced(partition: str) -> dict[str, str]:
-    """The limit that an operator's own choice is."""
+def _forced_limit(partition: str) -> dict[str, str]:
+    """The limit that `--partition` sets."""
     if partition == "auto":
         return {}
     return {"force" if partition in ("device", "cloud") else "force_after": partition}
 
 
-def _draw(made: dict[str, Any], file: Path, quiet: bool) -> None:
+def _draw(plan: dict[str, Any], file: Path, quiet: bool) -> None:
     from edgesplit_cli.views.plan_picture import draw
 
-    draw(made, file)
+    draw(plan, file)
     if not quiet:
         console().print(f"drawn: {file}")
 
 
-def _costs(data: Path, source: Source) -> Costs:
-    """From a costs file, from a model file, or from the controller."""
+def _load_costs(data: Path, source: CostsSource) -> Costs:
+    """The costs, from a costs file, from measuring a model file, or from the controller."""
     from edgesplit_partitioner import load_costs
 
-    if source.what.endswith(".json") or (Path(source.what).is_file() and not is_model(Path(source.what))):
-        return _checked(load_costs(Path(source.what)), source)
+    if source.what.endswith(".json") or (Path(source.what).is_file() and not is_model_file(Path(source.what))):
+        return _check_costs_file(load_costs(Path(source.what)), source)
     if is_file(source.what) and not Path(source.what).exists():
         raise UsageError(f"cannot read {source.what}: No such file or directory")
     if source.device is None:
@@ -183,7 +191,7 @@ def _costs(data: Path, source: Source) -> Costs:
     if is_file(source.what):
         if source.lossy and source.samples is None:
             raise UsageError("--allow-loss needs --samples: what lossy codecs do is measured on real input")
-        return measured_costs(
+        return measure_costs(
             open_model(data, source.what, source.input_text, source.bindings),
             source.device,
             [(name, profile) for name, profile, _ in source.tiers],
@@ -196,23 +204,26 @@ def _costs(data: Path, source: Source) -> Costs:
             f"{source.what} is a model of the controller: --input, --bind and --samples are for files"
         )
     profiles = [source.device, *(profile for _, profile, _ in source.tiers)]
-    own = any(is_path(profile) for profile in profiles)
+    has_profile_file = any(is_path(profile) for profile in profiles)
     with console(quiet=source.quiet).status(Text(f"measuring {source.what} where that was not done")):
         tiers = [f"{name}={profile}" for name, profile, _ in source.tiers]
-        asked = {"device": ANY_DEVICE if own else source.device, "tier": (not own and tiers) or None}
-        answer = connect(data).get(f"/v1/models/{quote(source.what)}/costs", **asked, lossy=source.lossy or None)
+        query = {
+            "device": ANY_DEVICE if has_profile_file else source.device,
+            "tier": (not has_profile_file and tiers) or None,
+        }
+        answer = connect(data).get(f"/v1/models/{quote(source.what)}/costs", **query, lossy=source.lossy or None)
     costs = load_costs(answer)
-    if not own:
+    if not has_profile_file:
         return costs
-    return costs_by(open_model(data, source.what), costs, profiles, [name for name, _, _ in source.tiers])
+    return predict_costs(open_model(data, source.what), costs, profiles, [name for name, _, _ in source.tiers])
 
 
-def _checked(costs: Costs, source: Source) -> Costs:
-    """A costs file says itself what options say of a model: none may be contradicted or silently dropped."""
+def _check_costs_file(costs: Costs, source: CostsSource) -> Costs:
+    """`costs`, unless an option contradicts the costs file; UsageError then."""
     name = Path(source.what).name
     if source.device is not None and source.device != costs.device_class:
-        whose = f"those of {costs.device_class}" if costs.device_class else "its own"
-        raise UsageError(f"--device {source.device}: {name} holds the device's figures, {whose}; leave --device out")
+        owner = f"those of {costs.device_class}" if costs.device_class else "its own"
+        raise UsageError(f"--device {source.device}: {name} holds the device's figures, {owner}; leave --device out")
     for tier, profile, link in source.tiers:
         if profile:
             known = " and ".join(costs.tiers[1:-1]) or "none between"
@@ -225,17 +236,17 @@ def _checked(costs: Costs, source: Source) -> Costs:
     return costs
 
 
-def is_model(path: Path) -> bool:
-    """Whether a file that is no .json is a model and not a costs file under another name."""
+def is_model_file(path: Path) -> bool:
+    """True where a file without .json ending is a model, not a costs file under another name."""
     with path.open("rb") as file:
         return not file.read(64).lstrip().startswith(b"{")
 
 
-def links_between(
+def plan_links(
     tiers: Sequence[str], to_cloud: Link, between: Tiers = (), trace: Path | None = None, radio: str = "auto"
 ) -> dict[str, Any]:
-    """The links that a plan takes, by the tiers they join; the first with its radio and its trace."""
-    from edgesplit_partitioner.formulation.bandwidth_trace import read_trace, traced
+    """The links of a plan by the tiers that they join; the first gets the radio and the bandwidth trace."""
+    from edgesplit_partitioner.formulation.bandwidth_trace import read_trace, with_bandwidth_trace
     from edgesplit_partitioner.formulation.radio_energy import RADIOS
     from edgesplit_partitioner.formulation.tiers import VaryingLink
 
@@ -243,12 +254,12 @@ def links_between(
     if missing:
         raise UsageError(f"--tier {missing[0]}: the costs have no such tier, but {', '.join(tiers)}")
     chain = [tiers[0], *(name for name, _, _ in between), tiers[-1]]
-    found = [*(link for _, _, link in between), to_cloud]
-    first = found[0]
+    links = [*(link for _, _, link in between), to_cloud]
+    first = links[0]
     family = first.name.partition("/")[0] if radio == "auto" else radio
-    leaving: Any = traced(first, *read_trace(trace)) if trace else first
+    first_link: Any = with_bandwidth_trace(first, *read_trace(trace)) if trace else first
     if family in RADIOS:
-        plain = msgspec.convert(msgspec.to_builtins(leaving), VaryingLink)
-        leaving = msgspec.structs.replace(plain, radio=family)
-    joined = [leaving, *found[1:]]
+        varying = msgspec.convert(msgspec.to_builtins(first_link), VaryingLink)
+        first_link = msgspec.structs.replace(varying, radio=family)
+    joined = [first_link, *links[1:]]
     return {f"{low}-{high}": link for low, high, link in zip(chain[:-1], chain[1:], joined, strict=True)}

@@ -1,4 +1,4 @@
-"""`edgectl profiles`: the device profiles that plans can be made for."""
+"""`edgectl profiles`: lists the device profiles that plans can be made for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from edgesplit.device_profile import list_profiles, load_profile
-from edgesplit_cli.output import console, headed, json_option, print_json, size, table
+from edgesplit_cli.output import bold_head, console, json_option, print_json, size, table
 
 
 @click.command()
@@ -15,22 +15,22 @@ from edgesplit_cli.output import console, headed, json_option, print_json, size,
 def profiles(name: str | None, as_json: bool) -> None:
     """List the device profiles, or show one with the source of each figure."""
     if name is None:
-        every = [load_profile(one) for one in list_profiles()]
+        all_profiles = [load_profile(item) for item in list_profiles()]
         if as_json:
-            print_json([msgspec.to_builtins(one) for one in every])
+            print_json([msgspec.to_builtins(item) for item in all_profiles])
             return
-        rows = [(one.name, one.description, size(one.memory_bytes.value)) for one in every]
+        rows = [(item.name, item.description, size(item.memory_bytes.value)) for item in all_profiles]
         console().print(table(("profile", "what it is", ">memory"), rows))
         return
     profile = load_profile(name)
     if as_json:
         print_json(msgspec.to_builtins(profile))
         return
-    console().print(headed(profile.name, f"  {profile.description}"))
-    console().print(table(("figure", ">value", "unit", "basis", "source"), profile.figures()))
-    for what, one in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None)):
-        if one is not None:
+    console().print(bold_head(profile.name, f"  {profile.description}"))
+    console().print(table(("figure", ">value", "unit", "basis", "source"), profile.figure_rows()))
+    for label, fit in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None)):
+        if fit is not None:
             console().print(
-                f"predictions by {what}: the truth is {one.low:.2f} to {one.high:.2f} times that, {one.coverage:.0%} "
-                f"sure ({one.basis}: {one.source.strip()})"
+                f"predictions by {label}: the truth is {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
+                f"sure ({fit.basis}: {fit.source.strip()})"
             )

@@ -1,4 +1,4 @@
-"""Plans that grow old: what drifted, what is proposed, and what the controller may do by itself."""
+"""Replanning: drift of plans in use, the controller's proposals, and the policy for automatic changes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from edgesplit.controller_client.client import ControllerClient
-from edgesplit_cli.commands.options.percent import as_share
-from edgesplit_cli.output import console, headed, json_option, ms, print_json, rate, share, size, table
+from edgesplit_cli.commands.options.percent import parse_share
+from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, size, table
 from edgesplit_cli.quantities import Quantity
 from edgesplit_cli.settings import connect
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 MODES = ("auto", "propose", "off")
-LASTING = Quantity("duration", {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}, "30m or 6h")
+LONG_DURATION = Quantity("duration", {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}, "30m or 6h")
 replan_option = click.option(
     "--replan",
     type=click.Choice(MODES),
@@ -28,22 +28,30 @@ replan_option = click.option(
 
 
 def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: str) -> None:
-    """Keep what `deploy --replan` said: for the groups that it named, or for all devices."""
+    """Set the policy of `deploy --replan`, for the groups of its targets or for all devices."""
     groups = [target.removeprefix("group=") for target in targets if target.startswith("group=")]
-    wide = [] if len(groups) == len(targets) else [""]
-    for each in (groups, wide):
-        if each:
-            api.post("/v1/replan-policies", {"model": model, "groups": [one for one in each if one], "mode": mode})
+    everywhere = [] if len(groups) == len(targets) else [""]
+    for names in (groups, everywhere):
+        if names:
+            api.post(
+                "/v1/replan-policies", {"model": model, "groups": [group for group in names if group], "mode": mode}
+            )
 
 
 @click.command("replan-policy")
 @click.argument("model", default="")
 @click.argument("mode", type=click.Choice(MODES), required=False)
-@click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; several may be.")
-@click.option("--devices", type=click.IntRange(1), default=None, help="So many must agree. [default: 3]")
-@click.option("--gain", callback=as_share, default=None, metavar="SHARE", help="To be saved at least. [default: 10%]")
-@click.option("--observe", type=LASTING, default=None, help="Watch so long before anything is said. [default: 30m]")
-@click.option("--cool-down", type=LASTING, default=None, help="Between two changes of a table. [default: 6h]")
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; repeatable.")
+@click.option("--devices", type=click.IntRange(1), default=None, help="Number of devices that must agree. [default: 3]")
+@click.option(
+    "--gain", callback=parse_share, default=None, metavar="SHARE", help="Least predicted saving. [default: 10%]"
+)
+@click.option(
+    "--observe", type=LONG_DURATION, default=None, help="How long to observe before a proposal. [default: 30m]"
+)
+@click.option(
+    "--cool-down", type=LONG_DURATION, default=None, help="Least time between two changes of a table. [default: 6h]"
+)
 @json_option
 @click.pass_obj
 def replan_policy(
@@ -58,7 +66,7 @@ def replan_policy(
     cool_down: float | None,
     as_json: bool,
 ) -> None:
-    """What the controller may do when MODEL's plans grow old: MODE is auto, propose or off.
+    """What the controller may do when the measurements of MODEL's plans drift: MODE is auto, propose or off.
 
     auto signs another cut with the planner's key and rolls it out; propose waits for `edgectl rollout accept`. Without
     MODEL, or with `all`, the policy of every model that has none of its own. Without MODE: show what is set.
@@ -66,86 +74,94 @@ def replan_policy(
     api = connect(data)
     name = "" if model == "all" else model
     body = {"mode": mode, "least_devices": devices, "least_gain": gain, "observe_s": observe, "cool_down_s": cool_down}
-    given = {key: value for key, value in body.items() if value is not None}
-    if given:
-        shown = api.post("/v1/replan-policies", {"model": name, "groups": list(groups), **given})
+    changes = {key: value for key, value in body.items() if value is not None}
+    if changes:
+        policies = api.post("/v1/replan-policies", {"model": name, "groups": list(groups), **changes})
     else:
-        shown = [one for one in api.get("/v1/replan-policies") if name in ("", one["model"])]
+        policies = [policy for policy in api.get("/v1/replan-policies") if name in ("", policy["model"])]
     if as_json:
-        print_json(shown)
+        print_json(policies)
         return
     columns = ("model", "group", "mode", ">devices", ">gain", ">observe", ">cool-down")
     rows = [
         (
-            one["model"] or "all", one["group"] or "all", one["mode"], str(one["least_devices"]),
-            share(one["least_gain"]), lasting(one["observe_s"]), lasting(one["cool_down_s"]),
+            policy["model"] or "all", policy["group"] or "all", policy["mode"], str(policy["least_devices"]),
+            percent_text(policy["least_gain"]), duration_text(policy["observe_s"]),
+            duration_text(policy["cool_down_s"]),
         )
-        for one in shown
+        for policy in policies
     ]  # fmt: skip
     console().print(table(columns, rows) if rows else f"{name} has no policy of its own: propose")
 
 
 @click.command()
 @click.argument("model", default="")
-@click.option("--look", is_flag=True, help="Make or take back proposals now; else that happens every minute.")
+@click.option("--look", is_flag=True, help="Update proposals now; otherwise that happens every minute.")
 @json_option
 @click.pass_obj
 def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
-    """What plans in use assumed, what devices measured since, and what another table is predicted to bring."""
+    """What plans in use assumed, what devices have measured since, and the predicted gain of another table."""
     api = connect(data)
     if look:
         api.post("/v1/drift/look", {})
-    found = api.get("/v1/drift", **({"model": model} if model else {}))
+    plans = api.get("/v1/drift", **({"model": model} if model else {}))
     if as_json:
-        print_json(found)
+        print_json(plans)
         return
-    if not found:
+    if not plans:
         console().print("no device is to run a plan that could be made anew")
-    for one in found:
-        print_drift(one)
+    for plan in plans:
+        print_drift(plan)
 
 
-def print_drift(one: Mapping[str, Any]) -> None:
-    """One plan on one class of devices."""
-    whose = f"  {one['device_class']}  {len(one['devices'])} devices, {one['heard']} heard"
-    basis = f", {one['basis']}" if one["basis"] not in (None, "measured") else ""
-    console().print(headed(one["model"], f"{whose}{basis}  replan: {one['policy']}"))
+def print_drift(drift: Mapping[str, Any]) -> None:
+    """Print the drift of one plan on one class of devices."""
+    details = f"  {drift['device_class']}  {len(drift['devices'])} devices, {drift['heard']} heard"
+    basis = f", {drift['basis']}" if drift["basis"] not in (None, "measured") else ""
+    console().print(bold_head(drift["model"], f"{details}{basis}  replan: {drift['policy']}"))
     rows = [
-        (each["what"], figure(each["assumed"], each["unit"]), figure(each["measured"], each["unit"]), times(each))
-        for each in one["drift"]
+        (
+            item["what"],
+            figure_text(item["assumed"], item["unit"]),
+            figure_text(item["measured"], item["unit"]),
+            factor_text(item),
+        )
+        for item in drift["drift"]
     ]
     if rows:
         console().print(table(("", ">assumed", ">measured", ">"), rows))
-    console().print(f"  {one['note'] or one['why']}")
+    console().print(f"  {drift['note'] or drift['why']}")
 
 
-def print_proposal(one: Mapping[str, Any]) -> None:
-    """One proposal, for people."""
-    whom = f"{len(one['devices'])} {one['device_class']}" + (f" of group {one['group']}" if one["group"] else "")
-    console().print(headed(f"{one['id']}", f"  {one['state']}  {one['model']} on {whom}"))
-    basis = "" if one["basis"] == "measured" else f" ({one['basis']} devices)"
-    now, then = one["seconds"]["now"], one["seconds"]["then"]
-    console().print(f"  predicted{basis}: {one['why']}; {ms(now)} ms per request now, {ms(then)} ms then")
+def print_proposal(proposal: Mapping[str, Any]) -> None:
+    """Print one proposal."""
+    devices = f"{len(proposal['devices'])} {proposal['device_class']}" + (
+        f" of group {proposal['group']}" if proposal["group"] else ""
+    )
+    console().print(bold_head(f"{proposal['id']}", f"  {proposal['state']}  {proposal['model']} on {devices}"))
+    basis = "" if proposal["basis"] == "measured" else f" ({proposal['basis']} devices)"
+    now, then = proposal["seconds"]["now"], proposal["seconds"]["then"]
+    console().print(f"  predicted{basis}: {proposal['why']}; {ms(now)} ms per request now, {ms(then)} ms then")
     for which, key in (("now", "rows"), ("then", "proposed_rows")):
-        told = ", ".join(row["name"] + (f" (after {row['after']})" if row["after"] else "") for row in one[key])
-        console().print(f"  {which}: {told}", soft_wrap=True)
-    if one.get("ended"):
-        console().print(f"  {one['ended']}")
+        rows = ", ".join(row["name"] + (f" (after {row['after']})" if row["after"] else "") for row in proposal[key])
+        console().print(f"  {which}: {rows}", soft_wrap=True)
+    if proposal.get("ended"):
+        console().print(f"  {proposal['ended']}")
 
 
 @click.command()
-@click.option("--all", "every", is_flag=True, help="Also those that were decided.")
+@click.option("--all", "every", is_flag=True, help="Also proposals that were decided.")
 @json_option
 @click.pass_obj
 def proposals(data: Path, /, every: bool, as_json: bool) -> None:
-    """Other tables that the controller proposes, what they are predicted to bring, and why."""
-    found = connect(data).get("/v1/proposals", **({} if every else {"open": "true"}))
+    """Other tables that the controller proposes, their predicted gain, and why."""
+    found_proposals = connect(data).get("/v1/proposals", **({} if every else {"open": "true"}))
     if as_json:
-        print_json(found)
+        print_json(found_proposals)
         return
-    for one in found:
-        print_proposal(one)
-    if not found:
+    for proposal in found_proposals:
+        print_proposal(proposal)
+    if not found_proposals:
         console().print("nothing is proposed")
 
 
@@ -155,13 +171,13 @@ def proposals(data: Path, /, every: bool, as_json: bool) -> None:
 @click.pass_obj
 def accept(data: Path, /, number: int, as_json: bool) -> None:
     """Cut, sign (by the planner's key) and roll out the table of proposal NUMBER."""
-    done = connect(data).post(f"/v1/proposals/{number}/accept", {})
+    result = connect(data).post(f"/v1/proposals/{number}/accept", {})
     if as_json:
-        print_json(done)
+        print_json(result)
     else:
-        devices = done["devices"]
-        whom = ", ".join(devices) if len(devices) <= MOST_NAMED else f"{len(devices)} devices"
-        console().print(f"release {done['result'][:16]}… is on its way to {whom}; see `edgectl rollout status`")
+        devices = result["devices"]
+        recipients = ", ".join(devices) if len(devices) <= MAX_NAMED else f"{len(devices)} devices"
+        console().print(f"release {result['result'][:16]}… is on its way to {recipients}; see `edgectl rollout status`")
 
 
 @click.command()
@@ -169,27 +185,29 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def dismiss(data: Path, /, number: int, as_json: bool) -> None:
-    """Leave the table as it is, and be asked no more for four times the cool-down."""
-    done = connect(data).post(f"/v1/proposals/{number}/dismiss", {})
+    """Keep the present table; nothing is proposed again for four times the cool-down."""
+    result = connect(data).post(f"/v1/proposals/{number}/dismiss", {})
     if as_json:
-        print_json(done)
+        print_json(result)
     else:
-        console().print(f"proposal {done['id']} of {time.strftime('%F %R', time.localtime(done['created']))} dismissed")
+        console().print(
+            f"proposal {result['id']} of {time.strftime('%F %R', time.localtime(result['created']))} dismissed"
+        )
 
 
-def figure(value: float, unit: str) -> str:
-    """A figure of a drift, for people."""
-    told = {"bytes/s": rate, "bytes": size}.get(unit)
-    return told(value) if told else f"{ms(value)} ms"
+def figure_text(value: float, unit: str) -> str:
+    """A measured or assumed figure with its unit."""
+    formatter = {"bytes/s": rate, "bytes": size}.get(unit)
+    return formatter(value) if formatter else f"{ms(value)} ms"
 
 
-def times(one: Mapping[str, Any]) -> str:
-    """By which factor it drifted."""
-    return "" if one["factor"] is None else f"×{one['factor']:.2f}"
+def factor_text(drift: Mapping[str, Any]) -> str:
+    """The factor by which a figure drifted."""
+    return "" if drift["factor"] is None else f"×{drift['factor']:.2f}"
 
 
-def lasting(seconds: float) -> str:
-    """A long time, for people."""
+def duration_text(seconds: float) -> str:
+    """A duration in its largest whole unit."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length and seconds % length == 0:
             return f"{seconds / length:.0f}{unit}"

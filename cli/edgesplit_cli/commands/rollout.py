@@ -1,4 +1,4 @@
-"""`edgectl rollout`: how far releases have come, and what operators ask of them."""
+"""`edgectl rollout`: shows and controls rollouts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgesplit.errors import UsageError
 from edgesplit_cli.commands.replan import accept, dismiss, proposals
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
-from edgesplit_cli.views.rollout import exit_code, rollout_shown, rollout_table, watch
+from edgesplit_cli.views.rollout import exit_code, rollout_table, rollout_view, watch
 
 NUMBER = click.IntRange(1, 2**31 - 1)
 
 
 @click.group()
 def rollout() -> None:
-    """See how releases reach their devices; pause, approve, stop them, take them back."""
+    """See how releases reach their devices; pause, approve, abort or roll back."""
 
 
 for command in (proposals, accept, dismiss):
@@ -31,11 +31,11 @@ for command in (proposals, accept, dismiss):
 @json_option
 @click.pass_obj
 def list_rollouts(data: Path, newest: int, as_json: bool) -> None:
-    """Rollouts, newest last."""
-    found = connect(data).get("/v1/rollouts", newest=newest)
+    """List rollouts, newest last."""
+    rollouts = connect(data).get("/v1/rollouts", newest=newest)
     if as_json:
-        return print_json(found)
-    console().print(rollout_table(found))
+        return print_json(rollouts)
+    console().print(rollout_table(rollouts))
 
 
 @rollout.command()
@@ -53,51 +53,51 @@ def status(context: click.Context, number: int | None, live: bool, devices: bool
     chosen = number or _newest(api)
     if live:
         context.exit(exit_code(watch(api, chosen, as_json=as_json)))
-    one = api.get(f"/v1/rollouts/{chosen}")
+    rollout_ = api.get(f"/v1/rollouts/{chosen}")
     if as_json:
-        return print_json({**one, "members": all_devices(api, chosen)} if devices else one)
-    console().print(rollout_shown(one))
+        return print_json({**rollout_, "members": all_devices(api, chosen)} if devices else rollout_)
+    console().print(rollout_view(rollout_))
 
 
 def all_devices(api: ControllerClient, number: int) -> list[dict[str, Any]]:
-    """Every device of a rollout, in the order in which they are told."""
-    found: list[dict[str, Any]] = []
+    """Every device of a rollout, in the order in which it reaches them."""
+    devices: list[dict[str, Any]] = []
     while True:
-        after = found[-1]["position"] if found else -1
+        after = devices[-1]["position"] if devices else -1
         page = api.get(f"/v1/rollouts/{number}/devices", after=after, most=1_000)
         if not page:
-            return found
-        found += page
+            return devices
+        devices += page
 
 
 def _newest(api: ControllerClient) -> int:
-    found = api.get("/v1/rollouts", newest=1)
-    if not found:
+    rollouts = api.get("/v1/rollouts", newest=1)
+    if not rollouts:
         raise UsageError("there is no rollout yet: `edgectl deploy MODEL --to ...` makes one")
-    return int(found[-1]["id"])
+    return int(rollouts[-1]["id"])
 
 
-def _asking(verb: str, help_text: str) -> click.Command:
-    """A command that says one word to a rollout."""
+def _action_command(verb: str, help_text: str) -> click.Command:
+    """A command that sends one action to a rollout."""
 
     @click.command(verb, help=help_text)
     @click.argument("number", type=NUMBER, metavar="ID")
     @json_option
     @click.pass_obj
     def ask(data: Path, number: int, as_json: bool) -> None:
-        one = connect(data).post(f"/v1/rollouts/{number}/{verb}")
+        answer = connect(data).post(f"/v1/rollouts/{number}/{verb}")
         if as_json:
-            return print_json(one)
-        console().print(rollout_shown(one))
+            return print_json(answer)
+        console().print(rollout_view(answer))
 
     return ask
 
 
 for _verb, _help in (
-    ("pause", "Tell no further device; those on their way go on."),
-    ("resume", "Go on, also where evidence was missing."),
-    ("approve", "Let the stage begin that waits for approval."),
-    ("abort", "Tell no further device, and take back those on their way; those that succeeded stay."),
-    ("rollback", "Take every device back to what it ran before, also after the rollout has ended."),
+    ("pause", "Start no further device; those in progress go on."),
+    ("resume", "Continue, also where evidence for a gate was missing."),
+    ("approve", "Start the stage that waits for approval."),
+    ("abort", "Start no further device, and roll back those in progress; those that succeeded stay."),
+    ("rollback", "Roll every device back to what it ran before, also after the rollout has ended."),
 ):
-    rollout.add_command(_asking(_verb, _help))
+    rollout.add_command(_action_command(_verb, _help))

@@ -20,17 +20,18 @@ from edgesplit_cli.quantities import SIZE
 from edgesplit_cli.settings import connect
 from edgesplit_simulation import quantities
 
-MEMORY = Path("/dev/shm")
+RAM_DISK = Path("/dev/shm")
+"""A RAM disk, used for the devices' disks where it has room."""
 BYTES_PER_DEVICE = 400_000
 
 
-class SpanType(click.ParamType[float]):
-    """A span of time."""
+class DurationType(click.ParamType[float]):
+    """A duration such as 90s, 10m, 2h or 30d."""
 
     name = "span"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """In seconds."""
+        """The duration in seconds."""
         if isinstance(value, int | float):
             return float(value)
         try:
@@ -45,16 +46,16 @@ class ProfilesType(click.ParamType[dict[str, float]]):
     name = "profiles"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Share by profile; those without one divide what is left."""
+        """Share by profile; profiles without a share divide the rest."""
         if isinstance(value, dict):
             return value
         try:
-            return _shares(str(value))
+            return _parse_profile_shares(str(value))
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
 
-SPAN, PROFILES = SpanType(), ProfilesType()
+DURATION, PROFILES = DurationType(), ProfilesType()
 
 
 @click.command()
@@ -74,23 +75,27 @@ SPAN, PROFILES = SpanType(), ProfilesType()
     "--faults",
     default=None,
     metavar="FILE",
-    help="What goes wrong (docs/simulation.md), or `usual` for a bad month. [default: nothing]",
+    help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Of everything that comes by chance.")
-@click.option("--for", "lasts_s", type=SPAN, default="10m", show_default=True, help="How long: 90s, 10m, 2h, 30d.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of everything random.")
+@click.option("--for", "lasts_s", type=DURATION, default="10m", show_default=True, help="How long: 90s, 10m, 2h, 30d.")
 @click.option("--virtual", is_flag=True, help="In virtual time, with a controller and a broker in this process.")
 @click.option(
-    "--request-every", type=SPAN, default="2m", show_default=True, help="Between two requests on a device; 0s: none."
+    "--request-every",
+    type=DURATION,
+    default="2m",
+    show_default=True,
+    help="Between two requests on a device; 0s: none.",
 )
-@click.option("--telemetry-every", type=SPAN, default=None, help="[default: 10m in virtual time, 10s in real time]")
+@click.option("--telemetry-every", type=DURATION, default=None, help="[default: 10m in virtual time, 10s in real time]")
 @click.option(
-    "--health", "health_s", type=SPAN, default=None, help="How long a release is on trial. [default: 10m or 10s]"
+    "--health", "health_s", type=DURATION, default=None, help="How long a release is on trial. [default: 10m or 10s]"
 )
 @click.option(
     "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."
 )
-@click.option("--prefix", default="sim", show_default=True, help="Of the devices' names, at a real controller.")
-@click.option("--group", default="simulated", show_default=True, help="Their group, at a real controller.")
+@click.option("--prefix", default="sim", show_default=True, help="Prefix of the devices' names, at a real controller.")
+@click.option("--group", default="simulated", show_default=True, help="Group of the devices, at a real controller.")
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -125,46 +130,47 @@ def sim(
     keeps_bytes: float,
     as_json: bool,
 ) -> None:
-    """Simulated devices: the agent's own decisions, with a made-up runtime. Everything they report says so.
+    """Simulated devices: the agent's own decisions, with a simulated runtime. Everything they report is marked as
+    simulated.
 
     At the controller that runs here they are thousands of real MQTT sessions with certificates of their own. With
-    --virtual nothing is needed: days pass in seconds, and the same seed gives the same run. Ends with what was found of
-    the promises that must hold whatever happens; exits with 1 where one was broken.
+    --virtual nothing else is needed: days pass in seconds, and the same seed gives the same run. Ends with a report on
+    the invariants that must always hold; exits with 1 where one was violated.
     """
     from edgesplit.links import parse_link
-    from edgesplit_simulation.faults.schedule import USUAL, parse_faults, read_faults
+    from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults, read_faults
 
     parse_link(link)
-    chosen = () if faults is None else parse_faults(USUAL) if faults == "usual" else read_faults(Path(faults))
-    with _disks(folder, devices) as home, _quietly():
-        tell = _teller(as_json)
+    chosen = () if faults is None else parse_faults(USUAL_FAULTS) if faults == "usual" else read_faults(Path(faults))
+    with _devices_folder(folder, devices) as disks, _without_logs():
+        on_progress = _progress_printer(as_json)
         if virtual:
             from edgesplit_simulation.run import run_virtual
 
             summary = run_virtual(
-                home, devices, seed=seed, classes=profiles, link=parse_link(link), faults=chosen, lasts_s=lasts_s,
+                disks, devices, seed=seed, classes=profiles, link=parse_link(link), faults=chosen, duration_s=lasts_s,
                 request_every_s=request_every, telemetry_every_s=telemetry_every or 600.0,
-                health_s=health_s or 600.0, keeps_bytes=int(keeps_bytes), tell=tell,
+                health_s=health_s or 600.0, telemetry_backlog_bytes=int(keeps_bytes), on_progress=on_progress,
             )  # fmt: skip
         else:
             from edgesplit_simulation.run import run_real
 
             summary = run_real(
-                home, connect(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
-                link=link, faults=chosen, lasts_s=lasts_s, request_every_s=request_every,
+                disks, connect(data), devices, first=first, prefix=prefix, group=group, seed=seed, classes=profiles,
+                link=link, faults=chosen, duration_s=lasts_s, request_every_s=request_every,
                 telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0,
-                keeps_bytes=int(keeps_bytes), tell=tell,
+                telemetry_backlog_bytes=int(keeps_bytes), on_progress=on_progress,
             )  # fmt: skip
     if as_json:
-        print_json(summary.as_json())
+        print_json(summary.to_dict())
     else:
-        click.echo(summary.text())
+        click.echo(summary.report_text())
     if summary.broken:
         raise click.exceptions.Exit(1)
 
 
-def _teller(as_json: bool) -> Callable[[str], None]:
-    """Where to say how it goes: one line that changes on a terminal, a line now and then elsewhere."""
+def _progress_printer(as_json: bool) -> Callable[[str], None]:
+    """The progress callback: on a terminal one line that is overwritten, elsewhere a line per call."""
     if as_json:
         return lambda line: None
     if sys.stderr.isatty():
@@ -174,40 +180,42 @@ def _teller(as_json: bool) -> Callable[[str], None]:
 
 
 @contextmanager
-def _disks(folder: Path | None, devices: int) -> Iterator[Path]:
+def _devices_folder(folder: Path | None, devices: int) -> Iterator[Path]:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return
-    roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > devices * BYTES_PER_DEVICE + 2**27
-    with tempfile.TemporaryDirectory(prefix="edgesplit-sim-", dir=MEMORY if roomy else None) as made:
-        yield Path(made)
+    fits_in_memory = (
+        os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > devices * BYTES_PER_DEVICE + 2**27
+    )
+    with tempfile.TemporaryDirectory(prefix="edgesplit-sim-", dir=RAM_DISK if fits_in_memory else None) as created:
+        yield Path(created)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """What thousands of agents log of their troubles is not for one terminal."""
-    before = logging.root.manager.disable
+def _without_logs() -> Iterator[None]:
+    """Suppress logging: the log lines of thousands of agents are not for one terminal."""
+    previous = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)
 
 
-def _shares(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    open_ended = []
+def _parse_profile_shares(text: str) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    unspecified = []
     for part in text.split(","):
         name, equals, share = part.strip().partition("=")
-        if not name or name in found or name in open_ended:
+        if not name or name in shares or name in unspecified:
             raise UsageError(f"not a list of profiles: {text[:60]!r} (as in raspberrypi4=70%,jetson-nano)")
         if equals:
-            found[name] = quantities.share(share)
+            shares[name] = quantities.share(share)
         else:
-            open_ended.append(name)
-    left = 1.0 - sum(found.values())
-    if left < -1e-9 or (open_ended and left <= 1e-9):
+            unspecified.append(name)
+    rest = 1.0 - sum(shares.values())
+    if rest < -1e-9 or (unspecified and rest <= 1e-9):
         raise UsageError(f"the shares of {text[:60]!r} are more than a whole")
-    found.update(dict.fromkeys(open_ended, left / len(open_ended) if open_ended else 0.0))
-    return found
+    shares.update(dict.fromkeys(unspecified, rest / len(unspecified) if unspecified else 0.0))
+    return shares

@@ -1,4 +1,4 @@
-"""`edgectl up`: run a controller."""
+"""`edgectl up`: runs a controller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
 from edgesplit_cli.option_types import METRICS
-from edgesplit_cli.quantities import RHYTHM
+from edgesplit_cli.quantities import INTERVAL
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -48,24 +48,33 @@ if TYPE_CHECKING:
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
 )
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
-@click.option("--broker-told", default="", help="HOST:PORT that devices are told instead of --broker.")
+@click.option("--broker-told", default="", help="HOST:PORT that devices use instead of --broker.")
 @click.option("--on-revocation", default="", help="Shell command that brings $EDGESPLIT_CRL to your own broker.")
 @click.option(
     "--print-broker-config",
     type=click.Choice(get_args(BrokerKind)),
     default=None,
-    help="Write what your own broker at --broker needs into --out, and end.",
+    help="Write what your own broker at --broker needs into --out, and exit.",
 )
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for --print-broker-config.")
-@click.option("--installed-at", type=click.Path(path_type=Path), default=None, help="Where --out will lie there.")
-@click.option("--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Behind the API's address.")
+@click.option(
+    "--installed-at",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Where the files of --out will lie on the broker's machine.",
+)
+@click.option(
+    "--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Processes that serve the API."
+)
 @click.option("--join", is_flag=True, help="Be a further process of a controller that shares database and data folder.")
 @click.option(
     "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
 )
-@click.option("--api-url", default="", help="URL of the API that devices are told: a load balancer's.")
-@click.option("--metrics", type=METRICS, default=None, help="Answer Prometheus about the controller there.")
-@click.option("--offload-metrics", type=METRICS, default=None, help="Answer Prometheus about the offload server there.")
+@click.option("--api-url", default="", help="URL of the API for devices, such as a load balancer's.")
+@click.option("--metrics", type=METRICS, default=None, help="Address of the controller's Prometheus metrics.")
+@click.option(
+    "--offload-metrics", type=METRICS, default=None, help="Address of the offload server's Prometheus metrics."
+)
 @click.option(
     "--offload-mode",
     type=click.Choice(["exact", "fast"]),
@@ -76,12 +85,14 @@ if TYPE_CHECKING:
 @click.option(
     "--telemetry-every",
     "telemetry_s",
-    type=RHYTHM,
+    type=INTERVAL,
     default="2s",
     show_default=True,
-    help="How often each device tells how it does: for a thousand devices 10s, for ten thousand 60s.",
+    help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
 )
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of log lines.")
+@click.option(
+    "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
+)
 @click.pass_obj
 def up(
     data: Path,
@@ -111,15 +122,15 @@ def up(
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
     from edgesplit_controller.app.main import run, write_external_broker
 
-    chosen: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    given |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
-    given |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
-    given |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
-    given |= {"telemetry_s": telemetry_s}
-    settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **given)
+    ports: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
+    options = {name: value for name, value in ports.items() if value is not None}
+    options |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
+    options |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
+    options |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
+    options |= {"telemetry_s": telemetry_s}
+    settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **options)
     if print_broker_config is None:
-        run(settings, ready=_announce)
+        run(settings, ready=_print_addresses)
         return
     if out is None:
         raise UsageError("say where the broker's files shall be written: --out DIR")
@@ -127,7 +138,7 @@ def up(
         click.echo(file)
 
 
-def _announce(addresses: dict[str, Any]) -> None:
+def _print_addresses(addresses: dict[str, Any]) -> None:
     click.echo(f"controller: ready at {addresses['api_url']}")
     click.echo(f"broker:     mqtts://{addresses.get('mqtt_host', '127.0.0.1')}:{addresses['mqtt_port']}")
     if addresses.get("offload_url"):

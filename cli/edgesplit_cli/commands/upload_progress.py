@@ -1,4 +1,4 @@
-"""A bar for what is sent to the controller."""
+"""A progress bar for uploads to the controller."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 
 from edgesplit_cli.output import console
 
-AT_ONCE_BYTES = 8 << 20
-"""Less than this is there before a bar could be read."""
+MIN_SHOWN_BYTES = 8 << 20
+"""Uploads below this size end before a bar could be read, so none is drawn."""
 
 
 @contextmanager
-def upload_bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Progress of `ControllerClient.upload`; nothing is drawn where no terminal is, or little is sent."""
+def upload_bar(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Yields the progress callback for `ControllerClient.upload`. Nothing is drawn without a terminal or for a small
+    upload."""
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    hidden = quiet or not console().is_terminal or total < AT_ONCE_BYTES
+    hidden = quiet or not console().is_terminal or total < MIN_SHOWN_BYTES
     with Progress(*columns, disable=hidden, transient=True) as bar:
-        task = bar.add_task(escape(what), total=total)
+        task = bar.add_task(escape(title), total=total)
         yield lambda done, of: bar.update(task, completed=done)

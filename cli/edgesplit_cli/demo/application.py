@@ -1,7 +1,7 @@
-"""One device's application in the demo: a thread that sends frame after frame to the local agent and keeps the books.
+"""The application of one device in the demo: a thread that sends frames to the local agent and records the outcomes.
 
-Lost and answered twice mean what DESIGN section 7 says: a request is lost when `Client.infer` neither returns nor
-raises a typed error by its deadline; answered twice when one id yields two results.
+By DESIGN section 7, a request is lost when `Client.infer` neither returns nor raises a typed error by its deadline, and
+answered twice when one id yields two results.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from edgesplit.input_spec import FRAME
 from edgesplit_cli.demo.scenario import DEADLINE_S, FRAME_PERIOD_S, MODEL
 
 GRACE_S = 0.5
-"""How much later than its deadline a call may return before it counts as lost."""
+"""Seconds after its deadline by which a call must return, or it counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A held-out frame, its label, and what the whole model answers on it."""
+    """A held-out frame, its label, and the whole model's answer to it."""
 
     name: str
     jpeg: bytes
@@ -39,84 +39,84 @@ class Sample:
     """One answered request."""
 
     at_s: float
-    """Since the story began, when the request was made."""
+    """Seconds from the start of the scenario to the request."""
     row: str
     after: str
     fallback: bool
     cause: str
     raced: bool
-    """Device and cloud both worked on it, as planned."""
+    """Device and offload server both worked on it, as planned."""
     late: bool
     latency_s: float
-    """As the application felt it."""
+    """Seconds as measured by the application."""
     agent_s: float
     predicted_s: float
     up_bytes: int
-    equal: bool
-    """Same numbers as the whole model, within 1e-4."""
-    right: bool
-    """Same top-1 as the whole model."""
-    correct: bool
-    """Same top-1 as the label."""
+    equals_reference: bool
+    """The output equals the whole model's within 1e-4."""
+    same_top1: bool
+    """The top-1 class is that of the whole model."""
+    matches_label: bool
+    """The top-1 class is the label."""
 
 
 @dataclass(slots=True)
-class Books:
-    """What a device's application saw."""
+class RequestLog:
+    """The outcomes of all requests of one device's application."""
 
     samples: list[Sample] = field(default_factory=list)
     requests: int = 0
     lost: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    """Typed errors by name."""
+    """Number of typed errors by class."""
     results: Counter[str] = field(default_factory=Counter)
-    """Results per request id."""
+    """Number of results by request id."""
 
     @property
     def duplicated(self) -> int:
-        """Ids that yielded more than one result."""
+        """Number of request ids with more than one result."""
         return sum(1 for count in self.results.values() if count > 1)
 
 
-class Stream(threading.Thread):
-    """Sends frames until told to stop."""
+class FrameSender(threading.Thread):
+    """A thread that sends frames until `finish` is called."""
 
-    def __init__(self, name: str, url: str, frames: list[Frame], began: float) -> None:
+    def __init__(self, name: str, url: str, frames: list[Frame], started_at: float) -> None:
         super().__init__(name=f"stream-{name}", daemon=True)
-        self.books = Books()
+        self.log = RequestLog()
         self._client = Client(url)
         self._device = name
         self._frames = frames
-        self._began = began
-        self._done = threading.Event()
+        self._started_at = started_at
+        self._stopping = threading.Event()
 
     def finish(self) -> None:
-        """Stop after the request under way."""
-        self._done.set()
+        """Stop after the request in flight."""
+        self._stopping.set()
 
     def run(self) -> None:
-        """Frame after frame, at most one every FRAME_PERIOD_S."""
+        """Send frame after frame, at most one every FRAME_PERIOD_S seconds."""
         number = 0
-        while not self._done.is_set():
+        while not self._stopping.is_set():
             due = monotonic() + FRAME_PERIOD_S
-            self._one(number, self._frames[number % len(self._frames)])
+            self._send(number, self._frames[number % len(self._frames)])
             number += 1
-            self._done.wait(max(0.0, due - monotonic()))
+            self._stopping.wait(max(0.0, due - monotonic()))
 
-    def _one(self, number: int, frame: Frame) -> None:
+    def _send(self, number: int, frame: Frame) -> None:
         identity = f"{self._device}-{number}"
-        self.books.requests += 1
+        self.log.requests += 1
         start = monotonic()
         try:
             answer = self._client.infer(MODEL, {FRAME: frame.jpeg}, deadline_s=DEADLINE_S, request_id=identity)
         except EdgeError as error:
-            self.books.failed[type(error).__name__] += 1
-            self.books.lost += monotonic() - start > DEADLINE_S + GRACE_S
+            self.log.failed[type(error).__name__] += 1
+            self.log.lost += monotonic() - start > DEADLINE_S + GRACE_S
             return
-        took_s = monotonic() - start
-        self.books.results[answer.id] += 1
-        self.books.lost += took_s > DEADLINE_S + GRACE_S
-        self.books.samples.append(_sample(start - self._began, took_s, answer, frame))
+        elapsed_s = monotonic() - start
+        self.log.results[answer.id] += 1
+        self.log.lost += elapsed_s > DEADLINE_S + GRACE_S
+        self.log.samples.append(_sample(start - self._started_at, elapsed_s, answer, frame))
 
 
 def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
@@ -137,14 +137,14 @@ def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
         agent_s=report.latency_s,
         predicted_s=report.predicted_s,
         up_bytes=report.up_bytes,
-        equal=bool(np.allclose(output, reference, rtol=1e-4, atol=1e-4 * float(np.abs(reference).max()))),
-        right=int(output.argmax()) == int(reference.argmax()),
-        correct=int(output.argmax()) == frame.label,
+        equals_reference=bool(np.allclose(output, reference, rtol=1e-4, atol=1e-4 * float(np.abs(reference).max()))),
+        same_top1=int(output.argmax()) == int(reference.argmax()),
+        matches_label=int(output.argmax()) == frame.label,
     )
 
 
 def load_frames(folder: Path, whole_model: bytes, input_spec: object) -> list[Frame]:
-    """The held-out frames with the whole model's answers, run here as the devices run it (exact mode)."""
+    """The held-out frames with the whole model's answers, computed here in exact mode, as devices do."""
     import json
 
     from edgesplit.input_spec import InputSpec, prepare
@@ -152,10 +152,10 @@ def load_frames(folder: Path, whole_model: bytes, input_spec: object) -> list[Fr
 
     if not isinstance(input_spec, InputSpec):
         raise TypeError("an input spec is needed")
-    whole = WholeModel(whole_model)
+    reference_model = WholeModel(whole_model)
     labels: dict[str, int] = json.loads((folder / "labels.json").read_text())
     frames = []
     for name, label in sorted(labels.items()):
         jpeg = (folder / name).read_bytes()
-        frames.append(Frame(name, jpeg, label, whole.run(prepare(input_spec, jpeg))))
+        frames.append(Frame(name, jpeg, label, reference_model.run(prepare(input_spec, jpeg))))
     return frames

@@ -1,4 +1,4 @@
-"""The demo's screen: a live table on a terminal, plain lines elsewhere."""
+"""The demo's display: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from edgesplit_cli.demo.application import Stream
+from edgesplit_cli.demo.application import FrameSender
 from edgesplit_cli.demo.scenario import DemoDevice
 from edgesplit_cli.output import ms, table
 
 RECENT = 12
+"""Number of requests whose median latency is shown."""
 PLAIN_EVERY_S = 5.0
 
 
 class Display:
-    """Shows the streams until it is closed. Call `refresh` often."""
+    """Shows the streams until it is closed; call `refresh` often."""
 
     def __init__(
-        self, console: Console, streams: dict[DemoDevice, Stream], length_s: float, elapsed: Callable[[], float]
+        self, console: Console, streams: dict[DemoDevice, FrameSender], length_s: float, elapsed: Callable[[], float]
     ) -> None:
         self._console = console
         self._streams = streams
@@ -47,8 +48,8 @@ class Display:
         if self._live:
             self._live.stop()
 
-    def say(self, text: str) -> None:
-        """An event: stays on the screen."""
+    def announce(self, text: str) -> None:
+        """Print an event; it stays on the screen."""
         line = f"[{self._elapsed():5.1f} s] {text}"
         with self._lock:
             self._said.append(line)
@@ -62,7 +63,7 @@ class Display:
         elif monotonic() >= self._next_line:
             self._next_line = monotonic() + PLAIN_EVERY_S
             for device, stream in self._streams.items():
-                self._console.print(f"[{self._elapsed():5.1f} s]   {device.name:9} {_now(stream)}")
+                self._console.print(f"[{self._elapsed():5.1f} s]   {device.name:9} {_status_line(stream)}")
 
     def _table(self) -> Any:
         rows = [
@@ -72,18 +73,18 @@ class Display:
         return table(("device", "emulated", ">answers", "cut now", ">latency ms", ">predicted ms", ">fallbacks"), rows)
 
 
-def _cells(stream: Stream) -> tuple[str, ...]:
-    samples = stream.books.samples[-RECENT:]
+def _cells(stream: FrameSender) -> tuple[str, ...]:
+    samples = stream.log.samples[-RECENT:]
     if not samples:
         return "0", "-", "-", "-", "0"
     last = samples[-1]
     cut = last.row + (f" after {last.after}" if last.row.startswith("cut") else "")
-    latency = sorted(one.latency_s for one in samples)[len(samples) // 2]
-    fallbacks = sum(one.fallback for one in stream.books.samples)
-    shown = Text(ms(latency), style="red" if last.fallback else "green")
-    return str(len(stream.books.samples)), cut, shown.plain, ms(last.predicted_s), str(fallbacks)
+    latency = sorted(sample.latency_s for sample in samples)[len(samples) // 2]
+    fallbacks = sum(sample.fallback for sample in stream.log.samples)
+    latency_text = Text(ms(latency), style="red" if last.fallback else "green")
+    return str(len(stream.log.samples)), cut, latency_text.plain, ms(last.predicted_s), str(fallbacks)
 
 
-def _now(stream: Stream) -> str:
+def _status_line(stream: FrameSender) -> str:
     answers, cut, latency, predicted, fallbacks = _cells(stream)
     return f"{answers:>4} answers, {cut}, {latency} ms (predicted {predicted}), {fallbacks} fallbacks"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgesplit_cli.demo.application import Books, Sample
-from edgesplit_cli.demo.scenario import DROPPED, KILLED, DemoDevice, Event
+from edgesplit_cli.demo.application import RequestLog, Sample
+from edgesplit_cli.demo.scenario import KILLED_DEVICE, SLOWED_DEVICE, DemoDevice, Event
 from edgesplit_partitioner.presentation.picture import GRID, INK, INSIDE, LOCAL, PAPER, REMOTE
 
 FALLBACK = "#c53030"
@@ -24,14 +24,14 @@ BANDS = (
 
 
 def colour_of(sample: Sample) -> str:
-    """By what happened."""
+    """Colour of a sample by where it was answered."""
     if sample.fallback:
         return FALLBACK
     return {"local": LOCAL, "remote": REMOTE}.get(sample.row, INSIDE)
 
 
-def draw(books: Mapping[DemoDevice, Books], events: tuple[Event, ...], file: Path) -> None:
-    """Write the picture as SVG (any format matplotlib knows by the file's ending)."""
+def draw(books: Mapping[DemoDevice, RequestLog], events: tuple[Event, ...], file: Path) -> None:
+    """Write the picture as SVG, or in another format of matplotlib by the file's ending."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,8 +50,8 @@ def draw(books: Mapping[DemoDevice, Books], events: tuple[Event, ...], file: Pat
         figure, axes = pyplot.subplots(
             len(books), 1, figsize=(11, 2.35 * len(books) + 0.9), sharex=True, facecolor=PAPER
         )
-        for axis, (device, kept) in zip(axes, books.items(), strict=True):
-            _panel(axis, device, kept.samples, events)
+        for axis, (device, log) in zip(axes, books.items(), strict=True):
+            _panel(axis, device, log.samples, events)
         axes[-1].set_xlabel("seconds")
         _legend(figure)
         figure.tight_layout(rect=(0, 0, 1, 0.94))
@@ -60,10 +60,10 @@ def draw(books: Mapping[DemoDevice, Books], events: tuple[Event, ...], file: Pat
 
 
 def _panel(axis: Any, device: DemoDevice, samples: list[Sample], events: tuple[Event, ...]) -> None:
-    """One device: a dot an answer, the plan's prediction as a line, the cut in use as a strip below."""
-    times, latencies = [one.at_s for one in samples], [one.latency_s * 1000 for one in samples]
-    axis.scatter(times, latencies, s=11, c=[colour_of(one) for one in samples], linewidths=0, zorder=3)
-    axis.plot(times, [one.predicted_s * 1000 for one in samples], color=INK, lw=0.8, alpha=0.45, zorder=2)
+    """One device: a dot per answer, the plan's prediction as a line, the cut in use as a strip below."""
+    times, latencies = [sample.at_s for sample in samples], [sample.latency_s * 1000 for sample in samples]
+    axis.scatter(times, latencies, s=11, c=[colour_of(sample) for sample in samples], linewidths=0, zorder=3)
+    axis.plot(times, [sample.predicted_s * 1000 for sample in samples], color=INK, lw=0.8, alpha=0.45, zorder=2)
     axis.set_yscale("log")
     low, high = _bounds(latencies)
     axis.set_ylim(low, high)
@@ -86,30 +86,31 @@ def _bounds(latencies: list[float]) -> tuple[float, float]:
 
 
 def _strip(axis: Any, samples: list[Sample], end_s: float) -> None:
-    """What was tried, as a coloured strip along the bottom edge; a gap where nothing was asked for over a second."""
-    edges = [*[one.at_s for one in samples], end_s]
+    """The rows in use as a coloured strip along the bottom edge, with a gap where no request was made for over a
+    second."""
+    edges = [*[sample.at_s for sample in samples], end_s]
     runs: list[tuple[float, float, str]] = []
-    for one, until in zip(samples, edges[1:], strict=True):
-        end = min(until, one.at_s + 1.0)
-        if runs and runs[-1][2] == colour_of(one) and runs[-1][1] >= one.at_s:
+    for sample, next_at in zip(samples, edges[1:], strict=True):
+        end = min(next_at, sample.at_s + 1.0)
+        if runs and runs[-1][2] == colour_of(sample) and runs[-1][1] >= sample.at_s:
             runs[-1] = (runs[-1][0], end, runs[-1][2])
         else:
-            runs.append((one.at_s, end, colour_of(one)))
+            runs.append((sample.at_s, end, colour_of(sample)))
     for start, end, colour in runs:
         axis.axvspan(start, end, ymax=0.045, color=colour, lw=0)
 
 
 def _marks(axis: Any, device: DemoDevice, events: tuple[Event, ...]) -> None:
-    """What happened to this device: a band for as long as it lasted, a line for a moment."""
-    moments: dict[str, float] = {event.kind: event.at_s for event in events}
+    """Mark the events of this device: a band for those that last, a line for those that do not."""
+    times: dict[str, float] = {event.kind: event.at_s for event in events}
     for first, last, text, colour in BANDS:
-        if first == "link-drop" and device.name != DROPPED:
+        if first == "link-drop" and device.name != SLOWED_DEVICE:
             continue
-        axis.axvspan(moments[first], moments[last], color=colour, lw=0, zorder=0)
-        _label(axis, moments[first], text)
-    if device.name == KILLED:
-        axis.axvline(moments["agent-killed"], color=INK, lw=0.9, ls=(0, (3, 3)))
-        _label(axis, moments["agent-killed"], "agent killed, restarted")
+        axis.axvspan(times[first], times[last], color=colour, lw=0, zorder=0)
+        _label(axis, times[first], text)
+    if device.name == KILLED_DEVICE:
+        axis.axvline(times["agent-killed"], color=INK, lw=0.9, ls=(0, (3, 3)))
+        _label(axis, times["agent-killed"], "agent killed, restarted")
 
 
 def _label(axis: Any, at_s: float, text: str) -> None:

@@ -1,6 +1,6 @@
-"""Child processes of the demo: started with a log file each, watched, restarted when they die on their own.
+"""Child processes of the demo: each has a log file and is restarted when it dies unexpectedly.
 
-Children die with the demo (PR_SET_PDEATHSIG), so killing it leaves nothing behind.
+Children are killed with the demo (PR_SET_PDEATHSIG), so that killing it leaves no process behind.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
-from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.process.lifecycle import die_with_starting_thread
 
 
-class Child:
-    """One process that should run until it is told to stop."""
+class DemoProcess:
+    """A process that should run until it is stopped."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.name = name
@@ -29,16 +29,16 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
-        return self._process.pid if self.running and self._process else None
+        """Process id while it runs, else None."""
+        return self._process.pid if self.is_running and self._process else None
 
     @property
-    def running(self) -> bool:
-        """Is it there?"""
+    def is_running(self) -> bool:
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it; its output goes to the end of its log."""
+        """Start the process; its output is appended to its log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.argv,
@@ -46,18 +46,18 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                preexec_fn=ending_with_us(signal.SIGKILL),
+                preexec_fn=die_with_starting_thread(signal.SIGKILL),
             )
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def stop(self, seconds: float = 10.0) -> None:
-        """SIGTERM, then SIGKILL if it does not go."""
-        if not self.running or self._process is None:
+        """Send SIGTERM, then SIGKILL after `seconds`."""
+        if not self.is_running or self._process is None:
             return
         self._process.terminate()
         try:
@@ -65,58 +65,58 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of its log."""
+    def log_tail(self, lines: int = 5) -> str:
+        """The last lines of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
 
-class Watch:
-    """Restarts children that die although nobody asked them to."""
+class Supervisor:
+    """Restarts children that die unexpectedly."""
 
-    def __init__(self, tell: Callable[[str], None], most_restarts: int = 20) -> None:
-        self._children: dict[str, Child] = {}
-        self._tell = tell
-        self._most = most_restarts
-        self._wanted: set[str] = set()
+    def __init__(self, on_event: Callable[[str], None], max_restarts: int = 20) -> None:
+        self._children: dict[str, DemoProcess] = {}
+        self._on_event = on_event
+        self._max_restarts = max_restarts
+        self._kept_running: set[str] = set()
         self._lock = threading.Lock()
 
-    def add(self, child: Child) -> Child:
+    def add(self, child: DemoProcess) -> DemoProcess:
         """Start a child and keep it running."""
         with self._lock:
             self._children[child.name] = child
-            self._wanted.add(child.name)
+            self._kept_running.add(child.name)
             child.start()
         return child
 
-    def hold(self, child: Child) -> None:
-        """Kill a child and leave it dead until `resume`."""
+    def hold(self, child: DemoProcess) -> None:
+        """Kill a child and do not restart it until `resume`."""
         with self._lock:
-            self._wanted.discard(child.name)
+            self._kept_running.discard(child.name)
             child.kill()
 
-    def resume(self, child: Child) -> None:
+    def resume(self, child: DemoProcess) -> None:
         """Start a held child again."""
         with self._lock:
-            self._wanted.add(child.name)
+            self._kept_running.add(child.name)
             child.start()
 
-    def tend(self) -> None:
-        """Restart what died; EdgeError when something dies again and again."""
+    def restart_dead(self) -> None:
+        """Restart children that died; EdgeError when one exceeds the limit of restarts."""
         with self._lock:
-            for name in sorted(self._wanted):
+            for name in sorted(self._kept_running):
                 child = self._children[name]
-                if child.running:
+                if child.is_running:
                     continue
                 child.restarts += 1
-                if child.restarts > self._most:
-                    raise EdgeError(f"{name} keeps dying; its log {child.log} ends:\n{child.last_words()}")
-                self._tell(f"{name} died; starting it again")
+                if child.restarts > self._max_restarts:
+                    raise EdgeError(f"{name} keeps dying; its log {child.log} ends:\n{child.log_tail()}")
+                self._on_event(f"{name} died; starting it again")
                 child.start()
 
     def stop(self) -> None:
-        """Stop all, last started first."""
+        """Stop all children, in reverse order of their start."""
         with self._lock:
-            self._wanted.clear()
+            self._kept_running.clear()
             for child in reversed(list(self._children.values())):
                 child.stop()

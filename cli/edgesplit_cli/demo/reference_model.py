@@ -1,4 +1,4 @@
-"""The whole model in one session: the reference that every split answer is compared with."""
+"""The whole model in one session: the reference for every split answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class WholeModel:
-    """The registry's optimised model, not optimised further, on one thread: as exact slices run it."""
+    """The registry's optimised model, without further optimisation, on one thread, as slices run it in exact mode."""
 
     def __init__(self, raw: bytes) -> None:
         import onnxruntime

@@ -1,5 +1,5 @@
 """The demo, end to end: real controller, broker, offload server and agents as processes; the devices and their links
-are emulated and say so. The chain is driven by the product's own commands, each printed as it is run."""
+are emulated and marked as such. It runs the product's own commands and prints each."""
 
 from __future__ import annotations
 
@@ -29,52 +29,62 @@ from edgesplit.input_spec import InputSpec
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
-from edgesplit_cli import output as show
-from edgesplit_cli.demo.application import Books, Frame, Stream, load_frames
+from edgesplit_cli import output as cli_output
+from edgesplit_cli.demo.application import Frame, FrameSender, RequestLog, load_frames
 from edgesplit_cli.demo.display import Display
 from edgesplit_cli.demo.picture import draw
-from edgesplit_cli.demo.processes import Child, Watch
-from edgesplit_cli.demo.scenario import DEVICES, DROPPED, INPUT_SPEC, KILLED, MODEL, DemoDevice, Event, timeline
-from edgesplit_cli.demo.summary import problems, summary_table, whole_summary
+from edgesplit_cli.demo.processes import DemoProcess, Supervisor
+from edgesplit_cli.demo.scenario import (
+    DEVICES,
+    INPUT_SPEC,
+    KILLED_DEVICE,
+    MODEL,
+    SLOWED_DEVICE,
+    DemoDevice,
+    Event,
+    scenario_events,
+)
+from edgesplit_cli.demo.summary import demo_summary, problems, summary_table
 from edgesplit_cli.settings import connect
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 T = TypeVar("T")
-START_S = 60.0
-MOST_TRIES = 5
-TRY_AGAIN = (LinkError.exit_code, -signal.SIGKILL)
-"""Ends of a command that only say that something was killed under it."""
+START_TIMEOUT_S = 60.0
+"""Seconds that a component may take to start."""
+MAX_TRIES = 5
+RETRIED_EXIT_CODES = (LinkError.exit_code, -signal.SIGKILL)
+"""Exit codes of a command that was interrupted by a killed component, so that it is retried."""
 
 
-def run_demo(*, keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
-    """Run the whole story; EdgeError if it did not show what it promises."""
-    console = show.console()
+def run_demo(*, keep: bool, json_file: Path | None, picture: Path, folder: Path | None, time_scale: float) -> None:
+    """Run the whole demo; EdgeError if its result is not what it should show."""
+    console = cli_output.console()
     data = folder or Path(tempfile.mkdtemp(prefix="edgesplit-demo-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    demo = Demo(console, data, pace)
-    with alone_on(data):
-        _told(demo, keep=keep, json_file=json_file, picture=picture, forget=data if folder is None else None)
+    demo = Demo(console, data, time_scale)
+    with locked(data):
+        _run_to_end(demo, keep=keep, json_file=json_file, picture=picture, remove=data if folder is None else None)
 
 
-def _told(demo: Demo, *, keep: bool, json_file: Path | None, picture: Path, forget: Path | None) -> None:
+def _run_to_end(demo: Demo, *, keep: bool, json_file: Path | None, picture: Path, remove: Path | None) -> None:
     try:
         demo.prepare()
-        summary = demo.tell(picture)
+        summary = demo.run_scenario(picture)
         if json_file is not None:
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps(summary, indent=2) + "\n")
-        demo.conclude(summary, picture, json_file)
+        demo.print_result(summary, picture, json_file)
         if keep:
-            demo.stay()
+            demo.keep_running()
     finally:
         demo.close()
-        if forget is not None and not keep:
-            shutil.rmtree(forget, ignore_errors=True)
+        if remove is not None and not keep:
+            shutil.rmtree(remove, ignore_errors=True)
 
 
 @contextmanager
-def alone_on(data: Path) -> Iterator[None]:
-    """One demo per folder: a second one would start its agents on the first one's. UsageError where one runs."""
+def locked(data: Path) -> Iterator[None]:
+    """Lock the folder, since a second demo would start agents on the first one's state. UsageError where one runs."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(data / "demo.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,25 +104,27 @@ def alone_on(data: Path) -> Iterator[None]:
 class Demo:
     """The processes, links and streams of one run."""
 
-    def __init__(self, console: Console, data: Path, pace: float) -> None:
+    def __init__(self, console: Console, data: Path, time_scale: float) -> None:
         self.console = console
         self.data = data
-        self.events = timeline(pace)
-        self.watch = Watch(lambda text: self._say(text))
+        self.events = scenario_events(time_scale)
+        self.supervisor = Supervisor(lambda text: self._announce(text))
         self.links: dict[str, list[ShapedLink]] = {}
-        self.children: dict[str, Child] = {}
+        self.children: dict[str, DemoProcess] = {}
         self.urls: dict[str, str] = {}
         self.plans: dict[str, Any] = {}
         self.frames: list[Frame] = []
         self.mqtt_port, self.offload_port = free_port(), free_port()
-        self._say: Callable[[str], None] = lambda text: console.print(text, style="yellow")
+        self._announce: Callable[[str], None] = lambda text: console.print(text, style="yellow")
 
-    # ---- before the story -------------------------------------------------------------------------------------
+    # ---- preparation -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Everything up to three devices that run their part of the model."""
+        """Start everything, up to three devices that run their part of the model."""
         self.console.print(
-            show.headed("edgesplit demo", f": three emulated devices, one model. State and logs in {self.data}")
+            cli_output.bold_head(
+                "edgesplit demo", f": three emulated devices, one model. State and logs in {self.data}"
+            )
         )
         (self.data / "logs").mkdir(parents=True, exist_ok=True)
         self._start_cloud()
@@ -123,10 +135,10 @@ class Demo:
 
     def _start_cloud(self) -> None:
         ports = ["--api-port", "0", "--mqtt-port", str(self.mqtt_port), "--offload-port", str(self.offload_port)]
-        self._child("controller", self._edgectl("up", "--no-offload", *ports))
-        self._until("the controller answers", self._controller_answers)
-        self._child("offload", self._edgectl("offload", "serve", "--port", str(self.offload_port)))
-        self._until("the offload server answers", lambda: _answers(self.offload_port))
+        self._start_child("controller", self._edgectl("up", "--no-offload", *ports))
+        self._wait_until("the controller answers", self._controller_answers)
+        self._start_child("offload", self._edgectl("offload", "serve", "--port", str(self.offload_port)))
+        self._wait_until("the offload server answers", lambda: _answers(self.offload_port))
 
     def _controller_answers(self) -> bool:
         return bool(connect(self.data).get("/v1/health"))
@@ -135,9 +147,9 @@ class Demo:
         digits = digits_folder()
         self._command("model", "push", str(digits / "digits.onnx"), "--name", MODEL, "--input", INPUT_SPEC)
         self._command("profile", MODEL, "--samples", str(digits / "frames"), "--lossless", quiet=True)
-        shown = self._ask(lambda api: api.get(f"/v1/models/{MODEL}"))
-        whole = self._ask(lambda api: api.download(f"/v1/models/{MODEL}/optimised"))
-        self.frames = load_frames(digits / "frames", whole, msgspec.convert(shown["input_spec"], InputSpec))
+        model = self._query(lambda api: api.get(f"/v1/models/{MODEL}"))
+        model_bytes = self._query(lambda api: api.download(f"/v1/models/{MODEL}/optimised"))
+        self.frames = load_frames(digits / "frames", model_bytes, msgspec.convert(model["input_spec"], InputSpec))
 
     def _enrol(self, device: DemoDevice) -> None:
         """Claim the device, shape its link, start its agent."""
@@ -150,183 +162,192 @@ class Demo:
             ShapedLink("127.0.0.1", self.offload_port, link),
             ShapedLink("127.0.0.1", self.mqtt_port, link),
         ]
-        for one in shaped:
-            one.start()
+        for link_emulator in shaped:
+            link_emulator.start()
         self.links[device.name] = shaped
         self.urls[device.name] = f"http://127.0.0.1:{port}"
         folder = self.data / "devices" / device.name
         argv = [sys.executable, "-m", "edgesplit_agent.main", "run", "--data", str(folder), "--claim", str(claim)]
         argv += ["--port", str(port), "--emulate", "--health-seconds", "1", "--die-with-parent", str(os.getpid())]
         argv += ["--offload", f"127.0.0.1:{shaped[0].port}", "--broker", f"127.0.0.1:{shaped[1].port}"]
-        self._child(device.name, argv)
+        self._start_child(device.name, argv)
 
     def _deploy(self) -> None:
-        self._until("all devices are online", self._all_online)
-        guarded = [device for device in DEVICES if device.keep_raw_input]
-        free = [device for device in DEVICES if not device.keep_raw_input]
-        for devices, limits in ((free, []), (guarded, ["--keep-raw-input"])):
-            to = [word for device in devices for word in ("--to", device.name)]
+        self._wait_until("all devices are online", self._all_online)
+        restricted = [device for device in DEVICES if device.keep_raw_input]
+        unrestricted = [device for device in DEVICES if not device.keep_raw_input]
+        for devices, limits in ((unrestricted, []), (restricted, ["--keep-raw-input"])):
+            to = [argument for device in devices for argument in ("--to", device.name)]
             self._command("deploy", MODEL, "--partition", "auto", *to, *limits, "--wait", "120")
         for device in DEVICES:
             body: dict[str, Any] = {"model": MODEL, "device": device.profile, "link": device.link}
             body["limits"] = {"keep_raw_input": device.keep_raw_input}
-            self.plans[device.name] = self._ask(partial(ControllerClient.post, path="/v1/plans", body=body))
+            self.plans[device.name] = self._query(partial(ControllerClient.post, path="/v1/plans", body=body))
         self._command("device", "list")
 
     def _all_online(self) -> bool:
-        states = {one["name"]: one["state"] for one in connect(self.data).get("/v1/devices")}
+        states = {entry["name"]: entry["state"] for entry in connect(self.data).get("/v1/devices")}
         return all(states.get(device.name) == "online" for device in DEVICES)
 
-    # ---- the story --------------------------------------------------------------------------------------------
+    # ---- the scenario --------------------------------------------------------------------------------------------
 
-    def tell(self, picture: Path) -> dict[str, Any]:
-        """Stream frames, let things happen, keep the books; returns the summary."""
-        began = monotonic()
-        streams = {device: Stream(device.name, self.urls[device.name], self.frames, began) for device in DEVICES}
-        with Display(self.console, streams, self.events[-1].at_s, lambda: monotonic() - began) as display:
-            self._say = display.say
+    def run_scenario(self, picture: Path) -> dict[str, Any]:
+        """Send frames, apply the events, record the outcomes; returns the summary."""
+        started_at = monotonic()
+        streams = {
+            device: FrameSender(device.name, self.urls[device.name], self.frames, started_at) for device in DEVICES
+        }
+        with Display(self.console, streams, self.events[-1].at_s, lambda: monotonic() - started_at) as display:
+            self._announce = display.announce
             for stream in streams.values():
                 stream.start()
-            self._live_through(display, began)
+            self._run_events(display, started_at)
             for stream in streams.values():
                 stream.finish()
             for stream in streams.values():
                 stream.join()
-        self._say = self.console.print
-        books = {device: stream.books for device, stream in streams.items()}
+        self._announce = self.console.print
+        logs = {device: stream.log for device, stream in streams.items()}
         restarts = {name: child.restarts for name, child in self.children.items()}
         plans = {
-            name: {key: made[key] for key in ("best", "seconds", "gain", "certificate", "ranges")}
-            for name, made in self.plans.items()
+            name: {key: plan[key] for key in ("best", "seconds", "gain", "certificate", "ranges")}
+            for name, plan in self.plans.items()
         }
-        summary = whole_summary(books, self.events, plans, restarts)
-        self._draw(books, picture)
+        summary = demo_summary(logs, self.events, plans, restarts)
+        self._draw(logs, picture)
         return summary
 
-    def _live_through(self, display: Display, began: float) -> None:
+    def _run_events(self, display: Display, started_at: float) -> None:
         waiting = list(self.events)
         tick = 0.1
         while waiting:
-            while waiting and monotonic() - began >= waiting[0].at_s:
+            while waiting and monotonic() - started_at >= waiting[0].at_s:
                 event = waiting.pop(0)
-                display.say(event.text)
-                self._happen(event)
-            self.watch.tend()
+                display.announce(event.text)
+                self._apply(event)
+            self.supervisor.restart_dead()
             display.refresh()
             time.sleep(tick)
 
-    def _happen(self, event: Event) -> None:
-        """Do to the processes and links what the story says."""
+    def _apply(self, event: Event) -> None:
+        """Apply an event to processes and links."""
         if event.kind == "link-drop":
-            self._shape(DROPPED, parse_link(_link_of(DROPPED) + "/10"))
+            self._set_link(SLOWED_DEVICE, parse_link(_link_of(SLOWED_DEVICE) + "/10"))
         elif event.kind == "link-back":
-            self._shape(DROPPED, parse_link(_link_of(DROPPED)))
+            self._set_link(SLOWED_DEVICE, parse_link(_link_of(SLOWED_DEVICE)))
         elif event.kind == "offload-killed":
-            self.watch.hold(self.children["offload"])
+            self.supervisor.hold(self.children["offload"])
         elif event.kind == "offload-back":
-            self.watch.resume(self.children["offload"])
+            self.supervisor.resume(self.children["offload"])
         elif event.kind == "agent-killed":
-            self.children[KILLED].kill()
+            self.children[KILLED_DEVICE].kill()
 
-    def _shape(self, device: str, link: Link) -> None:
-        for one in self.links[device]:
-            one.set_link(link)
+    def _set_link(self, device: str, link: Link) -> None:
+        for link_emulator in self.links[device]:
+            link_emulator.set_link(link)
 
-    def _draw(self, books: dict[DemoDevice, Books], picture: Path) -> None:
+    def _draw(self, logs: dict[DemoDevice, RequestLog], picture: Path) -> None:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(books, self.events, picture)
+        draw(logs, self.events, picture)
 
-    # ---- afterwards -------------------------------------------------------------------------------------------
+    # ---- the result -------------------------------------------------------------------------------------------
 
-    def conclude(self, summary: dict[str, Any], picture: Path, json_file: Path | None) -> None:
-        """Print the summary; EdgeError if it is not what was promised."""
+    def print_result(self, summary: dict[str, Any], picture: Path, json_file: Path | None) -> None:
+        """Print the summary; EdgeError if it is not as it should be."""
         self.console.print(summary_table(summary))
         self.console.print(f"picture: {picture}" + (f"   summary: {json_file}" if json_file else ""))
-        found = problems(summary)
-        if found:
-            raise EdgeError("the demo did not show what it should:\n  " + "\n  ".join(found))
+        failures = problems(summary)
+        if failures:
+            raise EdgeError("the demo did not show what it should:\n  " + "\n  ".join(failures))
         self.console.print("Every request was answered once, and as the whole model answers.", style="green")
 
-    def stay(self) -> None:
+    def keep_running(self) -> None:
         """Leave everything running until Ctrl-C."""
         self.console.print(
             f"Running on. Try: edgectl --data {self.data} device list --watch   (Ctrl-C stops everything)"
         )
         try:
             while True:
-                self.watch.tend()
+                self.supervisor.restart_dead()
                 time.sleep(0.5)
         except KeyboardInterrupt:
             self.console.print("stopping")
 
     def close(self) -> None:
         """Stop every process and link."""
-        self.watch.stop()
+        self.supervisor.stop()
         for shaped in self.links.values():
-            for one in shaped:
-                one.stop()
+            for link_emulator in shaped:
+                link_emulator.stop()
 
-    # ---- doing ------------------------------------------------------------------------------------------------
+    # ---- helpers ------------------------------------------------------------------------------------------------
 
-    def _edgectl(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "edgesplit_cli.main", "--data", str(self.data), *words]
+    def _edgectl(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "edgesplit_cli.main", "--data", str(self.data), *arguments]
 
-    def _child(self, name: str, argv: list[str]) -> None:
-        self.children[name] = self.watch.add(Child(name, argv, self.data / "logs" / f"{name}.log", ONE_THREAD))
+    def _start_child(self, name: str, argv: list[str]) -> None:
+        self.children[name] = self.supervisor.add(
+            DemoProcess(name, argv, self.data / "logs" / f"{name}.log", ONE_THREAD)
+        )
 
-    def _command(self, *words: str, quiet: bool = False) -> None:
-        """Run one of our commands and show it; its failure is ours, but for a controller or command that was killed."""
-        shown = " ".join(f"'{word}'" if " " in word else word for word in words)
-        self.console.print(f"$ edgectl {shown}", style="cyan", soft_wrap=True)
-        code, output, errors = self._run(words)
-        for _ in range(MOST_TRIES - 1):
-            if code not in TRY_AGAIN:
+    def _command(self, *arguments: str, quiet: bool = False) -> None:
+        """Print and run an edgectl command; retried where a component was killed meanwhile, EdgeError on any other
+        failure."""
+        command_line = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
+        self.console.print(f"$ edgectl {command_line}", style="cyan", soft_wrap=True)
+        code, output, errors = self._run(arguments)
+        for _ in range(MAX_TRIES - 1):
+            if code not in RETRIED_EXIT_CODES:
                 break
-            self._until("the controller answers", self._controller_answers)
-            code, output, errors = self._run(words)
+            self._wait_until("the controller answers", self._controller_answers)
+            code, output, errors = self._run(arguments)
         if code:
-            raise EdgeError(f"`edgectl {shown}` failed: {errors.strip() or output.strip()}")
+            raise EdgeError(f"`edgectl {command_line}` failed: {errors.strip() or output.strip()}")
         if not quiet and output.strip():
             self.console.print(output.rstrip(), markup=False, soft_wrap=True)
 
-    def _run(self, words: tuple[str, ...]) -> tuple[int, str, str]:
-        """One try of a command, while whatever dies meanwhile is started again."""
+    def _run(self, arguments: tuple[str, ...]) -> tuple[int, str, str]:
+        """Run a command once, restarting children that die meanwhile."""
         environment = {**os.environ, "COLUMNS": "150"}
         pipe = subprocess.PIPE
-        with subprocess.Popen(self._edgectl(*words), stdout=pipe, stderr=pipe, text=True, env=environment) as command:
+        with subprocess.Popen(
+            self._edgectl(*arguments), stdout=pipe, stderr=pipe, text=True, env=environment
+        ) as command:
             while True:
                 try:
                     output, errors = command.communicate(timeout=0.2)
                     return command.returncode, output, errors
                 except subprocess.TimeoutExpired:
-                    self.watch.tend()
+                    self.supervisor.restart_dead()
 
-    def _ask(self, question: Callable[[ControllerClient], T]) -> T:
-        """The controller's answer, asked again while it is being restarted."""
+    def _query(self, request: Callable[[ControllerClient], T]) -> T:
+        """The controller's answer, retried while the controller restarts."""
         answers: list[T] = []
 
         def answered() -> bool:
-            answers.append(question(connect(self.data)))
+            answers.append(request(connect(self.data)))
             return True
 
-        self._until("the controller answers", answered)
+        self._wait_until("the controller answers", answered)
         return answers[-1]
 
-    def _until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Wait for something to become true, restarting what dies meanwhile."""
-        until = monotonic() + START_S
-        while not _holds(holds):
-            self.watch.tend()
-            if monotonic() > until:
-                ends = "\n".join(f"--- {child.log}\n{child.last_words(8)}" for child in self.children.values())
-                raise EdgeError(f"waited {START_S:.0f} s in vain until {what}; the logs end:\n{ends}")
+    def _wait_until(self, description: str, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, restarting children that die meanwhile; EdgeError after `START_TIMEOUT_S`."""
+        deadline = monotonic() + START_TIMEOUT_S
+        while not _is_true(condition):
+            self.supervisor.restart_dead()
+            if monotonic() > deadline:
+                log_tails = "\n".join(f"--- {child.log}\n{child.log_tail(8)}" for child in self.children.values())
+                raise EdgeError(
+                    f"waited {START_TIMEOUT_S:.0f} s in vain until {description}; the logs end:\n{log_tails}"
+                )
             time.sleep(0.1)
 
 
-def _holds(what: Callable[[], bool]) -> bool:
-    """Is it true? Not while the controller, or the file that tells where it is, is away."""
+def _is_true(condition: Callable[[], bool]) -> bool:
+    """The condition's value; False while the controller, or the file with its address, is not available."""
     try:
-        return what()
+        return condition()
     except (LinkError, UsageError):
         return False
 
@@ -339,7 +360,7 @@ def _reserved() -> Iterator[socket.socket]:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """A TCP port that was free just now."""
     with _reserved() as probe:
         return int(probe.getsockname()[1])
 
@@ -357,7 +378,7 @@ def _link_of(name: str) -> str:
 
 
 def digits_folder() -> Path:
-    """Where the digits model and its held-out frames are: in the checkout, or in the wheel."""
+    """Folder of the digits model and its held-out frames, in the checkout or in the wheel."""
     for folder in (Path(__file__).parent / "digits", Path(__file__).parents[3] / "examples" / "digits"):
         if (folder / "digits.onnx").exists():
             return folder

@@ -1,4 +1,4 @@
-"""What the demo tells: which devices on which links, and what goes wrong when. Plain values, no processes."""
+"""The demo's scenario: the devices, their links, and the events with their times. Plain values, no processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class DemoDevice:
-    """One emulated device of the story."""
+    """One emulated device."""
 
     name: str
     profile: str
@@ -31,24 +31,24 @@ DEVICES = (
     DemoDevice("pi3-lte", "raspberrypi3b+", "lte", "Raspberry Pi 3B+ on LTE"),
     DemoDevice("nano-3g", "jetson-nano", "3g", "Jetson Nano on 3G"),
 )
-DROPPED = "pi3-lte"
-"""Whose link drops to a tenth."""
-KILLED = "pi4-wifi"
-"""Whose agent is killed."""
+SLOWED_DEVICE = "pi3-lte"
+"""The device whose link drops to a tenth."""
+KILLED_DEVICE = "pi4-wifi"
+"""The device whose agent is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens at a moment of the story."""
+    """An event at a time of the scenario."""
 
     at_s: float
     kind: EventKind
     text: str
 
 
-def timeline(pace: float = 1.0) -> tuple[Event, ...]:
-    """The story; `pace` stretches it. The outage of the offload server lasts ten seconds at pace 1."""
-    story = (
+def scenario_events(time_scale: float = 1.0) -> tuple[Event, ...]:
+    """The events, their times multiplied by `time_scale`. The offload server's outage lasts ten seconds at 1."""
+    events = (
         Event(0, "calm", "all three devices stream frames"),
         Event(9, "link-drop", "the LTE link drops to a tenth"),
         Event(21, "link-back", "the LTE link comes back"),
@@ -57,4 +57,4 @@ def timeline(pace: float = 1.0) -> tuple[Event, ...]:
         Event(50, "agent-killed", "the Raspberry Pi 4's agent is killed (SIGKILL) and restarted"),
         Event(60, "end", "the end"),
     )
-    return tuple(Event(event.at_s * pace, event.kind, event.text) for event in story)
+    return tuple(Event(event.at_s * time_scale, event.kind, event.text) for event in events)

@@ -1,4 +1,4 @@
-"""What the demo found, per device: pure functions from the books to JSON and to a table."""
+"""The demo's result per device: from the recorded requests to JSON and to a table. No I/O."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from statistics import fmean
 from typing import Any
 
 from edgesplit import __version__
-from edgesplit_cli.demo.application import Books, Sample
+from edgesplit_cli.demo.application import RequestLog, Sample
 from edgesplit_cli.demo.scenario import DemoDevice, Event
 from edgesplit_cli.output import ms, size, table
 
 VERSIONS_OF = ("onnxruntime", "numpy", "tuf", "paho-mqtt", "pillow")
 
 
-def quantile(values: list[float], part: float) -> float | None:
-    """The value below which `part` of them lie (nearest rank); None of nothing."""
+def quantile(values: list[float], fraction: float) -> float | None:
+    """The value below which a fraction `fraction` of the values lie (nearest rank); None without values."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else None
 
 
 def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
-    """Each change of the row tried, with the moment. Whoever wins a race, nothing was changed."""
+    """Each change of the row in use, with its time. Races are left out: the row does not change, whichever side answers
+    first."""
     history: list[dict[str, Any]] = []
     for sample in samples:
         if not history or (history[-1]["row"] != sample.row and not sample.raced):
@@ -32,10 +33,10 @@ def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
     return history
 
 
-def device_summary(device: DemoDevice, books: Books) -> dict[str, Any]:
+def device_summary(device: DemoDevice, log: RequestLog) -> dict[str, Any]:
     """All figures of one device."""
-    samples = books.samples
-    plain = [sample for sample in samples if not sample.fallback]
+    samples = log.samples
+    planned = [sample for sample in samples if not sample.fallback]
     cuts = cuts_over_time(samples)
     return {
         "device": device.name,
@@ -43,14 +44,14 @@ def device_summary(device: DemoDevice, books: Books) -> dict[str, Any]:
         "link": device.link,
         "emulated": True,
         "keep_raw_input": device.keep_raw_input,
-        "requests": books.requests,
+        "requests": log.requests,
         "answered": len(samples),
-        "errors": dict(books.failed),
-        "lost": books.lost,
-        "duplicated": books.duplicated,
-        "wrong": sum(not sample.right for sample in samples),
-        "equal": sum(sample.equal for sample in samples),
-        "accuracy": fmean(sample.correct for sample in samples) if samples else None,
+        "errors": dict(log.failed),
+        "lost": log.lost,
+        "duplicated": log.duplicated,
+        "wrong": sum(not sample.same_top1 for sample in samples),
+        "equal": sum(sample.equals_reference for sample in samples),
+        "accuracy": fmean(sample.matches_label for sample in samples) if samples else None,
         "fallbacks": sum(sample.fallback for sample in samples),
         "raced": sum(sample.raced for sample in samples),
         "switches": sum(1 for _ in pairwise(cuts)),
@@ -58,17 +59,20 @@ def device_summary(device: DemoDevice, books: Books) -> dict[str, Any]:
         "rows_used": sorted({sample.row for sample in samples}),
         "late": sum(sample.late for sample in samples),
         "bytes_up": sum(sample.up_bytes for sample in samples),
-        "predicted_p50_ms": _ms(quantile([sample.predicted_s for sample in plain], 0.5)),
-        "predicted_p95_ms": _ms(quantile([sample.predicted_s for sample in plain], 0.95)),
+        "predicted_p50_ms": _ms(quantile([sample.predicted_s for sample in planned], 0.5)),
+        "predicted_p95_ms": _ms(quantile([sample.predicted_s for sample in planned], 0.95)),
         "measured_p50_ms": _ms(quantile([sample.latency_s for sample in samples], 0.5)),
         "measured_p95_ms": _ms(quantile([sample.latency_s for sample in samples], 0.95)),
     }
 
 
-def whole_summary(
-    books: Mapping[DemoDevice, Books], events: tuple[Event, ...], plans: Mapping[str, Any], restarts: Mapping[str, int]
+def demo_summary(
+    logs: Mapping[DemoDevice, RequestLog],
+    events: tuple[Event, ...],
+    plans: Mapping[str, Any],
+    restarts: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The file that `--json` writes."""
+    """The document that `--json` writes."""
     return {
         "emulated": True,
         "machine": {
@@ -80,7 +84,7 @@ def whole_summary(
         "events": [{"at_s": event.at_s, "kind": event.kind, "text": event.text} for event in events],
         "restarts": dict(restarts),
         "plans": dict(plans),
-        "devices": {device.name: device_summary(device, kept) for device, kept in books.items()},
+        "devices": {device.name: device_summary(device, log) for device, log in logs.items()},
     }
 
 
@@ -106,33 +110,33 @@ FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 
 
 def summary_table(summary: Mapping[str, Any]) -> Any:
-    """For people: a column a device."""
+    """A table with one column per device."""
     devices = list(summary["devices"].values())
-    rows = [(name, *(figure(one) for one in devices)) for name, figure in FIGURES]
-    return table(("", *(f">{one['device']}" for one in devices)), rows)
+    rows = [(name, *(figure(device) for device in devices)) for name, figure in FIGURES]
+    return table(("", *(f">{device['device']}" for device in devices)), rows)
 
 
 def problems(summary: Mapping[str, Any]) -> list[str]:
-    """What the story promised and this run did not show."""
-    found = []
-    for one in summary["devices"].values():
-        name = one["device"]
-        found += [f"{name}: {one[what]} {what}" for what in ("lost", "duplicated", "wrong") if one[what]]
-        if not one["answered"]:
-            found.append(f"{name}: no answers")
+    """What the demo should have shown and this run did not."""
+    missing = []
+    for device in summary["devices"].values():
+        name = device["device"]
+        missing += [f"{name}: {device[kind]} {kind}" for kind in ("lost", "duplicated", "wrong") if device[kind]]
+        if not device["answered"]:
+            missing.append(f"{name}: no answers")
         if (
-            set(one["rows_used"]) - {"local"}
-            and not one["fallbacks"]
-            and not one["raced"]  # who races needs nobody to fall back from
+            set(device["rows_used"]) - {"local"}
+            and not device["fallbacks"]
+            and not device["raced"]  # a race replaces the fallback
             and summary["plans"].get(name, {}).get("best") != "local"
         ):
-            found.append(f"{name}: no fallback although the offload server was away")
+            missing.append(f"{name}: no fallback although the offload server was away")
     dropped = summary["devices"].get("pi3-lte")
     if dropped and not dropped["switches"]:
-        found.append("pi3-lte: no switch when its link dropped")
-    if not any(row.startswith("cut-") for one in summary["devices"].values() for row in one["rows_used"]):
-        found.append("no device was cut inside the model")
-    return found
+        missing.append("pi3-lte: no switch when its link dropped")
+    if not any(row.startswith("cut-") for device in summary["devices"].values() for row in device["rows_used"]):
+        missing.append("no device was cut inside the model")
+    return missing
 
 
 def _ms(seconds: float | None) -> float | None:

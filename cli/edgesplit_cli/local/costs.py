@@ -1,4 +1,4 @@
-"""A model file's costs without a controller: measured here, which stands for the cloud; the rest is predicted."""
+"""The costs of a model file without a controller: this machine is measured as the cloud; other tiers are predicted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
-from edgesplit_cli.local.model import LocalModel, labels_of, read_samples
+from edgesplit_cli.local.model import LocalModel, read_samples, sample_labels
 from edgesplit_cli.output import console
 
 if TYPE_CHECKING:
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 ANY_DEVICE = "generic-x86"
-"""Asked of the controller where the device's profile is a file that it does not have."""
+"""Requested of the controller where the device's profile is a local file that it does not have."""
 
 
-def costs_by(model: LocalModel, costs: Costs, profiles: Sequence[str], tiers: Sequence[str]) -> Costs:
+def predict_costs(model: LocalModel, costs: Costs, profiles: Sequence[str], tiers: Sequence[str]) -> Costs:
     """A registered model's costs with its devices predicted here: the first profile is the device's, the others those
     of `tiers`. Each is a name or a file."""
-    from edgesplit_partitioner.costs.build import for_device, with_tier
+    from edgesplit_partitioner.costs.build import costs_for_device, with_tier
 
     graph, model_format = model.loaded.graph, model.loaded.prepared.format
-    made = for_device(costs, graph, load_profile(profiles[0]), model_format)
+    result = costs_for_device(costs, graph, load_profile(profiles[0]), model_format)
     for name, profile in zip(tiers, profiles[1:], strict=True):
-        made = with_tier(made, graph, name, load_profile(profile), model_format)
-    return made
+        result = with_tier(result, graph, name, load_profile(profile), model_format)
+    return result
 
 
-def _check(samples: Sequence[Any], model: LocalModel) -> None:
-    """Tensors fit the model, before the runtime blames the model for them."""
+def _check_samples(samples: Sequence[Any], model: LocalModel) -> None:
+    """UsageError for tensors that do not fit the model, before the runtime reports a less clear error."""
     from edgesplit.oip.protocol import check_tensors
 
     for number, sample in enumerate(samples, 1):
@@ -47,7 +47,7 @@ def _check(samples: Sequence[Any], model: LocalModel) -> None:
             raise UsageError(f"sample {number} of {len(samples)} does not fit {model.name}: {error}") from error
 
 
-def measured_costs(
+def measure_costs(
     model: LocalModel,
     device: str,
     tiers: Sequence[tuple[str, str]] = (),
@@ -58,30 +58,30 @@ def measured_costs(
 ) -> Costs:
     """Costs for the device profile `device` (a name or a file) and for `tiers`, each a name and a device profile.
 
-    `samples` price what travels; with `lossy` the lossy codecs are measured on them too.
+    `samples` determine the size of what is sent; with `lossy` the lossy codecs are measured on them too.
     """
-    from edgesplit_controller.planning.planner_service import ASSUMED_LINK, FEW_SAMPLES, HERE, TIERS, MeasureHere
+    from edgesplit_controller.planning.planner_service import ASSUMED_LINK, FEW_SAMPLES, HERE, TIERS, LocalMeasurer
     from edgesplit_partitioner import plan
     from edgesplit_partitioner.costs.build import build_costs, with_tier
-    from edgesplit_partitioner.profiling.codecs import CodecMeasures, with_codecs
-    from edgesplit_partitioner.profiling.slices import Cuts, believed
+    from edgesplit_partitioner.profiling.codecs import CodecMeasurements, with_codecs
+    from edgesplit_partitioner.profiling.slices import Cuts, corrected_by_slices
     from edgesplit_partitioner.slicing import atoms
 
     profile, loaded = load_profile(device), model.loaded
-    further = [(name, load_profile(given)) for name, given in tiers]
-    given: list[Any] = list(read_samples(samples, loaded.spec))
-    _check(given, model)
-    if lossy and len(given) < 2:
-        raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(given))}; give them by --samples")
-    here = MeasureHere()
+    extra_tiers = [(name, load_profile(tier_device)) for name, tier_device in tiers]
+    sample_inputs: list[Any] = list(read_samples(samples, loaded.spec))
+    _check_samples(sample_inputs, model)
+    if lossy and len(sample_inputs) < 2:
+        raise UsageError(f"--allow-loss: {FEW_SAMPLES.format(len(sample_inputs))}; give them by --samples")
+    here = LocalMeasurer()
     with console(quiet=quiet).status(Text(f"measuring {model.name} on this machine")) as status:
-        times = here.layers(loaded, [one for one in given if isinstance(one, bytes)])
+        times = here.layers(loaded, [sample for sample in sample_inputs if isinstance(sample, bytes)])
         status.update(Text(f"measuring what {model.name} sends"))
-        tensors = here.samples(loaded, given)
-        codecs = CodecMeasures()
+        tensors = here.samples(loaded, sample_inputs)
+        codecs = CodecMeasurements()
         if lossy:
             status.update(Text(f"measuring what lossy codecs do to {model.name}"))
-            codecs = here.codecs(loaded, given, labels_of(samples, loaded.spec))
+            codecs = here.codecs(loaded, sample_inputs, sample_labels(samples, loaded.spec))
     costs = build_costs(
         model.name,
         loaded.graph,
@@ -92,15 +92,15 @@ def measured_costs(
         model_format=loaded.prepared.format,
     )
 
-    def cuts_of(one: Costs) -> Cuts:
-        made = plan(one, {TIERS: parse_link(ASSUMED_LINK)})
-        return tuple(frozenset(row.layers) for row in made.table.rows)
+    def cuts_of(estimate: Costs) -> Cuts:
+        planned = plan(estimate, {TIERS: parse_link(ASSUMED_LINK)})
+        return tuple(frozenset(row.layers) for row in planned.table.rows)
 
     medians = {name: time.median_s for name, time in times.items()}
     with console(quiet=quiet).status(f"measuring slices of {model.name} whole"):
-        costs = believed(
+        costs = corrected_by_slices(
             costs, HERE, cuts_of, lambda cuts: here.slices(loaded, atoms(loaded.graph, cuts), medians).factor
         )
-    for name, beyond in further:
-        costs = with_tier(costs, loaded.graph, name, beyond, loaded.prepared.format)
+    for name, tier_profile in extra_tiers:
+        costs = with_tier(costs, loaded.graph, name, tier_profile, loaded.prepared.format)
     return costs

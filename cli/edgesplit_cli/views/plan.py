@@ -1,4 +1,4 @@
-"""A plan for people: the candidates beside the pure modes, then the switching table."""
+"""A plan as text: the candidates beside the pure modes, then the switching table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from edgesplit import plan as words
-from edgesplit_cli.output import console, headed, ms, rate, share, size, table
-from edgesplit_partitioner.presentation.labels import link_name, travels
+from edgesplit import plan as plans
+from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, size, table
+from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 COLUMNS = (
     "",
@@ -23,77 +23,83 @@ COLUMNS = (
 )
 
 
-def print_plan(made: dict[str, Any]) -> None:
-    """`made` as `edgesplit_partitioner.describe` gives it."""
+def print_plan(plan: dict[str, Any]) -> None:
+    """Print a plan, the result of `edgesplit_partitioner.describe`."""
     out = console()
-    for number, link in enumerate(made.get("links") or [made["link"]]):
-        between = f"{made['tiers'][number]} to {made['tiers'][number + 1]}" if len(made["tiers"]) > 2 else "link"
+    for number, link in enumerate(plan.get("links") or [plan["link"]]):
+        between = f"{plan['tiers'][number]} to {plan['tiers'][number + 1]}" if len(plan["tiers"]) > 2 else "link"
         named = f"{link_name(link)} " if link_name(link) else ""
-        on = f" on {made['device_class'] or 'the device'}, "
-        told = (
+        on = f" on {plan['device_class'] or 'the device'}, "
+        link_text = (
             f"{between} {named}up {rate(link['up_bytes_per_s'])}, down "
             f"{rate(link['down_bytes_per_s'])}, round trip {ms(link['rtt_s'])} ms"
         )
-        out.print(headed(made["model"], f"{on}{told}") if not number else f"  {told}")
-    for tier, basis in made.get("basis", {}).items():
+        out.print(bold_head(plan["model"], f"{on}{link_text}") if not number else f"  {link_text}")
+    for tier, basis in plan.get("basis", {}).items():
         out.print(f"  {tier} times: {basis}")
-    best, valued = made["best"], made.get("objective", "latency") not in ("latency", "latency_p95")
-    further = made["tiers"][1:-1]
-    sure = next((one["between"]["coverage"] for one in made["candidates"] if one.get("between")), None)
-    within = () if sure is None else (f">within\n({sure:.0%} sure)",)
+    best, has_value_column = plan["best"], plan.get("objective", "latency") not in ("latency", "latency_p95")
+    middle_tiers = plan["tiers"][1:-1]
+    coverage = next(
+        (candidate["between"]["coverage"] for candidate in plan["candidates"] if candidate.get("between")), None
+    )
+    within = () if coverage is None else (f">within\n({coverage:.0%} sure)",)
     columns = (
         *COLUMNS,
         *within,
-        *(f">on\n{tier}" for tier in further),
-        *((heading(made["objective"]),) if valued else ()),
+        *(f">on\n{tier}" for tier in middle_tiers),
+        *((objective_heading(plan["objective"]),) if has_value_column else ()),
     )
-    rows = [_candidate(one, made, len(further), valued, bool(within)) for one in made["candidates"]]
+    rows = [
+        _candidate_row(candidate, plan, len(middle_tiers), has_value_column, bool(within))
+        for candidate in plan["candidates"]
+    ]
     out.print(table(columns, rows))
-    if not all(one.get("allowed", True) for one in made["candidates"]):
+    if not all(candidate.get("allowed", True) for candidate in plan["candidates"]):
         out.print("x: a limit forbids it")
-    out.print(_best(made, valued))
-    if kept := made["table"].get("earliest_cut"):
-        out.print(f"privacy: nothing leaves before {kept[-1]!r} has run on the device ({len(kept)} layers stay)")
-    if told := loss_told(next((row for row in made["table"]["rows"] if row["name"] == best), {})):
-        out.print(told)
+    out.print(_best_text(plan, has_value_column))
+    if private := plan["table"].get("earliest_cut"):
+        out.print(f"privacy: nothing leaves before {private[-1]!r} has run on the device ({len(private)} layers stay)")
+    if link_text := loss_text(next((row for row in plan["table"]["rows"] if row["name"] == best), {})):
+        out.print(link_text)
     headings = ("row", "best at this round trip while the uplink is")
-    out.print(table(headings, map(_range, made["ranges"]), title="switching table"))
+    out.print(table(headings, map(_range_row, plan["ranges"]), title="switching table"))
 
 
-def _best(made: dict[str, Any], valued: bool) -> Text:
-    """The answer and how sure it is."""
-    certificate = made["certificate"]
-    value = f", {told_objective(made)}" if valued else ""
-    bound = f"lower bound {worth(made['objective'], certificate['lower_bound'])}, gap {certificate['gap']:.2%}"
-    gain = f"; {made['gain']:.2f}x {_pure_told(made)}" if made["gain"] else ""
-    took = f" {ms(made['seconds'])} ms{_within(made)}{value}; {bound}{gain}"
-    return Text.assemble("best: ", (made["best"], "bold"), took)
+def _best_text(plan: dict[str, Any], valued: bool) -> Text:
+    """The best row and how certain it is."""
+    certificate = plan["certificate"]
+    value = f", {objective_summary(plan)}" if valued else ""
+    least = objective_value_text(plan["objective"], certificate["lower_bound"])
+    bound = f"lower bound {least}, gap {certificate['gap']:.2%}"
+    gain = f"; {plan['gain']:.2f}x {_baseline_text(plan)}" if plan["gain"] else ""
+    text = f" {ms(plan['seconds'])} ms{_interval_suffix(plan)}{value}; {bound}{gain}"
+    return Text.assemble("best: ", (plan["best"], "bold"), text)
 
 
-def _within(made: dict[str, Any]) -> str:
-    """Between what the predicted part leaves the answer."""
-    between = made.get("between")
-    return f" ({within_told(between)}, {between['coverage']:.0%} sure)" if between else ""
+def _interval_suffix(plan: dict[str, Any]) -> str:
+    """The interval that the uncertainty of predictions leaves for the result."""
+    between = plan.get("between")
+    return f" ({interval_text(between)}, {between['coverage']:.0%} sure)" if between else ""
 
 
-def within_told(between: dict[str, Any] | None) -> str:
-    """Milliseconds of both ends; a dash where nothing is predicted."""
+def interval_text(between: dict[str, Any] | None) -> str:
+    """Both ends of an interval in milliseconds; a dash where nothing is predicted."""
     return f"{ms(between['low_s'])} to {ms(between['high_s'])}" if between else "-"
 
 
-def _pure_told(made: dict[str, Any]) -> str:
-    """What the gain is measured by: the pure modes that the limits allow."""
-    pure = {words.LOCAL: "all-local", words.REMOTE: "all-remote"}
-    allowed = {one["name"]: one["allowed"] for one in made["candidates"] if one["name"] in pure}
-    kept = [pure[name] for name in pure if allowed.get(name)]
-    if len(kept) != 1 or len(allowed) != len(pure):
+def _baseline_text(plan: dict[str, Any]) -> str:
+    """What the gain is relative to: the pure modes that the limits allow."""
+    pure = {plans.LOCAL: "all-local", plans.REMOTE: "all-remote"}
+    allowed = {candidate["name"]: candidate["allowed"] for candidate in plan["candidates"] if candidate["name"] in pure}
+    allowed_modes = [pure[name] for name in pure if allowed.get(name)]
+    if len(allowed_modes) != 1 or len(allowed) != len(pure):
         return "the better of all-local and all-remote"
     other = next(pure[name] for name in pure if not allowed[name])
-    return f"{kept[0]} ({other} is forbidden)"
+    return f"{allowed_modes[0]} ({other} is forbidden)"
 
 
-def worth(objective: str, value: float | None) -> str:
-    """A value of the objective, with its unit."""
+def objective_value_text(objective: str, value: float | None) -> str:
+    """A value of the objective with its unit."""
     if value is None:
         return "-"
     if objective in ("latency", "latency_p95", "throughput"):
@@ -101,64 +107,68 @@ def worth(objective: str, value: float | None) -> str:
     return f"{value:.4g} J" if objective == "energy" else f"{value:.4g}"
 
 
-def heading(objective: str) -> str:
-    """Of the column of the objective's values."""
+def objective_heading(objective: str) -> str:
+    """Heading of the column of the objective's values."""
     named = {"energy": ">energy\nJ", "throughput": ">slowest\nstage ms"}
     return named.get(objective, ">weighted\nsum")
 
 
-def told_objective(made: dict[str, Any]) -> str:
-    """What the best cut is worth, where that is not its latency."""
-    objective, value = made["objective"], made["value"]
+def objective_summary(plan: dict[str, Any]) -> str:
+    """The best cut's value of an objective other than latency."""
+    objective, value = plan["objective"], plan["value"]
     if objective == "throughput":
-        return f"slowest stage {worth(objective, value)}" + (f" ({1 / value:.3g} answers per second)" if value else "")
-    return f"{objective} {worth(objective, value)}"
+        return f"slowest stage {objective_value_text(objective, value)}" + (
+            f" ({1 / value:.3g} answers per second)" if value else ""
+        )
+    return f"{objective} {objective_value_text(objective, value)}"
 
 
-def loss_told(row: dict[str, Any]) -> str:
-    """What a row's codecs lose, by the samples that chose them and by those that confirmed it; empty if nothing."""
+def loss_text(row: dict[str, Any]) -> str:
+    """What a row's codecs lose, by the samples that chose them and by those that confirmed them; empty if nothing."""
     if not row.get("loss") and not row.get("confirmed_loss"):
         return ""
     lossy = ", ".join(f"{tensor} by {codec}" for tensor, codec in row["codecs"].items() if codec != "raw")
     confirmed = row.get("confirmed_loss")
-    other = "not confirmed by others" if confirmed is None else f"{share(confirmed)} by those that confirm"
-    return f"loss: {share(row.get('loss', 0.0))} by the samples that choose, {other} ({lossy})"
+    other = "not confirmed by others" if confirmed is None else f"{percent_text(confirmed)} by those that confirm"
+    return f"loss: {percent_text(row.get('loss', 0.0))} by the samples that choose, {other} ({lossy})"
 
 
-def range_told(one: dict[str, Any]) -> str:
-    """The bandwidths at which a row is best, in words."""
-    if not one["best_somewhere"]:
+def range_text(row: dict[str, Any]) -> str:
+    """The range of bandwidths at which a row is best, as text."""
+    if not row["best_somewhere"]:
         return "never (kept as the fallback, or for other conditions)"
-    low, high = one["from_bytes_per_s"], one["to_bytes_per_s"]
+    low, high = row["from_bytes_per_s"], row["to_bytes_per_s"]
     if high is None:
         return f"above {rate(low)}" if low else "any"
     return f"{rate(low)} to {rate(high)}" if low else f"below {rate(high)}"
 
 
-def _range(one: dict[str, Any]) -> tuple[str, str]:
-    return one["name"], range_told(one)
+def _range_row(row: dict[str, Any]) -> tuple[str, str]:
+    return row["name"], range_text(row)
 
 
-def _candidate(one: dict[str, Any], made: dict[str, Any], further: int, valued: bool, within: bool) -> tuple[str, ...]:
-    value = worth(made["objective"], one["value"]).partition(" ")[0]
+def _candidate_row(
+    candidate: dict[str, Any], plan: dict[str, Any], middle_tiers: int, valued: bool, within: bool
+) -> tuple[str, ...]:
+    value = objective_value_text(plan["objective"], candidate["value"]).partition(" ")[0]
     return (
-        "*" if one["name"] == made["best"] else "" if one.get("allowed", True) else "x",
-        one["name"] + travels(one),
-        one.get("after") or "-",
-        size(one["up_bytes"]) if one["up_bytes"] else "-",
-        ms(one["device_s"]),
-        ms(one["encode_s"]),
-        ms(one["link_s"]),
-        ms(one["decode_s"] + one["remote_s"]),
-        ms(one["total_s"]),
-        *((within_told(one.get("between")),) if within else ()),
-        *(str(count) for count in _layers_on(one, further)),
+        "*" if candidate["name"] == plan["best"] else "" if candidate.get("allowed", True) else "x",
+        candidate["name"] + codec_suffix(candidate),
+        candidate.get("after") or "-",
+        size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
+        ms(candidate["device_s"]),
+        ms(candidate["encode_s"]),
+        ms(candidate["link_s"]),
+        ms(candidate["decode_s"] + candidate["remote_s"]),
+        ms(candidate["total_s"]),
+        *((interval_text(candidate.get("between")),) if within else ()),
+        *(str(count) for count in _layer_counts(candidate, middle_tiers)),
         *((value,) if valued else ()),
     )
 
 
-def _layers_on(one: dict[str, Any], further: int) -> list[int]:
-    """Layers on each tier between the device and the last."""
-    beyond = [one.get("remote_layers", 0), *(len(hop.get("remote", ())) for hop in one.get("hops", ()))]
-    beyond += [0] * (further + 1 - len(beyond))
-    return [beyond[place] - beyond[place + 1] for place in range(further)]
+def _layer_counts(candidate: dict[str, Any], middle_tiers: int) -> list[int]:
+    """Number of layers on each tier between the device and the last."""
+    counts = [candidate.get("remote_layers", 0), *(len(hop.get("remote", ())) for hop in candidate.get("hops", ()))]
+    counts += [0] * (middle_tiers + 1 - len(counts))
+    return [counts[index] - counts[index + 1] for index in range(middle_tiers)]

@@ -1,7 +1,8 @@
-"""Opens an installation's gate: the owner's token and certificate in the data folder, the authority of operators.
+"""Creates the authenticator of an installation: the owner's token and certificate in the data folder, and the
+operators' certificate authority.
 
-Operators' certificates are of an authority of their own (`keys/operators/`), which the API alone believes: no operator
-comes in at the broker or at an offload server, where every certificate of the devices' authority does.
+Operators' certificates are issued by an authority of their own (`keys/operators/`), which only the API trusts. The
+broker and the offload server trust every certificate of the devices' authority, and must not admit operators.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from cryptography import x509
 
 from edgesplit.atomic_files import write_durably
 from edgesplit_controller.access import bearer_token
-from edgesplit_controller.access.audit_log import Audit
-from edgesplit_controller.access.authenticator import CERTIFICATE_PREFIX, Gate
+from edgesplit_controller.access.audit_log import AuditLog
+from edgesplit_controller.access.authenticator import CERTIFICATE_PREFIX, Authenticator
 from edgesplit_controller.access.operators import Operators
 from edgesplit_controller.access.sessions import Sessions
 from edgesplit_controller.caller import OWNER
@@ -22,27 +23,34 @@ from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.database import Database
 
 TOKEN_FILE = "operator.token"
+"""File in the data folder that holds the owner's token."""
 AUTHORITY = "edgesplit operators' authority"
+"""Subject name of the operators' certificate authority."""
 
 
-def open_gate(data: Path, database: Database, authority: Authority, *, first: bool = True) -> tuple[Gate, Path]:
-    """The gate of the installation in this folder, and the authority (PEM file) by which operators are believed besides
-    `authority`, which the owner's certificate is of. Of several processes the `first` looks after the owner's files."""
-    own = Authority(data / "keys" / "operators", AUTHORITY)
+def open_authenticator(
+    data: Path, database: Database, authority: Authority, *, first: bool = True
+) -> tuple[Authenticator, Path]:
+    """The authenticator of the installation in folder `data`, and the PEM file of the operators' certificate authority.
+
+    The owner's certificate is issued by `authority`, the devices' authority. Of several controller processes only the
+    `first` writes the owner's files.
+    """
+    operators_authority = Authority(data / "keys" / "operators", AUTHORITY)
 
     def issue(csr_pem: bytes, name: str, expires: float | None) -> bytes:
-        return own.sign_operator(csr_pem, CERTIFICATE_PREFIX + name, expires)
+        return operators_authority.sign_operator(csr_pem, CERTIFICATE_PREFIX + name, expires)
 
     operators = Operators(database, issue, now=time.time)
     if first:
-        shown = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
-        operators.adopt_owner(owner_token(data / TOKEN_FILE), shown.serial_number)
-    gate = Gate(operators, Sessions(database, operators, now=time.time), Audit(database, now=time.time))
-    return gate, own.certificate_file
+        owner_certificate = x509.load_pem_x509_certificate(authority.issue_client(OWNER).certificate_file.read_bytes())
+        operators.adopt_owner(owner_token(data / TOKEN_FILE), owner_certificate.serial_number)
+    gate = Authenticator(operators, Sessions(database, operators, now=time.time), AuditLog(database, now=time.time))
+    return gate, operators_authority.certificate_file
 
 
 def owner_token(path: Path) -> str:
-    """The token in the file, made there if there is none."""
+    """The token in the file; creates the file (mode 0600) if it is missing or empty."""
     try:
         token = path.read_text().strip()
     except FileNotFoundError:

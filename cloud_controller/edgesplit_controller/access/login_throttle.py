@@ -1,8 +1,8 @@
-"""How failures are slowed down, and how little they may fill: who guesses waits longer each time, and nobody else does.
+"""Delays repeated authentication failures per client, and limits how many audit log entries they may cause.
 
-The right credential is always let in, however many wrong ones came from the same place, so that nobody can lock an
-operator out. What waits is the wrong one: it is answered with a time to stay away, twice as long at each failure, up to
-a minute. Kept per process, in bounded memory: what is forgotten at a restart is only a delay.
+Valid credentials are always accepted, however many failures came from the same client, so that an attacker cannot lock
+an operator out. A failure is answered with a time to wait, which doubles with each failure up to a minute. The state is
+kept per process in bounded memory: a restart loses only delays.
 """
 
 from __future__ import annotations
@@ -13,71 +13,74 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from edgesplit_controller.access.request_limits import ADDRESSES, RateLimit
+from edgesplit_controller.access.request_limits import MAX_CLIENTS, RateLimit
 
-FREE = 5
-"""Failures that are answered at once."""
-LONGEST_S = 60.0
-CALM_S = 900.0
-"""After so long without a failure the next one is the first again."""
+FREE_FAILURES = 5
+"""Failures in a row that are answered without a delay."""
+MAX_DELAY_S = 60.0
+"""Longest delay, in seconds."""
+RESET_AFTER_S = 900.0
+"""Seconds without a failure after which the count starts again."""
 
 
-class Failures:
-    """Failed tries, by where they came from."""
+class FailureCounter:
+    """Counts authentication failures per client. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._counted: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def failed(self, place: str) -> float:
-        """One more; how long that place shall stay away, in seconds: 0 for the first few."""
+    def on_failure(self, client: str) -> float:
+        """Count a failure; returns the seconds that this client must wait, 0 for the first few."""
         with self._lock:
             now = self._now()
-            count, at = self._counted.pop(place, (0, now))
-            count = 1 if now - at > CALM_S else count + 1
-            self._counted[place] = count, now
-            while len(self._counted) > ADDRESSES:
-                self._counted.popitem(last=False)
+            count, at = self._counts.pop(client, (0, now))
+            count = 1 if now - at > RESET_AFTER_S else count + 1
+            self._counts[client] = count, now
+            while len(self._counts) > MAX_CLIENTS:
+                self._counts.popitem(last=False)
             return delay_s(count)
 
-    def succeeded(self, place: str) -> None:
-        """Whoever is there knows the right one."""
+    def on_success(self, client: str) -> None:
+        """Reset the count of this client."""
         with self._lock:
-            self._counted.pop(place, None)
+            self._counts.pop(client, None)
 
 
-class Trickle:
-    """Lets so many of a kind through, and counts what it holds back, so that the next one let through can say so."""
+class EntryLimiter:
+    """Limits a stream of log entries, per client and in total, and counts what it suppresses. Thread-safe."""
 
     def __init__(self, each: RateLimit, together: RateLimit) -> None:
-        self._each = each
-        self._together = together
-        self._held = 0
+        self._per_client = each
+        self._total = together
+        self._suppressed = 0
         self._lock = threading.Lock()
 
-    def let_through(self, place: str) -> int | None:
-        """How many were held back since the last that was let through; None: this one is held back too."""
+    def try_pass(self, client: str) -> int | None:
+        """If an entry for this client may be written: the number of entries suppressed since the last one; otherwise
+        None, and this entry is counted as suppressed."""
         with self._lock:
-            if not (self._each.allow(place) and self._together.allow("")):
-                self._held += 1
+            if not (self._per_client.allow(client) and self._total.allow("")):
+                self._suppressed += 1
                 return None
-            held, self._held = self._held, 0
-            return held
+            suppressed, self._suppressed = self._suppressed, 0
+            return suppressed
 
 
 def delay_s(failures: int) -> float:
-    """How long to stay away after so many failures in a row."""
-    return 0.0 if failures <= FREE else min(LONGEST_S, 2.0 ** min(failures - FREE - 1, 10))
+    """Seconds to wait after this many failures in a row: 0 up to `FREE`, then 1, 2, 4 and so on up to `LONGEST_S`."""
+    return 0.0 if failures <= FREE_FAILURES else min(MAX_DELAY_S, 2.0 ** min(failures - FREE_FAILURES - 1, 10))
 
 
-def place_of(address: str) -> str:
-    """What counts as one place: an IPv4 address, or an IPv6 network of 64 bits, which one host may have to itself."""
+def client_key(address: str) -> str:
+    """Key that identifies a client by address: an IPv4 address, or the /64 network of an IPv6 address, which one host
+    may own as a whole."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv6Address):
-        mapped = found.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((found, 64), strict=False))
-    return str(found)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)

@@ -1,4 +1,5 @@
-"""Bounds on what the API takes in: bytes per body, before they are read; queries in ASCII; calls per address."""
+"""Limits on requests: body size and duration, enforced while reading, ASCII queries, and calls per client (token
+bucket)."""
 
 from __future__ import annotations
 
@@ -11,77 +12,86 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ADDRESSES = 10_000
-"""Remembered by a rate limit; the longest unseen is forgotten first."""
-PATIENCE_S = 60.0
+MAX_CLIENTS = 10_000
+"""Clients that a rate limit remembers; the least recently used is evicted first."""
+BODY_TIMEOUT_S = 60.0
+"""Seconds in which a body of the default size limit must arrive."""
 DRAIN_S = 20.0
-"""How long what is too long may go on arriving, unread, before the connection is closed."""
+"""Seconds for which the rest of a body that is too long is read and discarded before the connection is closed."""
 
 
-class BodyBounds:
-    """ASGI middleware: a body longer than its path allows is answered 413, by its declared length or while it comes;
-    one that does not come, 408."""
+class BodyLimits:
+    """ASGI middleware: 413 for a body longer than its path allows, by its declared or its received length; 408 for one
+    that does not arrive in time."""
 
     def __init__(
-        self, app: ASGIApp, *, default: int, by_suffix: Mapping[str, int], patience_s: float = PATIENCE_S
+        self, app: ASGIApp, *, default: int, by_suffix: Mapping[str, int], timeout_s: float = BODY_TIMEOUT_S
     ) -> None:
-        """`patience_s`: how long a body of the default bound may take to come; longer ones may take longer."""
+        """`default` and `by_suffix` (of the path) are limits in bytes. `patience_s` is the timeout for bodies with the
+        default limit; larger ones have no timeout."""
         self._app = app
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._default = default
         self._by_suffix = dict(by_suffix)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, its body counted."""
+        """Pass the request on, counting its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if not scope.get("query_string", b"").isascii():  # RFC 3986 2.1; starlette fails on it in many places
+        if not scope.get(
+            "query_string", b""
+        ).isascii():  # RFC 3986, 2.1: starlette raises on other bytes in many places
             await _answer(send, 400, "the query has bytes that are not percent-encoded")
             return
-        most = next((most for suffix, most in self._by_suffix.items() if scope["path"].endswith(suffix)), self._default)
+        limit = next(
+            (limit for suffix, limit in self._by_suffix.items() if scope["path"].endswith(suffix)), self._default
+        )
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared[:19]) > most:
+        if not declared.isdigit() or int(declared[:19]) > limit:
             await _drain(receive)
-            await _refuse(send, most)
+            await _refuse(send, limit)
             return
-        taken = 0
-        started = whole = False
-        deadline = asyncio.get_running_loop().time() + self._patience_s if most == self._default else None
+        # A declared length was checked above; without one, or with a false one, the bytes are counted as they arrive.
+        # Only bodies with the default limit have a deadline: an upload of gigabytes may take its time.
+        received_bytes = 0
+        has_responded = is_complete = False
+        deadline = asyncio.get_running_loop().time() + self._timeout_s if limit == self._default else None
 
         async def counted() -> Message:
-            nonlocal taken, whole
-            async with asyncio.timeout_at(None if whole else deadline):
+            nonlocal received_bytes, is_complete
+            async with asyncio.timeout_at(None if is_complete else deadline):
                 message = await receive()
-            whole = not message.get("more_body")
-            taken += len(message.get("body", b""))
-            if taken > most:
+            is_complete = not message.get("more_body")
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > limit:
                 raise _TooLong
             return message
 
         async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
+            nonlocal has_responded
+            has_responded = True
             await send(message)
 
         try:
             await self._app(scope, counted, watched)
         except _TooLong:
-            if not started:
+            if not has_responded:
                 await _drain(receive)
-                await _refuse(send, most)
+                await _refuse(send, limit)
         except TimeoutError:
-            if whole or started:
+            if is_complete or has_responded:
                 raise
-            await _answer(send, 408, f"the body did not come within {self._patience_s:.0f} s")
+            await _answer(send, 408, f"the body did not come within {self._timeout_s:.0f} s")
 
 
 class _TooLong(Exception):
-    """More came than was allowed."""
+    """The body exceeds its limit."""
 
 
 async def _drain(receive: Receive) -> None:
-    """Let the rest of the body pass for a while: a client reads an answer only once it has sent what it wanted to."""
+    """Discard the rest of the body for a while: many clients read the response only after they have sent the whole
+    body."""
     try:
         async with asyncio.timeout(DRAIN_S):
             while (message := await receive())["type"] == "http.request" and message.get("more_body"):
@@ -95,7 +105,7 @@ async def _refuse(send: Send, most: int) -> None:
 
 
 async def _answer(send: Send, status: int, text: str) -> None:
-    """An error as the API words it; the connection ends with it."""
+    """Send an error in the API's JSON format and close the connection."""
     body = json.dumps({"error": text, "kind": "UsageError"}).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -107,30 +117,30 @@ async def _answer(send: Send, status: int, text: str) -> None:
 
 
 class RateLimit:
-    """So many calls a second per address, and a burst above that. Thread-safe, bounded in memory."""
+    """Token bucket per client: `per_s` calls a second on average, `burst` at once. Thread-safe, bounded in memory."""
 
     def __init__(self, *, per_s: float, burst: int, now: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
         self._burst = burst
         self._now = now
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def allow(self, address: str) -> bool:
-        """Is there room for one more call from there?"""
+    def allow(self, client: str) -> bool:
+        """Take a token of this client's bucket; False if it is empty."""
         with self._lock:
             now = self._now()
-            left, at = self._left.pop(address, (float(self._burst), now))
-            left = min(float(self._burst), left + (now - at) * self._per_s)
-            allowed = left >= 1.0
-            self._left[address] = (left - 1.0 if allowed else left, now)
-            while len(self._left) > ADDRESSES:
-                self._left.popitem(last=False)
+            tokens, updated = self._buckets.pop(client, (float(self._burst), now))
+            tokens = min(float(self._burst), tokens + (now - updated) * self._per_s)
+            allowed = tokens >= 1.0  # a refused call costs no token, so that steady excess does not lock a client out
+            self._buckets[client] = (tokens - 1.0 if allowed else tokens, now)
+            while len(self._buckets) > MAX_CLIENTS:
+                self._buckets.popitem(last=False)
             return allowed
 
-    def give_back(self, address: str) -> None:
-        """A call from there turned out to be one that need not be limited."""
+    def refund(self, client: str) -> None:
+        """Return a token: the call turned out not to count."""
         with self._lock:
-            if address in self._left:
-                left, at = self._left[address]
-                self._left[address] = (left + 1.0, at)
+            if client in self._buckets:
+                tokens, updated = self._buckets[client]
+                self._buckets[client] = (tokens + 1.0, updated)

@@ -1,8 +1,9 @@
-"""Browsers that were let in: a one-time code opens a session, a cookie carries it, time ends it. Knows no HTTP.
+"""Browser sessions: opened by a one-time login code, identified by a cookie, ended by time or logout. Independent of
+HTTP.
 
-Promises: a session's secret is made here at each login and never taken from outside (no fixation); a code opens one
-session, within two minutes; a session ends half an hour after it was last used, after twelve hours, at the end of its
-operator, and when it is logged out. CSRF tokens are derived from the session's secret, which only its cookie holds.
+Guarantees: the session id is generated here at each login and never accepted from outside (no session fixation); a code
+opens one session, within two minutes; a session ends 30 minutes after its last use, after twelve hours, with its
+operator, and at logout. CSRF tokens are derived from the session id, which only the cookie contains.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ from dataclasses import dataclass
 from sqlalchemy import delete, update
 
 from edgesplit_controller.access import bearer_token
-from edgesplit_controller.access.operators import SEEN_EVERY_S, Operators
-from edgesplit_controller.errors import Forbidden
+from edgesplit_controller.access.operators import LAST_SEEN_RESOLUTION_S, Operators
+from edgesplit_controller.errors import Unauthenticated
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.operators import BrowserSessionRow, LoginCodeRow, OperatorRow
 
 CODE_S = 120
+"""Validity of a login code, in seconds."""
 IDLE_S = 1_800.0
-LONGEST_S = 43_200.0
-KEPT_S = 86_400.0
-"""What has ended is forgotten a day later: the audit log remembers."""
+"""Seconds without use after which a session ends."""
+MAX_SESSION_S = 43_200.0
+"""Longest duration of a session, in seconds."""
+RETENTION_S = 86_400.0
+"""Seconds after which expired codes and sessions are deleted; the audit log keeps the record."""
 WRONG_CODE = "this login code is unknown, used or expired: `edgectl dashboard` makes a new one"
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A session that has just begun."""
+class OpenedSession:
+    """A session that was just opened."""
 
     secret: str
-    """For the cookie."""
+    """The session id, for the cookie."""
     operator: OperatorRow
     expires: float
 
@@ -45,61 +49,64 @@ class Sessions:
         self._now = now
 
     def make_code(self, operator: str) -> tuple[str, float]:
-        """A code that lets one browser in as this operator, and when it is void."""
+        """A login code that opens one session of this operator, and the Unix time at which it expires."""
         code, expires = bearer_token.make("code"), self._now() + CODE_S
         with self._database.write() as session:
-            session.execute(delete(LoginCodeRow).where(LoginCodeRow.expires < self._now() - KEPT_S))
+            session.execute(delete(LoginCodeRow).where(LoginCodeRow.expires < self._now() - RETENTION_S))
             session.add(
                 LoginCodeRow(sha256=bearer_token.fingerprint(code), operator=operator, expires=expires, used=None)
             )
         return code, expires
 
-    def open_by_code(self, code: str, address: str) -> Opened:
-        """A session for a code that was never used; Forbidden says one thing of every other."""
+    def open_by_code(self, code: str, address: str) -> OpenedSession:
+        """Open a session by an unused login code. Unauthenticated, with the same text in every case, for any other
+        code."""
         hashed, now = bearer_token.fingerprint(code), self._now()
         with self._database.write() as session:
-            good = (LoginCodeRow.sha256 == hashed, LoginCodeRow.used.is_(None), LoginCodeRow.expires > now)
-            used = session.execute(update(LoginCodeRow).where(*good).values(used=now))
+            is_usable = (LoginCodeRow.sha256 == hashed, LoginCodeRow.used.is_(None), LoginCodeRow.expires > now)
+            # One conditional UPDATE marks the code as used: of two concurrent logins only one changes the row.
+            used = session.execute(update(LoginCodeRow).where(*is_usable).values(used=now))
             row = session.get(LoginCodeRow, hashed) if used.rowcount == 1 else None  # type: ignore[attr-defined]
-            operator = self._operators.living(row.operator, session) if row is not None else None
+            operator = self._operators.active(row.operator, session) if row is not None else None
             if operator is None:
-                raise Forbidden(WRONG_CODE)
+                raise Unauthenticated(WRONG_CODE)
         return self.open(operator, address)
 
-    def open(self, operator: OperatorRow, address: str) -> Opened:
-        """A session for an operator who has proved to be one."""
+    def open(self, operator: OperatorRow, address: str) -> OpenedSession:
+        """Open a session for an operator that was authenticated."""
         secret, now = bearer_token.make("session"), self._now()
         with self._database.write() as session:
-            session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.expires < now - KEPT_S))
+            session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.expires < now - RETENTION_S))
             session.add(
                 BrowserSessionRow(
                     sha256=bearer_token.fingerprint(secret), operator=operator.name, made=now, last_seen=now,
-                    expires=now + LONGEST_S, ended=None, address=address,
+                    expires=now + MAX_SESSION_S, ended=None, address=address,
                 )
             )  # fmt: skip
-        return Opened(secret, operator, now + LONGEST_S)
+        return OpenedSession(secret, operator, now + MAX_SESSION_S)
 
-    def operator_of(self, secret: str, *, using: bool = True) -> OperatorRow | None:
-        """Whose session this is, if it still is one. `using` it keeps it from ending for want of use."""
+    def operator_of(self, secret: str, *, is_use: bool = True) -> OperatorRow | None:
+        """The active operator of this session; None if the session is unknown or has ended. `using` counts this call as
+        use of the session, which delays its idle timeout."""
         hashed, now = bearer_token.fingerprint(secret), self._now()
         with self._database.read() as session:
             row = session.get(BrowserSessionRow, hashed)
             if row is None or row.ended or row.expires <= now or row.last_seen + IDLE_S <= now:
                 return None
-            operator = self._operators.living(row.operator, session)
-        if operator is not None and using and now - row.last_seen > SEEN_EVERY_S:
-            still = (BrowserSessionRow.sha256 == hashed, BrowserSessionRow.last_seen < now)
+            operator = self._operators.active(row.operator, session)
+        if operator is not None and is_use and now - row.last_seen > LAST_SEEN_RESOLUTION_S:
+            this_session = (BrowserSessionRow.sha256 == hashed, BrowserSessionRow.last_seen < now)
             with self._database.write() as session:
-                session.execute(update(BrowserSessionRow).where(*still).values(last_seen=now))
+                session.execute(update(BrowserSessionRow).where(*this_session).values(last_seen=now))
         return operator
 
     def end(self, secret: str) -> None:
-        """Log out."""
-        mine = (BrowserSessionRow.sha256 == bearer_token.fingerprint(secret), BrowserSessionRow.ended.is_(None))
+        """End a session (logout)."""
+        this_session = (BrowserSessionRow.sha256 == bearer_token.fingerprint(secret), BrowserSessionRow.ended.is_(None))
         with self._database.write() as session:
-            session.execute(update(BrowserSessionRow).where(*mine).values(ended=self._now()))
+            session.execute(update(BrowserSessionRow).where(*this_session).values(ended=self._now()))
 
 
 def csrf_token(secret: str) -> str:
-    """What a page of this session sends with each change. Pages of others cannot know it."""
-    return bearer_token.derived(secret, "edgesplit csrf 1")
+    """The CSRF token of the session, which a page sends with each change. Pages of other origins cannot compute it."""
+    return bearer_token.derive(secret, "edgesplit csrf 1")

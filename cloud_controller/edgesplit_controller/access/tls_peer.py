@@ -1,8 +1,8 @@
-"""Who is at the other end of an API connection, by the certificate it showed.
+"""Identifies the client of an API connection by its TLS certificate, and bounds its request heads.
 
-TLS has verified the chain before a request is read; here the name and the serial number are handed to the application,
-which decides what they may. uvicorn does not tell an application whom TLS has let in, nor does it bound what comes
-before a request is known: a head that is too long, or does not come to its end, costs its connection.
+TLS verifies the chain before a request is read; this module passes the certificate's name and serial number to the
+application, which decides what they permit. uvicorn does neither: it hides the client certificate from the application,
+and it does not limit a request head. A head that is too long or does not end in time closes its connection.
 """
 
 from __future__ import annotations
@@ -18,68 +18,69 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from edgesplit.trust.identity import peer_name
 
 SCOPE = "edgesplit.peer"
+"""Key of the `Peer` (or None) in the ASGI scope."""
 HEAD_BYTES = 65_536
-"""Of a request line and headers, give or take what is read at once."""
+"""Limit of a request line with headers, give or take one read from the socket."""
 HEAD_S = 20.0
-"""From the connection, or a request's first byte, to the end of its headers."""
+"""Seconds from the connection, or from a request's first byte, to the end of its headers."""
 _Scope = MutableMapping[str, Any]
 _Application = Callable[[_Scope, Any, Any], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A certificate of our authority, shown in the handshake."""
+    """A client certificate of one of our authorities, verified in the handshake."""
 
     name: str
     serial: int
 
 
-class TellingPeers(HttpToolsProtocol):
-    """uvicorn's HTTP, with the `Peer` of the connection (None: it showed no certificate) in each request's scope."""
+class PeerAwareHttp(HttpToolsProtocol):
+    """uvicorn's HTTP protocol; adds the connection's `Peer` (None without a certificate) to each request's scope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """TLS is done when this is called."""
+        """The TLS handshake is complete: read the client certificate and start the timeout of the first head."""
         super().connection_made(transport)
-        self.app = _telling(self.app, peer_of(transport.get_extra_info("ssl_object")))
+        self.app = _with_peer(self.app, parse_peer(transport.get_extra_info("ssl_object")))
         self._head_bytes = 0
-        self._head_ends = self.loop.call_later(HEAD_S, transport.close)
+        self._head_timeout = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of one request or several."""
+        """Parse bytes, which may belong to several requests; close the connection if the current head is too long."""
         super().data_received(data)
-        if not self._head_ends.cancelled():
+        if not self._head_timeout.cancelled():
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """The first byte of a request: restart the head's timeout and size."""
         super().on_message_begin()
-        self._head_ends.cancel()
+        self._head_timeout.cancel()
         self._head_bytes = 0
-        self._head_ends = self.loop.call_later(HEAD_S, self.transport.close)
+        self._head_timeout = self.loop.call_later(HEAD_S, self.transport.close)
 
     def on_headers_complete(self) -> None:
-        """From here on it is the application's."""
-        self._head_ends.cancel()
+        """The head is complete: cancel its timeout; the body's limits are the application's (`request_limits`)."""
+        self._head_timeout.cancel()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more will come."""
-        self._head_ends.cancel()
+        """The connection is closed: cancel the timeout."""
+        self._head_timeout.cancel()
         super().connection_lost(exc)
 
 
-def peer_of(tls: ssl.SSLObject | None) -> Peer | None:
-    """Whom the handshake verified; None for nobody."""
-    shown = tls.getpeercert() if tls is not None else None
+def parse_peer(tls: ssl.SSLObject | None) -> Peer | None:
+    """The client certificate that the handshake verified; None without one."""
+    certificate = tls.getpeercert() if tls is not None else None
     name = peer_name(tls) if tls is not None else None
-    return Peer(name, int(str(shown["serialNumber"]), 16)) if shown and name is not None else None
+    return Peer(name, int(str(certificate["serialNumber"]), 16)) if certificate and name is not None else None
 
 
-def _telling(application: _Application, peer: Peer | None) -> _Application:
-    async def told(scope: _Scope, receive: Any, send: Any) -> None:
+def _with_peer(application: _Application, peer: Peer | None) -> _Application:
+    async def with_peer(scope: _Scope, receive: Any, send: Any) -> None:
         scope[SCOPE] = peer
         await application(scope, receive, send)
 
-    return told
+    return with_peer

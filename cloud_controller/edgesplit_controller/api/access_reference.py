@@ -1,7 +1,7 @@
-"""docs/access.md: every route of the API with whom it lets in, as the routes themselves declare it.
+"""Generates docs/access.md: every route of the API with the roles that may call it, as the routes declare them.
 
-`python -m edgesplit_controller.api.access_reference > docs/access.md` writes it; a test compares the two, so that no
-route comes in unseen, and fails for a route that declares nothing.
+`python -m edgesplit_controller.api.access_reference > docs/access.md` writes the page. A test compares the two, so that
+a new route is reviewed, and fails for a route that declares no permissions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fastapi import APIRouter
 from starlette.routing import BaseRoute
 
-from edgesplit_controller.api.authorisation import Door, GuardedRoute, Needs
+from edgesplit_controller.api.authorisation import Authentication, GuardedRoute, Permissions
 from edgesplit_controller.caller import Role
 
 HEAD = """# Who may call what
@@ -27,47 +27,48 @@ let in; one that is refused for who made it (401, 403, 421, 429) always is, but 
 | route | viewer | operator | admin | operators of some groups | session | listed |
 |---|---|---|---|---|---|---|
 """
+"""Text of the page before the rows of its table."""
 
 
-class Declared(NamedTuple):
-    """One route."""
+class DeclaredRoute(NamedTuple):
+    """One route with its permissions."""
 
     method: str
     path: str
-    needs: Needs | None
-    """None: it was not made by `access`."""
+    needs: Permissions | None
+    """None: the route was not created by `api.authorisation`."""
 
 
-def declared(routes: list[BaseRoute]) -> Iterator[Declared]:
-    """Every route under these, also of routers that were included."""
+def declared_routes(routes: list[BaseRoute]) -> Iterator[DeclaredRoute]:
+    """Every route in `routes`, including those of included routers."""
     for route in routes:
         inner = getattr(route, "original_router", None) or getattr(route, "app", None)
         if isinstance(inner, APIRouter):
-            yield from declared(inner.routes)
+            yield from declared_routes(inner.routes)
         elif isinstance(route, GuardedRoute):
-            yield from (Declared(method, route.path, route.needs) for method in sorted(route.methods or ()))
+            yield from (DeclaredRoute(method, route.path, route.needs) for method in sorted(route.methods or ()))
         else:
             for method in sorted(getattr(route, "methods", None) or {"*"}):
-                yield Declared(method, str(getattr(route, "path", route)), None)
+                yield DeclaredRoute(method, str(getattr(route, "path", route)), None)
 
 
-def page(routes: list[BaseRoute]) -> str:
-    """The whole page."""
-    found = sorted(declared(routes), key=lambda one: (one.path, one.method))
-    return HEAD + "".join(_row(one) for one in found)
+def render_page(routes: list[BaseRoute]) -> str:
+    """The whole page as Markdown."""
+    rows = sorted(declared_routes(routes), key=lambda one: (one.path, one.method))
+    return HEAD + "".join(_row(one) for one in rows)
 
 
-def _row(one: Declared) -> str:
-    name = f"`{one.method} {one.path}`"
-    needs = one.needs
+def _row(route: DeclaredRoute) -> str:
+    name = f"`{route.method} {route.path}`"
+    needs = route.needs
     if needs is None:
         return f"| {name} | not declared | | | | | |\n"
-    listed = "yes" if needs.is_listed(one.method) else "no"
+    listed = "yes" if needs.is_listed(route.method) else "no"
     if needs.role is None:
         return f"| {name} | anybody | anybody | anybody | yes | yes | {listed} |\n"
     roles = " | ".join("yes" if needs.role <= role else "no" for role in Role)
     groups = "no" if needs.everywhere else "own groups"
-    session = "no" if needs.door is Door.CERTIFICATE else "yes"
+    session = "no" if needs.authentication is Authentication.CERTIFICATE else "yes"
     return f"| {name} | {roles} | {groups} | {session} | {listed} |\n"
 
 
@@ -75,7 +76,7 @@ def main() -> None:
     """Print the page."""
     from edgesplit_controller.api.app import ROUTERS
 
-    print(page([route for router in ROUTERS for route in router.routes]), end="")
+    print(render_page([route for router in ROUTERS for route in router.routes]), end="")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The HTTP API: JSON over TLS. An operator's certificate and token, or a browser's session, on all but health, logging
-in, enrolment and renewal (`access`). docs/openapi.json describes it.
+"""The HTTP API application: JSON over TLS. Every route but health, login, enrolment and renewal needs an operator's
+certificate and token or a browser session (`api.authorisation`). docs/openapi.json describes it.
 
-Promises: bodies are bounded before they are read, errors are `{"error": text, "kind": name}` with the status of their
-kind, and heavy work runs one at a time in a thread of its own, so that nothing else waits for it. What the calls do is
-`controller.Controller`'s; each topic's routes are a module here, and `ROUTERS` names them all.
+Guarantees: body sizes are limited before bodies are read; errors are `{"error": text, "kind": name}` with the HTTP
+status of their kind; heavy work runs one at a time on a thread of its own and blocks no other call. The operations are
+in `controller.Controller`; `ROUTERS` lists the routes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from starlette.exceptions import HTTPException
 import edgesplit
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
-from edgesplit.observability.registry import Ledger
-from edgesplit_controller.access.authenticator import Gate
-from edgesplit_controller.access.request_limits import BodyBounds, RateLimit
-from edgesplit_controller.api.audit_middleware import Audited
-from edgesplit_controller.api.dispatch import Heavy
-from edgesplit_controller.api.errors import on_anything, on_edge_error, on_http, on_invalid
-from edgesplit_controller.api.request_logging import NamedRequests
+from edgesplit.observability.registry import MetricRegistry
+from edgesplit_controller.access.authenticator import Authenticator
+from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
+from edgesplit_controller.api.audit_middleware import AuditMiddleware
+from edgesplit_controller.api.dispatch import HeavyJobQueue
+from edgesplit_controller.api.errors import on_edge_error, on_http_exception, on_internal_error, on_invalid_request
+from edgesplit_controller.api.request_logging import RequestLoggingMiddleware
 from edgesplit_controller.api.routes import (
     agents,
     audit,
@@ -47,16 +47,18 @@ from edgesplit_controller.api.routes import (
     telemetry,
     views,
 )
-from edgesplit_controller.api.security_headers import Hygiene
+from edgesplit_controller.api.security_headers import SecurityHeadersMiddleware
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.dashboard.assets import load_assets
-from edgesplit_controller.fleet.change_feed import Changes
-from edgesplit_controller.fleet.live_events import Hub
+from edgesplit_controller.fleet.change_feed import ChangeFeed
+from edgesplit_controller.fleet.live_events import LiveEventHub
 from edgesplit_controller.observability.metrics import CountedRequests
-from edgesplit_controller.status import Condition
+from edgesplit_controller.status import ProcessStatus
 
 JSON_BYTES = 1_000_000
+"""Size limit of a JSON body."""
 SAMPLES_BYTES = 128 * 2**20
+"""Size limit of a body with sample inputs."""
 ROUTERS: tuple[APIRouter, ...] = (
     enrolment.everybody,
     enrolment.gateways,
@@ -100,46 +102,52 @@ ROUTERS: tuple[APIRouter, ...] = (
 
 def create_app(
     controller: Controller,
-    gate: Gate,
+    gate: Authenticator,
     *,
     hosts: Collection[str],
     model_bytes: int,
-    heavy: Heavy,
-    ledger: Ledger | None = None,
-    own: Condition | None = None,
+    heavy: HeavyJobQueue,
+    ledger: MetricRegistry | None = None,
+    status: ProcessStatus | None = None,
 ) -> FastAPI:
-    """The API over one controller; `hosts`: names and addresses by which it is reached; `own`: how this process is."""
+    """The application over one controller.
+
+    `hosts` are the names and addresses at which it is reached, `model_bytes` is the size limit of an uploaded model,
+    `heavy` runs heavy work, `own` is the status of this process.
+    """
     app = FastAPI(
         title="edgesplit controller",
         version=edgesplit.__version__,
         docs_url=None,
-        openapi_url=None,  # `description` answers, and not to everybody
+        openapi_url=None,  # `routes.openapi` serves it, with authentication
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.controller, app.state.heavy, app.state.gate = controller, heavy, gate
-    app.state.condition = own or Condition()
+    app.state.condition = status or ProcessStatus()
     app.state.model_bytes, app.state.enrolments = model_bytes, RateLimit(per_s=5.0, burst=50)
     app.state.pushing = threading.BoundedSemaphore(4)
-    changes = Changes(controller.database, stale_after_s=controller.devices.stale_after_s)
-    app.state.hub, app.state.assets = Hub(changes.begin, changes.read), load_assets()
-    lists = 2 * LIMITS.metadata_bytes  # quoted in JSON
+    changes = ChangeFeed(controller.database, stale_after_s=controller.devices.stale_after_s)
+    app.state.hub, app.state.assets = LiveEventHub(changes.start, changes.read), load_assets()
+    metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
         "/v1/models": model_bytes,
         "/v1/agents": model_bytes,
         "/samples": SAMPLES_BYTES,
-        "/deployments/signed": lists,
-        "/keys/renewed": lists,
+        "/deployments/signed": metadata_bytes,
+        "/keys/renewed": metadata_bytes,
     }
-    app.add_middleware(BodyBounds, default=JSON_BYTES, by_suffix=bounds)
-    app.add_middleware(Audited)
-    app.add_middleware(CountedRequests, ledger=ledger or Ledger())
-    app.add_middleware(NamedRequests)
-    app.add_middleware(Hygiene, hosts=hosts)
+    # Starlette runs the middleware that is added last first: the security headers are outermost, the body limits
+    # innermost.
+    app.add_middleware(BodyLimits, default=JSON_BYTES, by_suffix=bounds)
+    app.add_middleware(AuditMiddleware)
+    app.add_middleware(CountedRequests, ledger=ledger or MetricRegistry())
+    app.add_middleware(RequestLoggingMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware, hosts=hosts)
     app.add_exception_handler(EdgeError, on_edge_error)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(Exception, on_anything)
+    app.add_exception_handler(RequestValidationError, on_invalid_request)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(Exception, on_internal_error)
     for router in ROUTERS:
         app.include_router(router)
     return app

@@ -1,8 +1,8 @@
-"""The audit log's side of the API: a line before a change is made, and one when it is known how it ended.
+"""Writes the audit log for API calls: an entry before a change is made, and one with the outcome.
 
-What is listed: every call that changes something or hands out a secret or a model (`access.Needs.is_listed`), every
-call that was refused for who made it, and the first of many refusals from one place, which counts those left out. The
-first line is on disk before anything is done, the second before the answer leaves.
+Logged are: every call that changes something or returns a secret or a model (`Needs.is_listed`); every call refused for
+lack of authentication or permission, limited per client, where an entry counts those that were suppressed before it.
+The first entry is on disk before the change begins, the second before the response is sent.
 """
 
 from __future__ import annotations
@@ -12,92 +12,93 @@ import logging
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgesplit_controller.access.audit_log import Line
-from edgesplit_controller.access.authenticator import Gate
-from edgesplit_controller.access.login_throttle import place_of
+from edgesplit_controller.access.audit_log import AuditEntry
+from edgesplit_controller.access.authenticator import Authenticator
+from edgesplit_controller.access.login_throttle import client_key
 from edgesplit_controller.access.tls_peer import SCOPE, Peer
-from edgesplit_controller.api.authorisation import Needs
+from edgesplit_controller.api.authorisation import Permissions
 from edgesplit_controller.api.security_headers import REQUEST_ID
 from edgesplit_controller.caller import Caller
 
 log = logging.getLogger(__name__)
 
 AUDIT = "edgesplit.audit"
-NOT_WHO = frozenset({401, 403, 421, 429})
-"""Refused for who called, whatever was asked."""
+"""Key of the middleware in the ASGI scope."""
+REFUSED_CALLER = frozenset({401, 403, 421, 429})
+"""Statuses of calls that were refused because of the caller, not because of what was requested."""
 
 
-class Audited:
-    """ASGI middleware; `asked` is called by the routes once they know who calls."""
+class AuditMiddleware:
+    """ASGI middleware; routes call `on_authorised` once the caller is authenticated and has the permission."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass the request on; write its outcome before the response starts."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope[AUDIT] = self
         ended = False
 
-        async def told(message: Message) -> None:
+        async def send_audited(message: Message) -> None:
             nonlocal ended
             if message["type"] == "http.response.start" and not ended:
                 ended = True
-                await self._end(scope, int(message["status"]))
+                await self._on_response(scope, int(message["status"]))
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, send_audited)
         except BaseException:
             if not ended:
-                await self._end(scope, 500)
+                await self._on_response(scope, 500)
             raise
 
-    async def asked(self, scope: Scope) -> None:
-        """It is known who calls and they may: from here on something may happen."""
-        needs: Needs = scope["state"]["needs"]
-        if needs.role is not None and needs.changes(scope["method"]):
-            await run_in_threadpool(_gate(scope).audit.write, _line(scope, "asked"))
+    async def on_authorised(self, scope: Scope) -> None:
+        """The caller is authenticated and has the permission: write the entry that precedes a change."""
+        needs: Permissions = scope["state"]["needs"]
+        if needs.role is not None and needs.is_change(scope["method"]):
+            await run_in_threadpool(_authenticator(scope).audit.write, _entry(scope, "asked"))
         scope["state"]["let_in"] = True
 
-    async def _end(self, scope: Scope, status: int) -> None:
-        """How it ended, before the answer leaves."""
+    async def _on_response(self, scope: Scope, status: int) -> None:
+        """Write the entry with the outcome."""
         listed = _is_listed(scope, status)
-        if not listed and status not in NOT_WHO:
+        if not listed and status not in REFUSED_CALLER:
             return
-        left_out = 0 if listed else _gate(scope).listed.let_through(_place(scope))
-        if left_out is None:
+        suppressed = 0 if listed else _authenticator(scope).audit_limit.try_pass(_client_key(scope))
+        if suppressed is None:
             return
-        detail = {"status": status, **({"left_out": left_out} if left_out else {})}
+        detail = {"status": status, **({"left_out": suppressed} if suppressed else {})}
         try:
-            await run_in_threadpool(_gate(scope).audit.write, _line(scope, _outcome(status), detail))
+            await run_in_threadpool(_authenticator(scope).audit.write, _entry(scope, _outcome(status), detail))
         except Exception:
             log.exception("could not write to the audit log how %s %s ended", scope["method"], scope["path"])
 
 
 def _is_listed(scope: Scope, status: int) -> bool:
-    """Is this one of the calls that get a line however they end, once they were let in?"""
+    """Whether this call gets an entry whatever its outcome, because its route is logged and it passed authorisation."""
     state = scope.get("state", {})
-    needs: Needs | None = state.get("needs")
+    needs: Permissions | None = state.get("needs")
     if needs is None or not needs.is_listed(scope["method"]):
         return False
     return status < 400 or (needs.role is not None and state.get("let_in", False))
 
 
-def _gate(scope: Scope) -> Gate:
-    gate: Gate = scope["app"].state.gate
+def _authenticator(scope: Scope) -> Authenticator:
+    gate: Authenticator = scope["app"].state.gate
     return gate
 
 
-def _line(scope: Scope, outcome: str, detail: dict[str, int] | None = None) -> Line:
+def _entry(scope: Scope, outcome: str, detail: dict[str, int] | None = None) -> AuditEntry:
     state = scope.get("state", {})
     caller: Caller | None = state.get("caller")
     peer: Peer | None = scope.get(SCOPE)
     route = getattr(scope.get("route"), "path", "") or scope["path"]
     subject = state.get("subject") or " ".join(str(part) for part in scope.get("path_params", {}).values())
-    return Line(
+    return AuditEntry(
         what=f"{scope['method']} {route}",
         outcome=outcome,
         operator=caller.operator if caller else "",
@@ -118,6 +119,6 @@ def _address(scope: Scope) -> str:
     return client[0] if client else "?"
 
 
-def _place(scope: Scope) -> str:
+def _client_key(scope: Scope) -> str:
     caller: Caller | None = scope.get("state", {}).get("caller")
-    return caller.operator if caller else place_of(_address(scope))
+    return caller.operator if caller else client_key(_address(scope))

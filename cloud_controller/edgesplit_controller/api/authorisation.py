@@ -1,10 +1,10 @@
-"""Who may call what. Every route is made by one of the functions here, which say whom it lets in: before its body is
-read, it is found out who calls (`gate`), and whether their role is enough.
+"""Authorisation of API calls. Every route is created by one of the functions here, which declare the permissions that
+it needs; before its body is read, the caller is authenticated (`access.authenticator`) and its role is checked.
 
-A routes module makes its routers with `viewer_routes()`, `operator_routes()` or `admin_routes()`. What a caller may not
-see is kept from them by `work.controller_of(request)`: its devices are those of the caller's groups, and for a caller
-the others do not exist (404). `caller_of(request)` says who calls, for what is not about devices; `about(request, ...)`
-says for the audit log what a call was about, where its path does not.
+A routes module creates its routers with `viewer_routes()`, `operator_routes()` or `admin_routes()`. Visibility of
+devices is enforced by `dispatch.controller_of(request)`: devices outside of the caller's groups do not exist for it
+(404). `caller_of(request)` returns the caller, for what is not about devices; `about(request, ...)` sets the subject in
+the audit log where the path does not contain it.
 """
 
 from __future__ import annotations
@@ -20,144 +20,159 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
 from edgesplit.observability import log_format
-from edgesplit_controller.access.authenticator import Gate, Presented
+from edgesplit_controller.access.authenticator import Authenticator, PresentedCredentials
 from edgesplit_controller.access.tls_peer import SCOPE, Peer
 from edgesplit_controller.caller import OWNER as OPERATOR
-from edgesplit_controller.caller import Caller, Role, asks
-from edgesplit_controller.errors import NotAllowed
+from edgesplit_controller.caller import Caller, Role, set_current_operator
+from edgesplit_controller.errors import PermissionDenied
 
-__all__ = ["OPERATOR", "Caller", "Role", "about", "admin_routes", "caller_of", "operator_routes", "viewer_routes"]
+__all__ = [
+    "OPERATOR",
+    "Caller",
+    "Role",
+    "admin_routes",
+    "caller_of",
+    "operator_routes",
+    "set_audit_subject",
+    "viewer_routes",
+]
 
 COOKIE = "__Host-edgesplit"
+"""Name of the session cookie."""
 CSRF_HEADER = "x-csrf-token"
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing."""
 
 
-class Door(enum.Enum):
-    """By what a caller may come."""
+class Authentication(enum.Enum):
+    """Ways of authentication that a route accepts."""
 
     ANY = "certificate and token, or session"
     CERTIFICATE = "certificate and token"
-    """What hands out a secret or a model, brings code in, or changes who may what: not for a browser's session, which
-    needs no key that somebody holds."""
+    """For routes that return a secret or a model, accept code, or change permissions: a browser session is not enough,
+    because it needs no private key."""
     OPEN = "anybody"
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a route asks of its caller."""
+class Permissions:
+    """Permissions that a route needs."""
 
     role: Role | None
-    """None: nothing, or what the route finds out itself."""
-    door: Door = Door.ANY
+    """None: any caller, or the route checks the caller itself."""
+    authentication: Authentication = Authentication.ANY
     everywhere: bool = False
-    """Only for who is not limited to some groups."""
+    """Only for callers that are not limited to some groups."""
     audited: bool = True
-    """Calls that change something are in the audit log; so are those that hand something out."""
+    """Whether changes, and calls that return a secret or a model, are in the audit log."""
 
     def check(self, caller: Caller) -> None:
-        """NotAllowed for whoever lacks the role."""
+        """Raise PermissionDenied unless the caller has these permissions."""
         if self.role is not None and caller.role < self.role:
-            raise NotAllowed(f"this takes the role {self.role.word}, and {caller.operator} is {caller.role.word}")
-        if self.everywhere and not caller.everywhere:
-            raise NotAllowed(f"this is about all groups, and {caller.operator} is for some of them")
-        if self.door is Door.CERTIFICATE and not caller.serial:
-            raise NotAllowed("not from a browser's session: use edgectl, with the operator's certificate")
+            raise PermissionDenied(f"this takes the role {self.role.word}, and {caller.operator} is {caller.role.word}")
+        if self.everywhere and not caller.has_all_groups:
+            raise PermissionDenied(f"this is about all groups, and {caller.operator} is for some of them")
+        if self.authentication is Authentication.CERTIFICATE and not caller.serial:
+            raise PermissionDenied("not from a browser's session: use edgectl, with the operator's certificate")
 
-    def changes(self, method: str) -> bool:
-        """Is something changed by such a call? Then it is in the audit log before it is done."""
-        return self.audited and method not in SAFE
+    def is_change(self, method: str) -> bool:
+        """Whether a call with this method changes something, and so has an entry in the audit log before it is done."""
+        return self.audited and method not in SAFE_METHODS
 
     def is_listed(self, method: str) -> bool:
-        """Does each such call get a line in the audit log that says how it ended?"""
-        return self.changes(method) or (self.audited and self.door is Door.CERTIFICATE)
+        """Whether each call with this method gets an audit log entry with its outcome."""
+        return self.is_change(method) or (self.audited and self.authentication is Authentication.CERTIFICATE)
 
 
 class GuardedRoute(APIRoute):
-    """A route that lets in who has what it needs, and nobody else."""
+    """A route that runs its handler only for callers with the permissions in `needs`."""
 
-    needs: ClassVar[Needs]
+    needs: ClassVar[Permissions]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler behind the door."""
+        """The handler, preceded by authentication, authorisation and the audit log."""
         handle, needs = super().get_route_handler(), self.needs
 
         async def guarded(request: Request) -> Response:
             request.state.needs = needs
             if needs.role is not None:
-                gate: Gate = request.app.state.gate
-                request.state.caller = caller = await run_in_threadpool(gate.let_in, presented_by(request))
+                gate: Authenticator = request.app.state.gate
+                request.state.caller = caller = await run_in_threadpool(gate.authenticate, parse_credentials(request))
                 needs.check(caller)
-                asks(caller.operator)
-                log_format.note(operator=caller.operator)
-            await request.scope["edgesplit.audit"].asked(request.scope)
+                set_current_operator(caller.operator)
+                log_format.add_to_log_context(operator=caller.operator)
+            # After the checks and before the body is read: a refused call changes nothing and precedes no entry.
+            await request.scope["edgesplit.audit"].on_authorised(request.scope)
             return await handle(request)
 
         return guarded
 
 
 def viewer_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
-    """Routes that read. `certificate`: not for browser sessions; `everywhere`: not for operators of some groups."""
-    return _routes(Needs(Role.VIEWER, _door(certificate), everywhere))
+    """Router for routes that read. `certificate`: not for browser sessions; `everywhere`: not for operators of some
+    groups."""
+    return _routes(Permissions(Role.VIEWER, _authentication(certificate), everywhere))
 
 
 def operator_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
-    """Routes that change models, devices and deployments; the words as above."""
-    return _routes(Needs(Role.OPERATOR, _door(certificate), everywhere))
+    """Router for routes that change models, devices and deployments. `certificate`: not for browser sessions;
+    `everywhere`: not for operators of some groups."""
+    return _routes(Permissions(Role.OPERATOR, _authentication(certificate), everywhere))
 
 
 def admin_routes(*, everywhere: bool = True) -> APIRouter:
-    """Routes that change keys and operators: never for browser sessions; `everywhere`: for admins of all groups."""
-    return _routes(Needs(Role.ADMIN, Door.CERTIFICATE, everywhere))
+    """Router for routes that change keys and operators, never for browser sessions; `everywhere`: not for admins of
+    some groups."""
+    return _routes(Permissions(Role.ADMIN, Authentication.CERTIFICATE, everywhere))
 
 
 def open_routes(*, audited: bool = True) -> APIRouter:
-    """Routes for everybody, or that find out themselves who calls."""
-    return _routes(Needs(None, Door.OPEN, audited=audited))
+    """Router for routes without authentication, or which authenticate the caller themselves."""
+    return _routes(Permissions(None, Authentication.OPEN, audited=audited))
 
 
 def page_routes() -> APIRouter:
-    """The dashboard's own files, below `/` itself: for everybody."""
-    return _routes(Needs(None, Door.OPEN, audited=False), prefix="")
+    """Router for the dashboard's own files, below `/`, without authentication."""
+    return _routes(Permissions(None, Authentication.OPEN, audited=False), prefix="")
 
 
 def caller_of(request: Request) -> Caller:
-    """Who calls; only on routes that let in operators."""
+    """The authenticated caller; only on routes that need a role."""
     caller: Caller = request.state.caller
     return caller
 
 
-def about(request: Request, *subjects: str) -> None:
-    """For the audit log: what this call is about. Never a secret."""
+def set_audit_subject(request: Request, *subjects: str) -> None:
+    """Set the subject of this call in the audit log. Must never contain a secret."""
     request.state.subject = " ".join(subject for subject in subjects if subject)
 
 
-def presented_by(request: Request) -> Presented:
-    """What a request shows of who sent it."""
+def parse_credentials(request: Request) -> PresentedCredentials:
+    """The credentials in a request."""
     peer: Peer | None = request.scope.get(SCOPE)
     headers = request.headers
-    return Presented(
+    return PresentedCredentials(
         address=request.client.host if request.client else "?",
         peer=peer,
         authorization=tuple(headers.getlist("authorization")),
         session=tuple(_cookies(headers.getlist("cookie"))),
-        changes=request.method not in SAFE,
+        is_change=request.method not in SAFE_METHODS,
         csrf=headers.get(CSRF_HEADER, ""),
-        foreign=_is_foreign(request),
+        is_cross_origin=_is_cross_origin(request),
     )
 
 
-def _routes(needs: Needs, prefix: str = "/v1") -> APIRouter:
+def _routes(needs: Permissions, prefix: str = "/v1") -> APIRouter:
     guarded = type("GuardedRoute", (GuardedRoute,), {"needs": needs})
     return APIRouter(prefix=prefix, route_class=guarded, generate_unique_id_function=lambda route: route.name)
 
 
-def _door(certificate: bool) -> Door:
-    return Door.CERTIFICATE if certificate else Door.ANY
+def _authentication(certificate: bool) -> Authentication:
+    return Authentication.CERTIFICATE if certificate else Authentication.ANY
 
 
 def _cookies(headers: list[str]) -> Iterator[str]:
-    """Every value that our cookie has, twice if it was sent twice; a header that is none has none."""
+    """Every value of the session cookie, twice if it was sent twice; malformed parts are skipped."""
     for header in headers:
         for part in header.split(";"):
             name, equals, value = part.strip().partition("=")
@@ -165,8 +180,9 @@ def _cookies(headers: list[str]) -> Iterator[str]:
                 yield value
 
 
-def _is_foreign(request: Request) -> bool:
-    """Does the browser say that another origin's page sent this? Who says nothing is no browser of today."""
+def _is_cross_origin(request: Request) -> bool:
+    """Whether the browser reports that a page of another origin sent the request. A client that sends neither header is
+    not a current browser."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return True
     origin = request.headers.get("origin")

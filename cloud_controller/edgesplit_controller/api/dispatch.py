@@ -1,6 +1,7 @@
-"""How a route reaches the controller: at once, or in its turn.
+"""How a route calls the controller: directly, or through the queue of heavy jobs.
 
-Heavy work runs one at a time in a thread of its own, so that nothing else waits for it.
+Heavy jobs (measure, plan, slice, sign) run one at a time on a thread of their own, so that no other call waits for
+them.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from edgesplit.errors import Busy
 from edgesplit_controller.caller import Caller
 from edgesplit_controller.controller import Controller
 
-WAITING_HEAVY = 16
-"""Heavy calls that may wait; more are told to come back."""
+MAX_HEAVY_JOBS = 16
+"""Heavy calls that may be queued or running; further ones are refused with Busy (429)."""
 T = TypeVar("T")
 
 
-class Heavy:
-    """One thread for what measures, plans, cuts and signs; the rest of the API never waits for it."""
+class HeavyJobQueue:
+    """Queue of heavy jobs with one worker thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._waiting = 0
-        # A daemon: at the end nothing waits for a plan, and what is half done is done again.
+        # A daemon thread: shutdown does not wait for a plan, and unfinished work is repeated on request.
         threading.Thread(target=self._work, name="heavy", daemon=True).start()
 
     @property
     def waiting(self) -> int:
-        """Calls that wait, or run."""
+        """Calls that are queued or running."""
         return self._waiting
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work` when its turn comes; Busy when too many wait. Called on the event loop."""
-        if self._waiting >= WAITING_HEAVY:
+        """Queue `work` and await its result; Busy if the queue is full. Call on the event loop."""
+        if self._waiting >= MAX_HEAVY_JOBS:
             raise Busy(f"{self._waiting} plans and deployments wait already; try again later")
         future: Future[T] = Future()
         self._waiting += 1
         try:
-            context = copy_context()  # who asks for it
+            context = copy_context()  # the job sees the same current operator and log context
             self._queue.put((future, lambda: context.run(work, *arguments)))
             return await asyncio.wrap_future(future)
         finally:
             self._waiting -= 1
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` when its turn comes; for what the controller does by itself, which comes one at a time."""
+        """Queue `work` for the controller itself, which submits one job at a time and so needs no limit."""
         future: Future[T] = Future()
         self._queue.put((future, work))
         return future
@@ -68,13 +69,13 @@ class Heavy:
 
 
 def controller_of(request: Request) -> Controller:
-    """The controller that this application is of, for who calls: devices of other groups do not exist for them."""
+    """The controller, limited to the devices that are visible to the caller of this request."""
     controller: Controller = request.app.state.controller
     caller: Caller | None = getattr(request.state, "caller", None)
-    return controller if caller is None else controller.within(caller.groups)
+    return controller if caller is None else controller.scoped_to(caller.groups)
 
 
-async def heavily(request: Request, work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work` when its turn comes."""
-    heavy: Heavy = request.app.state.heavy
+async def run_heavy(request: Request, work: Callable[..., T], *arguments: Any) -> T:
+    """Queue `work` as a heavy job and await its result; Busy if the queue is full."""
+    heavy: HeavyJobQueue = request.app.state.heavy
     return await heavy.run(work, *arguments)

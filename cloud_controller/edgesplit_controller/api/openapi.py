@@ -1,4 +1,4 @@
-"""docs/openapi.json: the API as OpenAPI 3.1 describes it, made of the routes, their bodies and `shapes`.
+"""Generates docs/openapi.json: the API as OpenAPI 3.1, from the routes, `request_models` and `response_models`.
 
 `python -m edgesplit_controller.api.openapi > docs/openapi.json` writes it; a test compares the two.
 """
@@ -13,8 +13,8 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 
 import edgesplit
-from edgesplit_controller.api.access_reference import declared
-from edgesplit_controller.api.authorisation import COOKIE, Door, Needs
+from edgesplit_controller.api.access_reference import declared_routes
+from edgesplit_controller.api.authorisation import COOKIE, Authentication, Permissions
 from edgesplit_controller.api.response_models import Problem
 
 CERTIFICATE, TOKEN, SESSION, CSRF = "operatorCertificate", "operatorToken", "session", "csrf"
@@ -34,7 +34,8 @@ SCHEMES: dict[str, Any] = {
         "description": "Of the session, from GET /v1/session: needed for whatever is not a GET.",
     },
 }
-REASONS = {
+"""OpenAPI security schemes."""
+ERROR_DESCRIPTIONS = {
     400: "What was sent is not what this takes.",
     401: "It was not shown who calls, or not by what is good.",
     403: "Who calls may not.",
@@ -45,39 +46,44 @@ REASONS = {
     429: "Too often, or too much waits: come back after `Retry-After` seconds.",
     503: "Something that is needed does not answer.",
 }
-OTHERWISE = "Any other error; of 500 the controller's log says more."
+"""Description of each error status."""
+DEFAULT_ERROR_DESCRIPTION = "Any other error; of 500 the controller's log says more."
+"""Description of the default error response."""
 INFO = (
     "What edgectl and the dashboard speak. Errors are objects with `error` (for people) and `kind` (for programs)."
     " Each answer has an `X-Request-Id`, which the controller's log and its audit log name too."
 )
+"""Description of the API."""
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The description of this application."""
-    made = get_openapi(title="edgesplit controller", version=edgesplit.__version__, description=INFO, routes=app.routes)
-    needs = {(one.method.lower(), one.path): one.needs for one in declared(list(app.router.routes))}
-    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of this application."""
+    document = get_openapi(
+        title="edgesplit controller", version=edgesplit.__version__, description=INFO, routes=app.routes
+    )
+    needs = {(route.method.lower(), route.path): route.needs for route in declared_routes(list(app.router.routes))}
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     schemas["Problem"] = Problem.model_json_schema()
-    made["components"]["securitySchemes"] = SCHEMES
-    made["components"]["responses"] = {
-        **{f"Problem{status}": _problem(text) for status, text in REASONS.items()},
-        "Problem": _problem(OTHERWISE),
+    document["components"]["securitySchemes"] = SCHEMES
+    document["components"]["responses"] = {
+        **{f"Problem{status}": _problem_response(text) for status, text in ERROR_DESCRIPTIONS.items()},
+        "Problem": _problem_response(DEFAULT_ERROR_DESCRIPTION),
     }
-    for path, operations in made["paths"].items():
+    for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _finish(operation, method, needs.get((method, path)))
-    return made
+            _complete_operation(operation, method, needs.get((method, path)))
+    return document
 
 
-def _finish(operation: dict[str, Any], method: str, needs: Needs | None) -> None:
-    """What FastAPI does not know of an operation: who may, and every way in which it can fail."""
+def _complete_operation(operation: dict[str, Any], method: str, needs: Permissions | None) -> None:
+    """Add what FastAPI does not know of an operation: its permissions, and every error response."""
     operation["responses"].pop("422", None)
-    for answer in operation["responses"].values():
-        for content in answer.get("content", {}).values():
+    for response in operation["responses"].values():
+        for content in response.get("content", {}).values():
             _only_reference(content.get("schema", {}))
-    for status in REASONS:
+    for status in ERROR_DESCRIPTIONS:
         operation["responses"].setdefault(str(status), {"$ref": f"#/components/responses/Problem{status}"})
     operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
     operation["security"] = list(_security(method, needs))
@@ -86,16 +92,16 @@ def _finish(operation: dict[str, Any], method: str, needs: Needs | None) -> None
         operation["description"] = f"{operation.get('description', '')}\n\nFor: {needs.role.word}{scope}.".strip()
 
 
-def _security(method: str, needs: Needs | None) -> Iterator[dict[str, list[str]]]:
+def _security(method: str, needs: Permissions | None) -> Iterator[dict[str, list[str]]]:
     if needs is None or needs.role is None:
         return
     yield {CERTIFICATE: [], TOKEN: []}
-    if needs.door is not Door.CERTIFICATE:
+    if needs.authentication is not Authentication.CERTIFICATE:
         yield {SESSION: []} if method == "get" else {SESSION: [], CSRF: []}
 
 
 def _only_reference(schema: dict[str, Any]) -> None:
-    """Where a shape is named, what FastAPI made of the function's annotation beside it goes."""
+    """Remove what FastAPI adds beside a `$ref` from the handler's return annotation."""
     for part in (schema, schema.get("items", {})):
         if "$ref" in part:
             reference = part["$ref"]
@@ -103,23 +109,23 @@ def _only_reference(schema: dict[str, Any]) -> None:
             part["$ref"] = reference
 
 
-def _problem(text: str) -> dict[str, Any]:
+def _problem_response(text: str) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 
 
-def described_routers(routers: Iterable[APIRouter]) -> dict[str, Any]:
-    """The description of an application of these routers alone."""
+def document_of_routers(routers: Iterable[APIRouter]) -> dict[str, Any]:
+    """The OpenAPI document of an application with only these routers."""
     app = FastAPI(openapi_url=None)
     for router in routers:
         app.include_router(router)
-    return describe(app)
+    return openapi_document(app)
 
 
 def main() -> None:
-    """Print it."""
+    """Print the OpenAPI document of the whole API."""
     from edgesplit_controller.api.app import ROUTERS
 
-    print(json.dumps(described_routers(ROUTERS), indent=1, ensure_ascii=False))
+    print(json.dumps(document_of_routers(ROUTERS), indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

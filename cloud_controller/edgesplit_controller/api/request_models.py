@@ -1,4 +1,4 @@
-"""What the API takes in: each body with its bounds, and how it becomes what the controller's modules take."""
+"""Request bodies of the API with their limits, and their conversion to the types of the controller's packages."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgesplit_controller.fleet.devices import CLAIM_S
-from edgesplit_controller.fleet.selector import MOST_LETTERS
-from edgesplit_controller.planning.planner_service import OWN_CLASS, Wish
+from edgesplit_controller.fleet.selector import MAX_CHARS
+from edgesplit_controller.planning.planner_service import OWN_CLASS, PlanOptions
 from edgesplit_controller.rollout.gates import MOST_GATES
-from edgesplit_controller.rollout.request import Asked
+from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.rollout.terms import MOST_STAGES
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
 
 
 class Body(BaseModel):
-    """A JSON body: what is not known is refused."""
+    """A JSON body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ProfileBody(Body):
-    """Where to measure."""
+    """Where to measure a model, and what."""
 
     on: str = Field(default="local", max_length=100)
-    """`local`, or a device that runs the model: what it measured at work in the last day."""
+    """`local`, or the name of a device that runs the model: its own measurements of the last day."""
     codecs: bool = False
-    """Also what every lossy codec does to the answers for the model's samples."""
+    """Also measure the effect of every lossy codec on the results for the model's samples."""
     device: str = OWN_CLASS
-    """The device profile whose predictions stand beside what is measured."""
+    """The device profile whose predicted times are returned beside the measured ones."""
 
 
 class SampleBody(Body):
-    """One sample: a JPEG, or tensors by name as .npz; base64."""
+    """One sample input, in base64: a JPEG (`frame`), or tensors by name as .npz (`tensors`)."""
 
     frame: str | None = None
     tensors: str | None = None
     label: int | None = None
-    """The class that it shows, as the model counts them."""
+    """Index of the class that the sample shows."""
 
 
 class SamplesBody(Body):
-    """Sample inputs."""
+    """Sample inputs of a model."""
 
     samples: list[SampleBody] = Field(max_length=256)
 
 
-class WishBody(Body):
-    """What is asked of a plan."""
+class PlanOptionsBody(Body):
+    """Options of a plan."""
 
     model: str
     partition: str = "auto"
@@ -58,12 +58,12 @@ class WishBody(Body):
     link: str | None = None
     objective: str | dict[str, float] = "latency"
     offload: str = Field(default="", max_length=500)
-    """A server that is not ours, where the far halves run."""
+    """URL of a third-party inference server that runs the remote halves."""
 
-    def wish(self) -> Wish:
-        """As planning takes it."""
+    def to_options(self) -> PlanOptions:
+        """The options as the planner takes them."""
         codecs = tuple(self.codecs) if self.codecs else None
-        return Wish(
+        return PlanOptions(
             partition=self.partition,
             limits=self.limits,
             codecs=codecs,
@@ -72,8 +72,8 @@ class WishBody(Body):
         )
 
 
-class PlanBody(WishBody):
-    """A plan to be made."""
+class PlanBody(PlanOptionsBody):
+    """A plan to be made for a device profile."""
 
     device: str
 
@@ -82,7 +82,7 @@ Text = Annotated[str, Field(max_length=200)]
 
 
 class RolloutBody(Body):
-    """On what terms a release goes out (`rollout.asked.Asked`): each as the command line spells it."""
+    """Terms of a rollout (`rollout.request`), each in the command line's notation."""
 
     stages: list[Text] = Field(default=[], max_length=MOST_STAGES)
     rate: Text = ""
@@ -96,100 +96,100 @@ class RolloutBody(Body):
     between: Text = ""
     gates: list[Text] = Field(default=[], max_length=MOST_GATES)
     gate_after: Text = ""
-    prefer: str = Field(default="", max_length=MOST_LETTERS)
+    prefer: str = Field(default="", max_length=MAX_CHARS)
     follow: bool = False
     when_failed: Text = "stay"
     unless_busy: bool = False
 
-    def asked(self) -> Asked:
-        """As rollouts take it."""
-        return msgspec.convert(self.model_dump(), Asked)
+    def to_request(self) -> RolloutRequest:
+        """The terms as `rollout` takes them."""
+        return msgspec.convert(self.model_dump(), RolloutRequest)
 
 
-class DeployBody(WishBody):
+class DeployBody(PlanOptionsBody):
     """A deployment to be made."""
 
     to: list[str] = Field(max_length=10_000)
     now: bool = False
-    """Fetched at once, whatever hours devices keep for fetching."""
+    """Devices fetch it at once, whatever their fetch window."""
     encrypt: bool = False
-    """Slices and golden inputs travel and are kept as ciphertext."""
+    """Slices and golden inputs are sent and stored encrypted."""
     recut: bool = False
-    """Signed by the planner, as another cut of a release."""
+    """Sign with the planner's key, as another cut of an existing release."""
     elsewhere: bool = False
-    """The release key lies elsewhere: answer what it must sign."""
+    """The release key is on another machine: return what it must sign."""
     rollout: RolloutBody = RolloutBody()
 
-    def wish(self) -> Wish:
-        """As planning and releasing take it."""
-        return msgspec.structs.replace(super().wish(), encrypt=self.encrypt)
+    def to_options(self) -> PlanOptions:
+        """The options as planning and releases take them."""
+        return msgspec.structs.replace(super().to_options(), encrypt=self.encrypt)
 
 
 class SignedBody(DeployBody):
-    """A deployment that was prepared, and the list of releases with it, signed."""
+    """A deployment that was prepared before, and the signed targets metadata with its release."""
 
     release: str = Field(max_length=64)
     next_targets: str
 
 
 class DeployAgentBody(Body):
-    """A version of the agent for some devices."""
+    """A deployment of a version of the agent."""
 
     version: str = Field(max_length=40)
     to: list[str]
     now: bool = False
     elsewhere: bool = False
-    """The release key lies elsewhere: answer what it must sign."""
+    """The release key is on another machine: return what it must sign."""
     rollout: RolloutBody = RolloutBody()
     release: str = Field(default="", max_length=64)
     next_targets: str = ""
-    """Both: signed elsewhere."""
+    """Signed targets metadata; with `release`, the result of signing on another machine."""
 
 
 class PublicKeyBody(Body):
-    """A key without its private part."""
+    """The public part of a key."""
 
     keyid: str = Field(max_length=128)
     public: dict[str, Any]
 
 
 class KeyChangeBody(Body):
-    """What shall become of the keys (`key_changes.KeyChange`)."""
+    """A change of the signing keys: new root keys and threshold, a new release key, or roles with new keys."""
 
     root_keys: list[PublicKeyBody] = Field(default=[], max_length=64)
     threshold: int = Field(default=0, ge=0, le=64)
     release_key: PublicKeyBody | None = None
     anew: list[str] = Field(default=[], max_length=16)
 
-    def change(self) -> KeyChange:
-        """As `rotation` takes it."""
+    def to_change(self) -> KeyChange:
+        """The change as `tuf.rotation` takes it."""
         release = PublicKey(self.release_key.keyid, self.release_key.public) if self.release_key else None
-        root = tuple(PublicKey(one.keyid, one.public) for one in self.root_keys)
+        root = tuple(PublicKey(key.keyid, key.public) for key in self.root_keys)
         return KeyChange(root, self.threshold, release, tuple(self.anew))
 
 
 class SignatureBody(Body):
-    """A signature that was made elsewhere."""
+    """A signature that was made on another machine."""
 
     keyid: str = Field(max_length=128)
     sig: str = Field(max_length=16_384, pattern="^[0-9a-f]+$")
 
 
 class SignaturesBody(Body):
-    """Signatures for the change that waits."""
+    """Signatures for the pending key change."""
 
     root: list[SignatureBody] = Field(default=[], max_length=64)
     targets: list[SignatureBody] = Field(default=[], max_length=64)
 
 
 class RenewedBody(Body):
-    """A list of releases with a later end, signed."""
+    """Signed targets metadata with a later expiry."""
 
     next_targets: str
 
 
 class ClaimBody(Body):
-    """A device to come."""
+    """A claim for a device that is going to enrol."""
 
     device: str
     device_class: str
@@ -199,60 +199,60 @@ class ClaimBody(Body):
     expires_s: int = CLAIM_S
     replace: bool = False
     gateway: str = Field(default="", max_length=300)
-    """HOST:PORT at which it finishes inferences for others; empty for a device like any other."""
+    """HOST:PORT at which other devices offload to this one; empty for a device that is not a gateway."""
 
 
 class DescribeBody(Body):
-    """What a device is found by."""
+    """Changes to a device's group and labels."""
 
     group: str | None = None
-    """None: as it is."""
+    """None: the group does not change."""
     labels: dict[str, str | None] = Field(default={}, max_length=64)
-    """Beside those that it has; null takes one away."""
+    """Labels to add or change; null removes a label."""
 
 
 class LeadBody(Body):
-    """Through whom devices offload."""
+    """The gateway that devices offload through."""
 
     devices: list[str] = Field(max_length=10_000)
     gateway: str
-    """A gateway's name, or `none`."""
+    """Name of a gateway, or `none`."""
     link: str = ""
-    """Theirs from now on."""
+    """Link of these devices from now on; empty: as it is."""
 
 
 class PapersBody(Body):
-    """For whom a bundle is."""
+    """What a release bundle is made for."""
 
     devices: list[str] = Field(min_length=1, max_length=10_000)
     """Names, groups and labels, as for a deployment."""
     models: list[str] = Field(default=[], max_length=256)
-    """Only these; empty: all that they shall run."""
+    """Only these models; empty: all that the devices shall run."""
     valid_s: int = Field(default=0, ge=0, le=3_700 * 86_400)
-    """It must be good for so long at least."""
+    """Shortest validity that the bundle must have, in seconds."""
 
 
 class GatewayBody(Body):
-    """A gateway's server that wants a certificate."""
+    """A certificate request of a gateway's server."""
 
     csr_pem: str = Field(max_length=8_192)
 
 
 class EnrolBody(Body):
-    """A device that has come."""
+    """Enrolment of a device: claim token, certificate request and encryption key."""
 
     token: str = Field(max_length=256)
     csr_pem: str = Field(max_length=8_192)
     encryption_key: str = Field(default="", max_length=64)
-    """Base64."""
+    """X25519 public key of the device, base64."""
     encryption_signature: str = Field(default="", max_length=256)
-    """Base64."""
+    """Signature of the encryption key by the certificate's key, base64."""
 
 
 class RenewBody(Body):
-    """A device whose certificate grows old."""
+    """Renewal of a device's certificate."""
 
     certificate_pem: str = Field(max_length=8_192)
     csr_pem: str = Field(max_length=8_192)
     signature: str = Field(max_length=256)
-    """Base64."""
+    """Signature by the old certificate's key, base64."""

@@ -1,4 +1,4 @@
-"""What a request carries, made into plain values: its body as a file, base64, bindings."""
+"""Parses what a request contains into plain values: the body as a file, base64 fields, dimension bindings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from edgesplit.errors import Busy, EdgeError, LinkError, UsageError
 from edgesplit_controller.api.dispatch import controller_of
 
 BLOCK_BYTES = 1 << 20
+"""Bytes that are buffered before each write to disk."""
 
 
 def parse_bindings(words: list[str]) -> dict[str, int]:
-    """`DIM=N` each; UsageError for anything else."""
+    """Parse `DIMENSION=LENGTH` words; UsageError for anything else."""
     bindings = {}
     for word in words:
         name, _, length = word.rpartition("=")
@@ -30,14 +31,15 @@ def parse_bindings(words: list[str]) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def uploaded(request: Request, what: str) -> AsyncIterator[Path]:
-    """The body as a file among what comes in, for as long as it is looked at. Busy where too many of `what` come."""
+async def uploaded_file(request: Request, what: str) -> AsyncIterator[Path]:
+    """The body as a temporary file, deleted at the end of the context. Busy if four uploads run already; `what` names
+    them in that error."""
     if not request.app.state.pushing.acquire(blocking=False):
         raise Busy(f"four {what} are on their way already; try again later")
     try:
         part = controller_of(request).blobs.incoming_file()
         try:
-            await receive(request, part)
+            await write_body(request, part)
             yield part
         finally:
             part.unlink(missing_ok=True)
@@ -45,13 +47,13 @@ async def uploaded(request: Request, what: str) -> AsyncIterator[Path]:
         request.app.state.pushing.release()
 
 
-async def receive(request: Request, part: Path) -> None:
-    """The body into a file; its size was bounded on the way here."""
+async def write_body(request: Request, part: Path) -> None:
+    """Write the body to the file `part`; middleware has limited its size. LinkError if the client disconnects."""
     with part.open("wb") as file:
         block = bytearray()
         try:
-            async for piece in request.stream():
-                block += piece
+            async for received in request.stream():
+                block += received
                 if len(block) >= BLOCK_BYTES:
                     await run_in_threadpool(file.write, bytes(block))
                     block.clear()
@@ -62,8 +64,8 @@ async def receive(request: Request, part: Path) -> None:
             raise EdgeError(f"the upload cannot be kept: {error.strerror}") from error
 
 
-def from_base64(text: str, what: str = "a sample") -> bytes:
-    """The bytes; UsageError for what is not base64."""
+def parse_base64(text: str, what: str = "a sample") -> bytes:
+    """Decode base64; UsageError, naming `what`, for anything else."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What the API answers, for its description (docs/openapi.json): the fields that a client may rely on.
+"""Response bodies of the API, for its OpenAPI document (docs/openapi.json): the fields that a client may rely on.
 
-Answers are what the modules below make; nothing is filtered or converted by these, so that a field more costs nobody a
-change here. That they are true is what the tests against the description hold the answers to.
+Responses are made by the controller's packages; these models neither filter nor convert them, so that a new field needs
+no change here. Tests check every response against the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 
-class Shape(BaseModel):
+class ResponseModel(BaseModel):
     """An object with at least these fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Problem(Shape):
-    """Why it was not done. `kind` is the class in `edgesplit.errors`."""
+class Problem(ResponseModel):
+    """An error. `kind` is the class in `edgesplit.errors`."""
 
     error: str
     kind: str
 
 
-class Health(Shape):
-    """It answers."""
+class Health(ResponseModel):
+    """The API is up."""
 
     status: str
     version: str
 
 
-class ConditionShape(Shape):
-    """The process of the controller that answers, and what waits in it."""
+class ConditionShape(ResponseModel):
+    """Status of the controller process that answers, and the length of its queues."""
 
     version: str
     time: float
@@ -40,8 +40,8 @@ class ConditionShape(Shape):
     waiting: dict[str, float]
 
 
-class EnrolledShape(Shape):
-    """A certificate, and where everything is."""
+class EnrolledShape(ResponseModel):
+    """A device certificate, and the addresses of the installation."""
 
     device: str
     certificate_pem: str
@@ -51,20 +51,20 @@ class EnrolledShape(Shape):
     offload_url: str
 
 
-class Certificate(Shape):
+class Certificate(ResponseModel):
     """A certificate."""
 
     certificate_pem: str
 
 
-class TensorShape(Shape):
-    """An input or an output of a model."""
+class TensorShape(ResponseModel):
+    """An input or output tensor of a model."""
 
     name: str
 
 
-class ModelLine(Shape):
-    """A model in a list."""
+class ModelLine(ResponseModel):
+    """A model in a list, with the number of its layers."""
 
     model: str
     name: str
@@ -80,13 +80,13 @@ class ModelLine(Shape):
     layers: int
 
 
-class LayerShape(Shape):
+class LayerShape(ResponseModel):
     """A layer of a model."""
 
     name: str
 
 
-class ModelShape(Shape):
+class ModelShape(ResponseModel):
     """A model with its layers."""
 
     model: str
@@ -103,14 +103,14 @@ class ModelShape(Shape):
     layers: list[LayerShape]
 
 
-class SamplesShape(Shape):
-    """How many sample inputs a model has."""
+class SamplesShape(ResponseModel):
+    """Number of sample inputs that a model has."""
 
     model: str
     samples: int
 
 
-class CostsShape(Shape):
+class CostsShape(ResponseModel):
     """A costs file (docs/costs.md)."""
 
     format: str
@@ -118,12 +118,13 @@ class CostsShape(Shape):
     layers: list[LayerShape]
 
 
-class PlanShape(Shape):
-    """A plan for people: candidates, ranges, certificate."""
+class PlanShape(ResponseModel):
+    """A plan with its candidates, sensitivity ranges and optimality certificate."""
 
 
-class Deployed(Shape):
-    """What was planned for whom; with `deployment`, also told to them, and without, waiting for a signature."""
+class Deployed(ResponseModel):
+    """What was planned, and for which devices. With `deployment` its rollout has begun; without it, the release awaits
+    a signature."""
 
     release: str
     model: str
@@ -134,8 +135,8 @@ class Deployed(Shape):
     deployment: int | None = None
 
 
-class AgentBuild(Shape):
-    """The wheels of one version of the agent for one Python and machine."""
+class AgentBuild(ResponseModel):
+    """The wheels of one agent version for one Python version and machine type."""
 
     python: str
     machine: str
@@ -144,8 +145,8 @@ class AgentBuild(Shape):
     sha256: str
 
 
-class PushedAgent(Shape):
-    """A version of the agent, after a build of it came."""
+class PushedAgent(ResponseModel):
+    """An agent version after a build was uploaded; `created` is true for a new version."""
 
     version: str
     model: str
@@ -154,8 +155,8 @@ class PushedAgent(Shape):
     created: bool
 
 
-class AgentShape(Shape):
-    """A version of the agent, and how many devices are of it."""
+class AgentShape(ResponseModel):
+    """An agent version, and the number of devices that run it."""
 
     version: str
     model: str
@@ -164,8 +165,8 @@ class AgentShape(Shape):
     devices: int
 
 
-class DeploymentShape(Shape):
-    """A release on its way to chosen devices."""
+class DeploymentShape(ResponseModel):
+    """A release and the devices that it was deployed to."""
 
     id: int
     release: str
@@ -175,19 +176,19 @@ class DeploymentShape(Shape):
     created: float
 
 
-class Drifted(Shape):
-    """What plans of a model assumed, and what was measured since."""
+class Drifted(ResponseModel):
+    """What the plans of a model assumed, and what devices measured since."""
 
 
-class Proposal(Shape):
-    """Another table that was proposed, and what became of it."""
+class Proposal(ResponseModel):
+    """A proposed new plan for a model, and what became of the proposal."""
 
 
-class Policy(Shape):
-    """What may become of a model's plans by itself."""
+class Policy(ResponseModel):
+    """Replanning policy of a model: what may change without an operator."""
 
 
-class ReleaseShape(Shape):
+class ReleaseShape(ResponseModel):
     """A signed release."""
 
     release: str
@@ -195,16 +196,16 @@ class ReleaseShape(Shape):
     created: float
 
 
-class HalfShape(Shape):
-    """One far half of a release."""
+class HalfShape(ResponseModel):
+    """The remote half of one row of a release's plan for one device class."""
 
     device_class: str
     row: str
     name: str
 
 
-class HalvesShape(Shape):
-    """The far halves of a release."""
+class HalvesShape(ResponseModel):
+    """The remote halves of a release."""
 
     release: str
     model: str
@@ -212,8 +213,8 @@ class HalvesShape(Shape):
     halves: list[HalfShape]
 
 
-class RoleKeys(Shape):
-    """The keys of one role."""
+class RoleKeys(ResponseModel):
+    """The keys of one TUF role."""
 
     role: str
     keys: list[dict[str, Any]]
@@ -222,22 +223,22 @@ class RoleKeys(Shape):
     expires: int | None
 
 
-class KeysShape(Shape):
-    """Every role's keys, what waits for signatures, what is due."""
+class KeysShape(ResponseModel):
+    """The keys of every role, the pending key change, and reminders of what is due."""
 
     roles: list[RoleKeys]
     pending: dict[str, Any] | None
     notices: list[str]
 
 
-class Change(Shape):
-    """A change of the keys that is done, or what is to be signed for it."""
+class Change(ResponseModel):
+    """Result of a request for a key change: `done`, or what must be signed."""
 
     done: bool
 
 
-class Waiting(Shape):
-    """A change of the keys that waits, and what is to be signed for it."""
+class Waiting(ResponseModel):
+    """The pending key change, and what must be signed for it."""
 
     change: dict[str, Any]
     root: str
@@ -246,14 +247,14 @@ class Waiting(Shape):
     next_targets: str | None
 
 
-class Dropped(Shape):
-    """A change of the keys that was given up."""
+class Dropped(ResponseModel):
+    """Whether a pending key change was cancelled."""
 
     dropped: bool
 
 
-class ClaimShape(Shape):
-    """A one-time right to enrol as one device. `token` is a secret."""
+class ClaimShape(ResponseModel):
+    """A one-time claim to enrol as a device. `token` is a secret."""
 
     device: str
     device_class: str
@@ -264,23 +265,23 @@ class ClaimShape(Shape):
     expires: int
 
 
-class Led(Shape):
+class Led(ResponseModel):
     """Devices, and the gateway that they offload through from now on."""
 
     devices: list[str]
     gateway: str | None
 
 
-class CarriedShape(Shape):
-    """A release in a bundle, and which of its chunks, by their places in its list."""
+class CarriedShape(ResponseModel):
+    """A release in a release bundle, and the indices of its chunks that the bundle needs."""
 
     release: str
     model: str
     chunks: list[int]
 
 
-class Papers(Shape):
-    """All of a bundle but its chunks."""
+class Papers(ResponseModel):
+    """Content of a release bundle without its chunks."""
 
     made: int
     valid_until: int
@@ -291,8 +292,8 @@ class Papers(Shape):
     releases: list[CarriedShape]
 
 
-class DeviceShape(Shape):
-    """A device, or a claim for one that has not come yet."""
+class DeviceShape(ResponseModel):
+    """A device, or an open claim for a device that has not enrolled yet."""
 
     name: str
     state: str
@@ -309,23 +310,23 @@ class DeviceShape(Shape):
     local_url: str | None
 
 
-class Described(Shape):
-    """What a device is found by from now on."""
+class Described(ResponseModel):
+    """A device's group and labels after a change."""
 
     device: str
     group: str
     labels: dict[str, str]
 
 
-class ProfileShape(Shape):
-    """A device profile: what a kind of device can do, and where each figure comes from."""
+class ProfileShape(ResponseModel):
+    """A device profile: the performance of a kind of device, with the source of each figure."""
 
     name: str
     description: str
 
 
-class FleetShape(Shape):
-    """How many devices are how."""
+class FleetShape(ResponseModel):
+    """Counts of devices by state, agent version, class, model, failure cause and condition."""
 
     at: float
     devices: dict[str, int]
@@ -337,24 +338,24 @@ class FleetShape(Shape):
     lately_s: float
 
 
-class HistoryShape(Shape):
-    """What a device told, added up; by model."""
+class HistoryShape(ResponseModel):
+    """A device's telemetry aggregated over time, by model."""
 
     device: str
     span: str
     buckets: dict[str, list[dict[str, Any]]]
 
 
-class ModelHistoryShape(Shape):
-    """What all devices told of a model, added up."""
+class ModelHistoryShape(ResponseModel):
+    """A model's telemetry aggregated over time and all devices."""
 
     model: str
     span: str
     buckets: list[dict[str, Any]]
 
 
-class PartShape(Shape):
-    """How a part of the installation is: `state` good, bad or unknown, since when, and what to do."""
+class PartShape(ResponseModel):
+    """Health of a component of the installation: `state` is good, bad or unknown, with its time, and what to do."""
 
     name: str
     subject: str
@@ -365,8 +366,8 @@ class PartShape(Shape):
     do: str
 
 
-class BundleShape(Shape):
-    """A device's log bundle."""
+class BundleShape(ResponseModel):
+    """A log bundle of a device."""
 
     id: str
     device: str
@@ -378,21 +379,21 @@ class BundleShape(Shape):
     received: int
 
 
-class DeviceState(Shape):
-    """What has become of a device."""
+class DeviceState(ResponseModel):
+    """A device and its new state."""
 
     device: str
     state: str
 
 
-class TelemetryShape(Shape):
-    """What a device told of itself at a time."""
+class TelemetryShape(ResponseModel):
+    """A telemetry message of a device."""
 
     at: float
 
 
-class EventShape(Shape):
-    """Who did what to what, and when."""
+class EventShape(ResponseModel):
+    """An event: which operator or device (`who`) did what to which subject."""
 
     id: int
     at: float
@@ -402,8 +403,8 @@ class EventShape(Shape):
     detail: dict[str, Any]
 
 
-class SessionShape(Shape):
-    """Who calls; `groups` None stands for all, `csrf` is what changes by this session need."""
+class SessionShape(ResponseModel):
+    """The caller. `groups` null stands for all groups; changes by a browser session need the token in `csrf`."""
 
     operator: str
     role: str
@@ -411,21 +412,21 @@ class SessionShape(Shape):
     csrf: str | None
 
 
-class Ended(Shape):
-    """A session that is over."""
+class Ended(ResponseModel):
+    """A session that was ended."""
 
     state: str
 
 
-class LoginCode(Shape):
-    """A secret that lets in one browser, once."""
+class LoginCode(ResponseModel):
+    """A secret code that opens one browser session, once."""
 
     code: str
     expires: float
 
 
-class OperatorShape(Shape):
-    """An operator; no `groups` stands for all."""
+class OperatorShape(ResponseModel):
+    """An operator; an empty `groups` stands for all groups."""
 
     name: str
     role: str
@@ -436,8 +437,8 @@ class OperatorShape(Shape):
     last_seen: float | None
 
 
-class EquippedShape(Shape):
-    """What an operator is told once. `token` is a secret."""
+class EquippedShape(ResponseModel):
+    """New credentials of an operator, returned once. `token` is a secret."""
 
     operator: str
     token: str
@@ -447,15 +448,15 @@ class EquippedShape(Shape):
     ca_pem: str
 
 
-class OperatorState(Shape):
-    """What has become of an operator."""
+class OperatorState(ResponseModel):
+    """An operator and its new state."""
 
     operator: str
     state: str
 
 
-class AuditLine(Shape):
-    """A line of the audit log."""
+class AuditLine(ResponseModel):
+    """An entry of the audit log."""
 
     number: int
     at: float
@@ -471,16 +472,16 @@ class AuditLine(Shape):
     hash: str
 
 
-class Verdict(Shape):
-    """Whether the audit log is what was written: `problem` is empty if so."""
+class Verdict(ResponseModel):
+    """Result of checking the audit log: `problem` is empty if no entry was changed or removed."""
 
     lines: int
     hash: str
     problem: str
 
 
-class StageShape(Shape):
-    """A stage of a rollout: how many of its devices are in which state."""
+class StageShape(ResponseModel):
+    """A stage of a rollout, with the number of its devices in each state."""
 
     number: int
     asked: str
@@ -495,8 +496,8 @@ class StageShape(Shape):
     needs_approval: bool
 
 
-class CauseShape(Shape):
-    """What failures have in common, and a few of the devices."""
+class CauseShape(ResponseModel):
+    """Failures with the same cause: their number and some of the devices."""
 
     kind: str
     count: int
@@ -504,8 +505,8 @@ class CauseShape(Shape):
     devices: list[str]
 
 
-class RolloutShape(Shape):
-    """A release on its way: `state`, why, what it waits for, its stages, failures by cause."""
+class RolloutShape(ResponseModel):
+    """A rollout: its state and the reason for it, what it waits for, its stages, and failures by cause."""
 
     id: int
     state: str
@@ -531,8 +532,8 @@ class RolloutShape(Shape):
     terms: dict[str, Any]
 
 
-class RolloutDeviceShape(Shape):
-    """Where a device of a rollout stands. `counts`: as failed, in its stage's threshold."""
+class RolloutDeviceShape(ResponseModel):
+    """State of one device in a rollout. `counts`: whether it counts as failed in its stage's failure threshold."""
 
     device: str
     emulated: bool
@@ -550,12 +551,12 @@ class RolloutDeviceShape(Shape):
     counts: bool
 
 
-def answers(shape: Any) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: a good answer has this shape."""
+def json_response(shape: Any) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route whose successful response is JSON of this model."""
     return {200: {"model": shape}}
 
 
-def answers_with(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: a good answer is no JSON."""
+def binary_response(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route whose successful response is not JSON."""
     binary = {"schema": {"type": "string", "contentMediaType": media_type}}
     return {200: {"description": description, "content": {media_type: binary}}}

@@ -1,7 +1,8 @@
-"""Puts the parts of a controller together, with nothing started yet. Parts know each other by what they are given here.
+"""Connects the parts of a controller; starts nothing. Parts receive what they depend on as arguments here.
 
-Delivery, director and rollouts know each other in a ring: what a device says may end a rollout, and what a rollout says
-is delivered. So their words to each other are methods of one `Assembly`, which has all three once it is made.
+Delivery, director and rollouts depend on each other in a circle: a message of a device may end a rollout step, and a
+rollout publishes statements. The callbacks between them are methods of `Assembly`, which has all three once it is
+constructed.
 """
 
 from __future__ import annotations
@@ -11,35 +12,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgesplit.mqtt import messages
-from edgesplit.observability.registry import Ledger
-from edgesplit.release.agent_release import is_agent
+from edgesplit.observability.registry import MetricRegistry
+from edgesplit.release.agent_release import is_agent_release
 from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED
-from edgesplit_controller.components.overview import Parts
+from edgesplit_controller.components.overview import HealthOverview
 from edgesplit_controller.controller import Addresses, Controller
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.fleet.listing import Listing
-from edgesplit_controller.fleet.log_bundles import Bundles
-from edgesplit_controller.fleet.overview import Fleet
-from edgesplit_controller.history.rollup import Rolling
+from edgesplit_controller.fleet.log_bundles import LogBundleStore
+from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.messaging.delivery import Delivery, Sources
-from edgesplit_controller.messaging.process_sharding import Alone, Colleagues
-from edgesplit_controller.messaging.statement_publisher import Stating
+from edgesplit_controller.messaging.process_sharding import ProcessSharding, SingleProcess
+from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.observability import metrics
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.pki.revocation import Revocations
-from edgesplit_controller.planning.planner_service import Planning
+from edgesplit_controller.planning.planner_service import PlanningService
 from edgesplit_controller.releases.agent_releases import AgentReleases
-from edgesplit_controller.releases.build import Releasing
-from edgesplit_controller.releases.bundle import Offline
+from edgesplit_controller.releases.build import ReleaseBuilder
+from edgesplit_controller.releases.bundle import ReleaseBundler
 from edgesplit_controller.releases.content_keys import load_or_make_content_keys
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.releases.export import Exporting
-from edgesplit_controller.releases.signing import Signing
+from edgesplit_controller.releases.export import Exporter
+from edgesplit_controller.releases.signing import KeyManagement
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.engine import Rollouts
-from edgesplit_controller.rollout.release_health import of_members
+from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database, Device
@@ -50,7 +51,7 @@ from edgesplit_controller.tuf.rotation import Rotation
 
 @dataclass(frozen=True, slots=True)
 class Foundations:
-    """What every part stands on."""
+    """What every part depends on."""
 
     settings: Settings
     database: Database
@@ -59,144 +60,161 @@ class Foundations:
     repository: Repository
     rotation: Rotation
     lease: Lease
-    colleagues: Colleagues = field(default_factory=Alone)
-    ledger: Ledger = field(default_factory=Ledger)
+    sharding: ProcessSharding = field(default_factory=SingleProcess)
+    metric_registry: MetricRegistry = field(default_factory=MetricRegistry)
 
 
 class Assembly:
-    """The parts that keep and decide: `controller`, and what is started around it."""
+    """The parts of a controller process: `controller`, and what the process starts around it."""
 
-    def __init__(self, on: Foundations) -> None:
-        self._on = on
-        data, database = on.settings.data, on.database
+    def __init__(self, foundations: Foundations) -> None:
+        self._foundations = foundations
+        data, database = foundations.settings.data, foundations.database
         self._content_keys = load_or_make_content_keys(data / "keys" / "content.key")
-        self._registry = Registry(database, on.blobs, now=time.time)
-        self._planning = Planning(database, self._registry, now=time.time)
-        self._releasing = Releasing(
-            database, on.blobs, self._registry, self._planning, on.repository,
+        self._registry = Registry(database, foundations.blobs, now=time.time)
+        self._planning = PlanningService(database, self._registry, now=time.time)
+        self._releasing = ReleaseBuilder(
+            database, foundations.blobs, self._registry, self._planning, foundations.repository,
             offload_releases=data / OFFLOAD / "releases", content_keys=self._content_keys, now=time.time,
         )  # fmt: skip
         self._devices = Devices(
-            database, stale_after_s=on.settings.silent_after_s, telemetry_s=on.settings.telemetry_s, now=time.time
+            database,
+            stale_after_s=foundations.settings.effective_stale_after_s,
+            telemetry_s=foundations.settings.telemetry_s,
+            now=time.time,
         )
         lists = [data / "broker" / REVOKED, data / OFFLOAD / REVOKED]
         self.revocations = Revocations(
-            on.authority, self._devices.revoked_serials, lists, on.settings.broker_address
+            foundations.authority, self._devices.revoked_serials, lists, foundations.settings.broker_address
         )  # fmt: skip
-        self._gateways = Gateways(database, now=time.time, split_of=self._releasing.split_by_gateway)
+        self._gateways = Gateways(database, now=time.time, model_if_split=self._releasing.split_by_gateway)
         self._director = Director(
-            database, on.repository.sign_statement, statement_s=on.settings.statement_s, now=time.time,
-            wrap=self._wrapped, wrap_far=self._wrapped_far, tiers=self._gateways,
+            database, foundations.repository.sign_statement, statement_s=foundations.settings.statement_s,
+            now=time.time,
+            wrap=self._wrap_content_key, wrap_for_gateway=self._wrap_content_key_for_gateway, tiers=self._gateways,
         )  # fmt: skip
         self._rollouts = Rollouts(
-            database, self._director, now=time.time, announce=self._announce, fits=self._fits, evidences=of_members
+            database,
+            self._director,
+            now=time.time,
+            announce=self._publish_statements,
+            fits=self._has_plan_for,
+            evidences=evidence_of_members,
         )
-        self.delivery = Delivery(self._sources(), colleagues=on.colleagues)
+        self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
         self.controller = self._controller()
 
-    def _sources(self) -> Sources:
+    def _delivery_sources(self) -> Sources:
         return Sources(
-            metadata=self._on.repository.read,
-            chunk=self._on.blobs.get,
+            metadata=self._foundations.repository.read,
+            chunk=self._foundations.blobs.get,
             release_chunks=self._releasing.chunks_of,
-            hear=self._hear,
+            ingest=self._on_messages,
             statements=self._director.statements,
-            flooding=self._flooding,
-            confirm=Stating(self._on.database).confirm,
-            leads=self._on.lease.held,
+            on_flood=self._on_flood,
+            confirm=StatementPublisher(self._foundations.database).confirm,
+            is_leader=self._foundations.lease.held,
         )
 
     def _controller(self) -> Controller:
-        on, database, settings = self._on, self._on.database, self._on.settings
-        rolling = Rolling(database, now=time.time)
+        on, database, settings = self._foundations, self._foundations.database, self._foundations.settings
+        rolling = RollUp(database, now=time.time)
         return Controller(
             database=database,
             blobs=on.blobs,
             registry=self._registry,
-            planning=self._planning,
-            releasing=self._releasing,
+            planner=self._planning,
+            release_builder=self._releasing,
             devices=self._devices,
             gateways=self._gateways,
             director=self._director,
             rollouts=self._rollouts,
             authority=on.authority,
-            tell=self.delivery,
+            statements=self.delivery,
             revocations=self.revocations,
-            addresses=Addresses(api_url(settings), *settings.told_broker, offload_url(settings)),
+            addresses=Addresses(api_url(settings), *settings.advertised_broker, offload_url(settings)),
             signing=self._signing(),
-            exporting=self._exporting(),
-            listing=Listing(database, stale_after_s=settings.silent_after_s, now=time.time),
-            fleet=Fleet(database, stale_after_s=settings.silent_after_s, now=time.time),
-            rolling=rolling,
-            bundles=Bundles(database, self.delivery.ask, now=time.time),
-            offline=Offline(on.repository, self._director, self._releasing, on.blobs, time.time),
+            exporter=self._exporting(),
+            listing=Listing(database, stale_after_s=settings.effective_stale_after_s, now=time.time),
+            fleet_overview=FleetOverview(database, stale_after_s=settings.effective_stale_after_s, now=time.time),
+            roll_up=rolling,
+            log_bundle_store=LogBundleStore(database, self.delivery.send_job, now=time.time),
+            release_bundles=ReleaseBundler(on.repository, self._director, self._releasing, on.blobs, time.time),
             agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
             replanner=self._replanner(),
-            parts=Parts(
-                database, settings.data, stale_after_s=settings.silent_after_s, behind=rolling.behind, now=time.time
+            components=HealthOverview(
+                database,
+                settings.data,
+                stale_after_s=settings.effective_stale_after_s,
+                unaggregated=rolling.backlog,
+                now=time.time,
             ),
         )
 
-    def _signing(self) -> Signing:
-        on, root = self._on, self._on.settings.data / OFFLOAD / "root.json"
-        return Signing(
+    def _signing(self) -> KeyManagement:
+        on, root = self._foundations, self._foundations.settings.data / OFFLOAD / "root.json"
+        return KeyManagement(
             on.repository, on.rotation, on.database, self._releasing, self._director, self.delivery,
             offload_root=root, now=time.time,
         )  # fmt: skip
 
-    def _exporting(self) -> Exporting:
-        on = self._on
-        return Exporting(
+    def _exporting(self) -> Exporter:
+        on = self._foundations
+        return Exporter(
             on.database, self._registry, self._releasing, on.repository, self._content_keys,
             offload_releases=on.settings.data / OFFLOAD / "releases", now=time.time,
         )  # fmt: skip
 
     def _replanner(self) -> Replanner:
         return Replanner(
-            self._on.database, self._registry, self._planning, self._releasing, self._gateways,
-            roll_out=self._rollouts.make, now=time.time,
+            self._foundations.database, self._registry, self._planning, self._releasing, self._gateways,
+            roll_out=self._rollouts.create, now=time.time,
         )  # fmt: skip
 
-    # What the parts say to each other
+    # Callbacks between delivery, director and rollouts
 
-    def _hear(self, said: list[tuple[str, messages.Message]]) -> None:
-        began = time.perf_counter()
-        taken = self._devices.hear(said)
-        self.delivery.keep(taken.kept)
-        metrics.heard(self._on.ledger, taken, time.perf_counter() - began)
-        if taken.superseded:
+    def _on_messages(self, received: list[tuple[str, messages.Message]]) -> None:
+        started_s = time.perf_counter()
+        result = self._devices.ingest(received)
+        self.delivery.acknowledge(result.acks)
+        metrics.record_ingest(self._foundations.metric_registry, result, time.perf_counter() - started_s)
+        if result.superseded:
             self.revocations.publish()
-        for device in taken.intruders:
-            self.revocations.cut(device)
-        if any(isinstance(message, messages.Reported) for _, message in said):
-            self.delivery.tell(self._director.settle())  # what a device runs no more, its gateway need not keep
-            self._rollouts.news.set()
+        for device in result.intruders:
+            self.revocations.end_session(device)
+        if any(isinstance(message, messages.Reported) for _, message in received):
+            self.delivery.publish_statements(
+                self._director.refresh_gateway_statements()
+            )  # a gateway may drop what its devices stopped running
+            self._rollouts.has_new_reports.set()
 
-    def _flooding(self, device: str, dropped: int) -> None:
-        if self._devices.hold(device, dropped):
+    def _on_flood(self, device: str, dropped: int) -> None:
+        if self._devices.quarantine(device, dropped):
             self.revocations.publish()
-            self.revocations.cut(device)
+            self.revocations.end_session(device)
 
-    def _announce(self, told: Sequence[str]) -> None:
-        self.delivery.tell(self._director.settle())  # gateways hear of it before the devices behind them
-        self.delivery.tell(told)
+    def _publish_statements(self, devices: Sequence[str]) -> None:
+        self.delivery.publish_statements(
+            self._director.refresh_gateway_statements()
+        )  # a gateway must know a release before its devices offload it
+        self.delivery.publish_statements(devices)
 
-    def _fits(self, release: str, device_class: str) -> bool:
+    def _has_plan_for(self, release: str, device_class: str) -> bool:
         manifest = self._releasing.find(release)
-        return manifest is not None and (is_agent(manifest) or device_class in manifest.plans)
+        return manifest is not None and (is_agent_release(manifest) or device_class in manifest.plans)
 
-    def _wrapped(self, device: Device, release: str) -> bytes:
-        return self._content_keys.wrapped(device, release, self._releasing.manifest(release))
+    def _wrap_content_key(self, device: Device, release: str) -> bytes:
+        return self._content_keys.wrap_for_device(device, release, self._releasing.manifest(release))
 
-    def _wrapped_far(self, gateway: Device, release: str) -> bytes:
-        return self._content_keys.wrapped_far(gateway, release, self._releasing.manifest(release))
+    def _wrap_content_key_for_gateway(self, gateway: Device, release: str) -> bytes:
+        return self._content_keys.wrap_for_gateway(gateway, release, self._releasing.manifest(release))
 
 
 def api_url(settings: Settings) -> str:
-    """Where devices find the API."""
+    """URL of the API that is given to devices."""
     return settings.api_url or f"https://{settings.url_host}:{settings.api_port}"
 
 
 def offload_url(settings: Settings) -> str:
-    """Where devices find the offload server."""
+    """URL of the offload server that is given to devices."""
     return settings.offload_url or f"https://{settings.url_host}:{settings.offload_port}"

@@ -1,6 +1,5 @@
-"""What a controller does by itself, now and then: signs anew what grows old, lets in again who was held off, and makes
-good what a killed process left undone. Only the process that holds the lease does it; each process looks after itself.
-"""
+"""Periodic work of a controller process: renew expiring signatures, end quarantines, and complete what a killed process
+left undone. Only the process with the lease does the shared work; each process also checks its own slot."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from edgesplit.errors import EdgeError
 from edgesplit_controller.controller import Controller
 from edgesplit_controller.messaging.delivery import Delivery
-from edgesplit_controller.messaging.statement_publisher import Stating
+from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.storage.leases import Lease
 from edgesplit_controller.tuf.repository import Repository
@@ -21,59 +20,62 @@ from edgesplit_controller.tuf.rotation import Rotation
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Between two looks for what other processes did."""
-SWEEP_S = 2.0
-"""Between two looks for what a killed process left undone."""
-TEND_S = 60.0
-TELL_S = 86_400.0
-"""Between two times that the log is told what an operator must do about the keys."""
+CHECK_INTERVAL_S = 0.5
+"""Seconds between two checks for changes by other processes."""
+RECOVERY_INTERVAL_S = 2.0
+"""Seconds between two checks for what a killed process left undone."""
+RENEWAL_INTERVAL_S = 60.0
+"""Seconds between two renewals."""
+REMINDER_INTERVAL_S = 86_400.0
+"""Seconds between two log reminders of what an operator must do about the keys."""
 
 
 @dataclass(slots=True)
-class Tending:
-    """One controller process' own housekeeping. `start`, then `stop`."""
+class Housekeeping:
+    """Housekeeping of one controller process, on a thread of its own. Call `start`, then `stop`."""
 
     repository: Repository
     rotation: Rotation
     controller: Controller
     delivery: Delivery
     revocations: Revocations
-    stating: Stating
+    statements: StatementPublisher
     lease: Lease
-    """To do what is done once."""
-    place: Lease
-    """To be here at all: another process that has our number has our name at the broker."""
-    ending: threading.Event
-    _due: dict[str, float] = field(default_factory=dict)
+    """Held by the one process that does the shared work."""
+    slot: Lease
+    """This process's slot. If it is lost, another process has the same client name at the broker, and this one must
+    end."""
+    stopping: threading.Event
+    _next_run_s: dict[str, float] = field(default_factory=dict)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, on a thread of its own."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._work, name="tend", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """No more."""
-        self.ending.set()
+        """Set the process's stop event and join the thread."""
+        self.stopping.set()
         if self._thread is not None:
             self._thread.join(10)
 
     def _work(self) -> None:
         while True:
-            self._look()
+            self._check_processes()
             if self.lease.held():
-                self._now_and_then(self._sweep, SWEEP_S)
-                self._now_and_then(self._renew, TEND_S)
-                self._now_and_then(self._remind, TELL_S)
-            if self.ending.wait(LOOK_S):
+                self._run_if_due(self._sweep, RECOVERY_INTERVAL_S)
+                self._run_if_due(self._renew, RENEWAL_INTERVAL_S)
+                self._run_if_due(self._remind, REMINDER_INTERVAL_S)
+            if self.stopping.wait(CHECK_INTERVAL_S):
                 return
 
-    def _now_and_then(self, work: Callable[[], None], every_s: float) -> None:
+    def _run_if_due(self, work: Callable[[], None], every_s: float) -> None:
+        # Names of methods are keys here and words in the log.
         now = time.monotonic()
-        if now < self._due.get(work.__name__, 0.0):
+        if now < self._next_run_s.get(work.__name__, 0.0):
             return
-        self._due[work.__name__] = now + every_s
+        self._next_run_s[work.__name__] = now + every_s
         try:
             work()
         except EdgeError as error:
@@ -81,27 +83,27 @@ class Tending:
         except Exception:
             log.exception("%s failed", work.__name__.strip("_"))
 
-    def _look(self) -> None:
-        self.revocations.notice()
-        if self.place.overtaken:
+    def _check_processes(self) -> None:
+        self.revocations.reload_if_changed()
+        if self.slot.was_taken_over:
             log.error("another process has our place: this one was away for too long, and ends")
-            self.ending.set()
+            self.stopping.set()
 
     def _sweep(self) -> None:
-        """A process may be killed between what it stored and what follows from that."""
-        if due := self.stating.due():
-            self.delivery.tell(due)
+        """Publish what was stored but not published: a process may be killed in between."""
+        if due := self.statements.due():
+            self.delivery.publish_statements(due)
         self.revocations.publish_if_changed()
 
     def _renew(self) -> None:
         self.repository.refresh_timestamp()
         self.rotation.renew_held_root()
         if renewed := self.controller.director.renew():
-            self.delivery.tell(renewed)
-        if self.controller.devices.end_holds():
+            self.delivery.publish_statements(renewed)
+        if self.controller.devices.release_quarantined():
             self.revocations.publish()
-        self.controller.settle()
+        self.controller.restate_gateways()
 
     def _remind(self) -> None:
-        for notice in self.rotation.shown()["notices"]:
+        for notice in self.rotation.view()["notices"]:
             log.warning("%s", notice)

@@ -1,10 +1,10 @@
-"""`edgectl up`: everything that makes a controller, started in order and stopped in the opposite one.
+"""Runs a controller process (`edgectl up`): starts every part in order and stops them in reverse order.
 
-All state is in one data folder and survives SIGKILL at any moment; a second start finds it again. What cannot be
-started is told in one line (UsageError). A further process (`join`) has database and folder in common with the one that
-came first, and starts neither broker nor offload server.
+All state is in one data folder and survives SIGKILL at any moment; the next start continues from it. A part that cannot
+be started is reported in one line (UsageError). An additional process (`join`) shares database and folder with the
+first one, and starts neither broker nor offload server.
 
-    DATA/controller.db    SQLite, unless there is --database        DATA/lock             who runs on this folder
+    DATA/controller.db    SQLite, unless there is --database        DATA/lock             pid of the running controller
     DATA/blobs/           files and chunks by SHA-256               DATA/ports.json       ports chosen for port 0
     DATA/keys/            authority, certificates, content.key      DATA/ca.pem           for clients of the API
     DATA/tuf/             signing keys and metadata                 DATA/operator.token   0600
@@ -36,54 +36,56 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.mqtt.session import Session
 from edgesplit.observability import log_format
-from edgesplit.observability.metrics_server import metrics_server
+from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import metrics_response
-from edgesplit.observability.registry import Ledger
-from edgesplit.process.lifecycle import on_stop_signals, open_as_many_files_as_allowed, wait_until
-from edgesplit.process.supervised import Child
+from edgesplit.observability.registry import MetricRegistry
+from edgesplit.process.lifecycle import on_stop_signals, raise_open_file_limit, wait_until
+from edgesplit.process.supervised import SupervisedProcess
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.access.bootstrap import open_gate
-from edgesplit_controller.access.tls_peer import TellingPeers
+from edgesplit_controller.access.bootstrap import open_authenticator
+from edgesplit_controller.access.tls_peer import PeerAwareHttp
 from edgesplit_controller.api.app import create_app
-from edgesplit_controller.api.dispatch import Heavy
+from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.app.assembly import Assembly, Foundations, api_url, offload_url
-from edgesplit_controller.app.housekeeping import Tending
-from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_command, told_addresses
-from edgesplit_controller.app.processes import Place, start_further, take_place
+from edgesplit_controller.app.housekeeping import Housekeeping
+from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_command, read_addresses
+from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_children
 from edgesplit_controller.backup.restore import RESTORED
-from edgesplit_controller.components.probes import broker_look, offload_look
-from edgesplit_controller.components.recorder import Noting
+from edgesplit_controller.components.probes import broker_probe, offload_probe
+from edgesplit_controller.components.recorder import StatusRecorder
 from edgesplit_controller.controller import Addresses
 from edgesplit_controller.fleet.devices import Devices
-from edgesplit_controller.history.rollup_loop import add_up
+from edgesplit_controller.history.rollup_loop import start_rollup
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.broker_config import write_broker_files
-from edgesplit_controller.messaging.delivery import RETAINED, SPREAD, Delivery
-from edgesplit_controller.messaging.process_sharding import Alone, OnDatabase
-from edgesplit_controller.messaging.statement_publisher import Stating
+from edgesplit_controller.messaging.delivery import RETAINED, SHARED, Delivery
+from edgesplit_controller.messaging.process_sharding import LeasedProcesses, SingleProcess
+from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.observability import metrics
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
-from edgesplit_controller.replan.loop import watch
+from edgesplit_controller.replan.loop import start_replanning
 from edgesplit_controller.rollout.engine import RolloutLoop
-from edgesplit_controller.rollout.metrics import counting
+from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
-from edgesplit_controller.status import Condition
+from edgesplit_controller.status import ProcessStatus
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.leases import Lease, forget_leases
+from edgesplit_controller.storage.leases import Lease, free_all_leases
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 
 log = logging.getLogger(__name__)
 
-LEFTOVER_S = 15.0
-"""How long the children of a killed controller may take to let go of their ports."""
-CONNECT_S = 15.0
+PORT_RELEASE_TIMEOUT_S = 15.0
+"""Timeout, in seconds, for the child processes of a killed controller to release their ports."""
+BROKER_CONNECT_TIMEOUT_S = 15.0
+"""Timeout of the first connection to the broker, in seconds."""
 ABANDONED_S = 3_600.0
-"""An upload that grew no more for so long is nobody's: other processes may be receiving the others."""
-API = "api"
+"""An upload that has not grown for this many seconds is deleted; until then another process may be receiving it."""
+API_CREDENTIALS = "api"
+"""Name of the API's server credentials."""
 
 
 def run(
@@ -93,38 +95,39 @@ def run(
     stop: threading.Event | None = None,
     listener: socket.socket | None = None,
 ) -> None:
-    """Run a controller until SIGTERM, SIGINT or `stop`; `ready` is told its addresses once everything works. With
-    `listener` the API answers there instead of at an address of its own."""
+    """Run a controller until SIGTERM, SIGINT or `stop`. `ready` is called with its addresses once everything works.
+    With `listener` the API uses that socket instead of opening its own."""
     if not logging.getLogger().handlers:
         log_format.configure("info", settings.log_format)
-    ending = stop or threading.Event()
-    open_as_many_files_as_allowed()  # the broker's too: a descriptor for each device
+    stopping = stop or threading.Event()
+    raise_open_file_limit()  # inherited by the broker, which needs one per device
     with ExitStack() as stack:
-        stack.enter_context(_stopped_by_signals(ending))
+        stack.enter_context(_stopped_by_signals(stopping))
         if settings.join:
-            known = settings if listener else _joined(settings)
+            complete = settings if listener else _settings_of_joining(settings)
         else:
             killed = stack.enter_context(_locked(settings.data))
-            known = _with_free_ports(settings, LEFTOVER_S if killed else 0.0)
-        addresses = _start(known, stack, ending, listener)
+            complete = _with_free_ports(settings, PORT_RELEASE_TIMEOUT_S if killed else 0.0)
+        addresses = _start(complete, stack, stopping, listener)
         if ready is not None:
             ready(addresses)
-        wait_until(ending)
+        wait_until(stopping)
         log.info("stopping")
 
 
 def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, installed_at: Path | None) -> list[Path]:
-    """The files for a broker at `settings.broker`, before or while a controller runs; their paths."""
+    """Write the configuration for an external broker at `settings.broker`, before or while a controller runs; returns
+    the files' paths."""
     if not settings.broker:
         raise UsageError("say where that broker will be, as devices reach it: --broker mqtts://HOST:8883")
     authority = Authority(settings.data / "keys")
     database = Database(settings.database_url)
     try:
-        devices = Devices(database, stale_after_s=settings.silent_after_s, now=time.time)
+        devices = Devices(database, stale_after_s=settings.effective_stale_after_s, now=time.time)
         revoked = authority.revocation_list(devices.revoked_serials())
     finally:
         database.close()
-    names = dict.fromkeys((settings.told_broker[0], settings.broker_address[0]))
+    names = dict.fromkeys((settings.advertised_broker[0], settings.broker_address[0]))
     return write_broker_files(
         kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at
     )
@@ -132,117 +135,129 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
 
 @dataclass(frozen=True)
 class _Process:
-    """One process of a controller while it starts."""
+    """One controller process while it starts."""
 
-    on: Foundations
-    made: Assembly
-    place: Place
+    foundations: Foundations
+    assembly: Assembly
+    slot: ProcessSlot
     stack: ExitStack
-    """Stops what was started, in the opposite order."""
-    ending: threading.Event
+    """Stops what was started, in reverse order."""
+    stopping: threading.Event
 
     @property
     def settings(self) -> Settings:
-        return self.on.settings
+        return self.foundations.settings
 
 
 def _start(
-    settings: Settings, stack: ExitStack, ending: threading.Event, listener: socket.socket | None
+    settings: Settings, stack: ExitStack, stopping: threading.Event, listener: socket.socket | None
 ) -> dict[str, Any]:
-    """Start every part; `stack` stops them."""
-    one = _assembled(settings, stack, ending)
-    api_credentials = one.on.authority.issue_server(
-        one.place.file_name(API), settings.certificate_hosts, to_browsers=True
+    """Start every part; `stack` stops them. Returns the addresses and reminders about the keys."""
+    process = _assemble(settings, stack, stopping)
+    api_credentials = process.foundations.authority.issue_server(
+        process.slot.file_name(API_CREDENTIALS), settings.certificate_hosts, for_browsers=True
     )
-    write_durably(settings.data / "ca.pem", one.on.authority.ca_pem.encode())
+    write_durably(settings.data / "ca.pem", process.foundations.authority.ca_pem.encode())
     if not settings.join:
-        _catch_up(one)
-    one.made.revocations.publish()
-    broker = _broker_side(one)
-    session = _mqtt(one)
-    _roll_out(one)
-    offload = _offload(one)
-    _note_parts(one, session, broker, offload)
-    listener, heavy = listener or _listener(settings.address, settings.api_port), Heavy()
-    _api(one, api_credentials, listener, heavy, session)
-    _tend(one, heavy)
-    start_further(_of_further(settings), listener, stack)
-    addresses = _as_told(settings)
+        _recover(process)
+    process.assembly.revocations.publish()
+    # Order matters: the broker needs the revocation list, the session needs the broker, rollouts need the session;
+    # the API comes after everything that its calls use, and the child processes share its socket.
+    broker = _start_broker_side(process)
+    session = _start_mqtt(process)
+    _start_rollouts(process)
+    offload = _start_offload(process)
+    _start_health_recorder(process, session, broker, offload)
+    listener, heavy = listener or _open_listener(settings.address, settings.api_port), HeavyJobQueue()
+    _start_api(process, api_credentials, listener, heavy, session)
+    _start_periodic_work(process, heavy)
+    start_children(_settings_of_children(settings), listener, stack)
+    addresses = _addresses(settings)
     if not settings.join:
         write_durably(settings.data / "controller.json", json.dumps(addresses, indent=1).encode())
         stack.callback((settings.data / "controller.json").unlink, missing_ok=True)
-    return {**addresses, "notices": one.made.controller.signing.notices()}
+    return {**addresses, "notices": process.assembly.controller.signing.notices()}
 
 
-def _assembled(settings: Settings, stack: ExitStack, ending: threading.Event) -> _Process:
-    """What keeps and decides, and this process's place among others; nothing runs yet."""
+def _assemble(settings: Settings, stack: ExitStack, stopping: threading.Event) -> _Process:
+    """Create the parts and take this process's number; starts nothing."""
     data = settings.data
     database = Database(settings.database_url)
     stack.callback(database.close)
     if not (settings.join or database.shared):
-        forget_leases(database)  # the folder's lock says that we are alone
-    place, lease = take_place(database), Lease(database, "controller")
-    stack.callback(place.lease.release)
+        free_all_leases(database)  # the folder's lock proves that no other process runs
+    process_slot, lease = acquire_slot(database), Lease(database, "controller")
+    stack.callback(process_slot.lease.release)
     authority, repository = Authority(data / "keys"), Repository(data / "tuf")
     (data / OFFLOAD / "releases").mkdir(parents=True, exist_ok=True)
-    colleagues = OnDatabase(database, place.number) if database.shared else Alone()
-    ledger = Ledger()
-    metrics.watch(database.engine, ledger)
-    on = Foundations(
+    colleagues = LeasedProcesses(database, process_slot.number) if database.shared else SingleProcess()
+    ledger = MetricRegistry()
+    metrics.observe_statements(database.engine, ledger)
+    foundations = Foundations(
         settings, database, BlobStore(data / "blobs"), authority, repository, Rotation(repository), lease, colleagues,
         ledger,
     )  # fmt: skip
-    return _Process(on, Assembly(on), place, stack, ending)
+    return _Process(foundations, Assembly(foundations), process_slot, stack, stopping)
 
 
-def _catch_up(one: _Process) -> None:
-    """What the first process of a folder does for what an earlier one left: uploads, metadata, a backup restored."""
-    one.on.blobs.clear_incoming(older_than_s=ABANDONED_S if one.on.database.shared else 0.0)
-    one.on.repository.renew()
-    signing, restored = one.made.controller.signing, one.settings.data / RESTORED
+def _recover(process: _Process) -> None:
+    """Recovery by the first process of a data folder: delete abandoned uploads, renew metadata, complete a restored
+    backup."""
+    process.foundations.blobs.clear_incoming(older_than_s=ABANDONED_S if process.foundations.database.shared else 0.0)
+    process.foundations.repository.renew()
+    signing, restored = process.assembly.controller.signing, process.settings.data / RESTORED
     if restored.is_file():
-        signing.come_back()
+        signing.after_restore()
         restored.unlink()
-    signing.catch_up()
+    signing.resume()
 
 
-def _broker_side(one: _Process) -> Broker | None:
-    """Whoever is to hear of revocations hears of them; our own broker, where it is ours to run."""
-    settings, revocations = one.settings, one.made.revocations
+def _start_broker_side(process: _Process) -> Broker | None:
+    """Start the revocation command, if there is one, and the own broker, unless an external one is configured."""
+    settings, revocations = process.settings, process.assembly.revocations
     if settings.on_revocation:
-        _told_of_revocations(settings, revocations, one.stack)
+        _start_revocation_hook(settings, revocations, process.stack)
     if settings.broker or settings.join:
         return None
-    credentials = one.on.authority.issue_server("broker", settings.certificate_hosts)
-    broker = _broker(settings, credentials, one.made.delivery, one.stack)
-    revocations.tell(broker, of_others=True)
+    credentials = process.foundations.authority.issue_server("broker", settings.certificate_hosts)
+    broker = _start_broker(settings, credentials, process.assembly.delivery, process.stack)
+    revocations.add_reader(broker, of_others=True)
     return broker
 
 
-def _roll_out(one: _Process) -> None:
-    """Devices can be told: revocations and rollouts go on."""
-    one.stack.callback(one.made.revocations.stop)
-    one.made.revocations.start()
-    loop = RolloutLoop(one.made.controller.rollouts, may_step=one.on.lease.held)
-    one.stack.callback(loop.stop)
+def _start_rollouts(process: _Process) -> None:
+    """Start the publication of revocations and the rollout loop."""
+    process.stack.callback(process.assembly.revocations.stop)
+    process.assembly.revocations.start()
+    loop = RolloutLoop(process.assembly.controller.rollouts, may_step=process.foundations.lease.held)
+    process.stack.callback(loop.stop)
     loop.start()
 
 
-def _tend(one: _Process, heavy: Heavy) -> None:
-    """What is done now and then: adding up, looking for better plans, renewing what expires."""
-    on, controller = one.on, one.made.controller
-    trims = (controller.rolling.trim, controller.bundles.trim)
-    add_up(controller.rolling, trims, on.lease.held, one.stack, one.ending)
-    watch(controller.replanner.look, heavy.submit, on.lease.held, one.stack, one.ending)
-    tending = Tending(
-        on.repository, on.rotation, controller, one.made.delivery, one.made.revocations, Stating(on.database), on.lease,
-        one.place.lease, one.ending,
-    )  # fmt: skip
-    one.stack.callback(tending.stop)
-    tending.start()
+def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
+    """Start the periodic work: telemetry aggregation, drift inspection, housekeeping."""
+    foundations, controller = process.foundations, process.assembly.controller
+    trims = (controller.roll_up.trim, controller.log_bundle_store.trim)
+    start_rollup(controller.roll_up, trims, foundations.lease.held, process.stack, process.stopping)
+    start_replanning(
+        controller.replanner.replan_all, heavy.submit, foundations.lease.held, process.stack, process.stopping
+    )
+    housekeeping = Housekeeping(
+        foundations.repository,
+        foundations.rotation,
+        controller,
+        process.assembly.delivery,
+        process.assembly.revocations,
+        StatementPublisher(foundations.database),
+        foundations.lease,
+        process.slot.lease,
+        process.stopping,
+    )
+    process.stack.callback(housekeeping.stop)
+    housekeeping.start()
 
 
-def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
+def _start_broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
     folder = settings.data / "broker"
     broker = Broker(
         folder,
@@ -250,222 +265,244 @@ def _broker(settings: Settings, credentials: Credentials, delivery: Delivery, st
         settings.mqtt_port,
         host=settings.address,
         revoked_file=folder / REVOKED,
-        on_client=delivery.connected,
+        on_client=delivery.on_client_connected,
     )
     stack.callback(broker.stop)
     broker.start()
     return broker
 
 
-def _mqtt(one: _Process) -> Session:
-    """Our own session, and the workers behind it. Who holds the lease hears what the broker retains."""
-    settings, authority, delivery, lease = one.settings, one.on.authority, one.made.delivery, one.on.lease
+def _start_mqtt(process: _Process) -> Session:
+    """Start the MQTT session and the workers behind it. Only the process that holds the lease subscribes to retained
+    messages."""
+    settings, authority, delivery, lease = (
+        process.settings,
+        process.foundations.authority,
+        process.assembly.delivery,
+        process.foundations.lease,
+    )
     session = Session(
         *settings.broker_address,
-        one.place.broker_name,
-        authority.issue_client(one.place.broker_name).client_context(),
+        process.slot.broker_name,
+        authority.issue_client(process.slot.broker_name).client_context(),
         on_message=delivery.on_message,
         on_connect=delivery.on_connect,
     )
-    # Whoever knew the group's name could join it, and would take others' messages away.
-    group = authority.secret("shared subscriptions")
-    session.subscribe([*(f"$share/{group}/{topic}" for topic in SPREAD), delivery.passed_topic], qos=1)
+    # The name of the shared subscription is a secret: a client that knew it could join, and receive messages in place
+    # of a controller process.
+    group = authority.derive_secret("shared subscriptions")
+    session.subscribe([*(f"$share/{group}/{topic}" for topic in SHARED), delivery.forwarded_topic], qos=1)
     delivery.start(session)
-    one.stack.callback(delivery.stop)
+    process.stack.callback(delivery.stop)
     session.start()
-    one.stack.callback(session.stop)
-    if not session.wait_connected(CONNECT_S):
+    process.stack.callback(session.stop)
+    if not session.wait_connected(BROKER_CONNECT_TIMEOUT_S):
         whose = f"the broker {settings.broker}" if settings.broker else "our own broker"
         raise UsageError(f"{whose} does not let us in: {session.problem}")
 
-    def lead(ours: bool) -> None:
+    def on_lease(ours: bool) -> None:
         if ours:
             session.subscribe(RETAINED, qos=1)
             delivery.on_connect()
         else:
             session.unsubscribe(RETAINED)
 
-    one.stack.callback(lease.release)
-    lease.keep(lead)
+    process.stack.callback(lease.release)
+    lease.keep_renewed(on_lease)
     return session
 
 
-def _told_of_revocations(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
+def _start_revocation_hook(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
     command = RevocationCommand(settings.on_revocation, settings.data / "broker" / REVOKED)
     stack.callback(command.stop)
-    revocations.tell(command)
+    revocations.add_reader(command)
     command.start()
 
 
-def _offload(one: _Process) -> Child | None:
-    """Our own offload server, where there shall be one; one that is run elsewhere finds its credentials."""
-    settings = one.settings
+def _start_offload(process: _Process) -> SupervisedProcess | None:
+    """Start the offload server as a child process, unless it runs elsewhere; its credentials are created in either
+    case."""
+    settings = process.settings
     if not settings.join:
-        one.on.authority.issue_server(OFFLOAD, settings.certificate_hosts)
+        process.foundations.authority.issue_server(OFFLOAD, settings.certificate_hosts)
     if not settings.offload:
         return None
-    child = Child(
+    child = SupervisedProcess(
         "offload server",
         offload_command(settings),
-        announces="listening on",
+        ready_line="listening on",
         log_file=settings.data / OFFLOAD / "offload.log",
         pid_file=settings.data / OFFLOAD / "pid",
     )
-    one.stack.callback(child.stop)
+    process.stack.callback(child.stop)
     child.start()
     return child
 
 
-def _note_parts(one: _Process, session: Session, broker: Broker | None, offload: Child | None) -> None:
-    """From now on this process notes how broker and offload server are."""
-    settings = one.settings
-    tls = one.on.authority.issue_client(one.place.broker_name).client_context()
-    own = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
-    looks = (
-        broker_look(session, settings.broker, broker),
-        offload_look(own if settings.offload else offload_url(settings), tls, offload),
+def _start_health_recorder(
+    process: _Process, session: Session, broker: Broker | None, offload: SupervisedProcess | None
+) -> None:
+    """Start recording the health of broker and offload server."""
+    settings = process.settings
+    tls = process.foundations.authority.issue_client(process.slot.broker_name).client_context()
+    own_url = f"https://{url_host(settings.own_address)}:{settings.offload_port}"
+    probes = (
+        broker_probe(session, settings.broker, broker),
+        offload_probe(own_url if settings.offload else offload_url(settings), tls, offload),
     )
-    noting = Noting(one.on.database, one.place.number, looks, now=time.time)
-    one.stack.callback(noting.stop)
-    noting.start()
+    recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
+    process.stack.callback(recorder.stop)
+    recorder.start()
 
 
-def _told_to_devices(addresses: Addresses) -> dict[str, str]:
+def _device_addresses(addresses: Addresses) -> dict[str, str]:
     return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
 
 
-def _api(one: _Process, credentials: Credentials, listener: socket.socket, heavy: Heavy, session: Session) -> None:
-    """The HTTPS server in a thread of its own; its end is ours."""
-    settings, controller, delivery = one.settings, one.made.controller, one.made.delivery
+def _start_api(
+    process: _Process, credentials: Credentials, listener: socket.socket, heavy: HeavyJobQueue, session: Session
+) -> None:
+    """Start the HTTPS server on a thread of its own; when it ends, the process ends."""
+    settings, controller, delivery = process.settings, process.assembly.controller, process.assembly.delivery
 
-    def reading() -> dict[str, float]:
-        return {**delivery.waiting(), "heavy": heavy.waiting, "broker": session.connected}
+    def queue_lengths() -> dict[str, float]:
+        return {**delivery.queue_lengths(), "heavy": heavy.waiting, "broker": session.connected}
 
-    gate, operators_ca = open_gate(settings.data, one.on.database, one.on.authority, first=not settings.join)
-    _metrics(one, reading)
+    gate, operators_ca = open_authenticator(
+        settings.data, process.foundations.database, process.foundations.authority, first=not settings.join
+    )
+    _start_metrics(process, queue_lengths)
     app = create_app(
         controller,
         gate,
         hosts=settings.certificate_hosts,
         model_bytes=settings.model_bytes,
         heavy=heavy,
-        ledger=one.on.ledger,
-        own=Condition(reading, _told_to_devices(controller.addresses)),
+        ledger=process.foundations.metric_registry,
+        status=ProcessStatus(queue_lengths, _device_addresses(controller.addresses)),
     )
-    one.stack.callback(listener.close)
-    _serve(one, app, uvicorn.Server(_of_https(app, credentials, operators_ca)), listener)
+    process.stack.callback(listener.close)
+    _serve(process, app, uvicorn.Server(_https_config(app, credentials, operators_ca)), listener)
 
 
-def _metrics(one: _Process, reading: metrics.Reading) -> None:
-    """A page for Prometheus at an address of its own, where one was given."""
-    if one.settings.metrics is None:
+def _start_metrics(process: _Process, queue_lengths: metrics.QueueLengths) -> None:
+    """Start the metrics server for Prometheus, if an address is configured."""
+    if process.settings.metrics is None:
         return
-    ledger, controller, rollouts = one.on.ledger, one.made.controller, counting(one.on.database)
-    scraped = metrics_server(
-        one.settings.metrics,
-        lambda: metrics_response(metrics.series(ledger, controller.fleet, controller.rolling, rollouts, reading)),
+    ledger, controller, rollouts = (
+        process.foundations.metric_registry,
+        process.assembly.controller,
+        rollout_counter(process.foundations.database),
     )
-    one.stack.callback(scraped.stop)
-    scraped.start()
-    log.info("metrics at %s/metrics", scraped.url)
+    server = make_metrics_server(
+        process.settings.metrics,
+        lambda: metrics_response(
+            metrics.series(ledger, controller.fleet_overview, controller.roll_up, rollouts, queue_lengths)
+        ),
+    )
+    process.stack.callback(server.stop)
+    server.start()
+    log.info("metrics at %s/metrics", server.url)
 
 
-def _of_https(app: FastAPI, credentials: Credentials, operators_ca: Path) -> uvicorn.Config:
-    """How uvicorn serves it."""
+def _https_config(app: FastAPI, credentials: Credentials, operators_ca: Path) -> uvicorn.Config:
+    """uvicorn's configuration."""
     config = uvicorn.Config(
         app,
-        http=TellingPeers,
+        http=PeerAwareHttp,
         ssl_certfile=credentials.certificate_file,
         ssl_keyfile=credentials.key_file,
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # who is on the other end is told by the connection, and by nothing that is said on it
+        proxy_headers=False,  # the client is identified by its connection, never by a header
         lifespan="off",
         timeout_graceful_shutdown=3,
     )
     config.load()
-    # Mutual, but for who has no certificate yet, or one that expired: what those may is the application's to say.
+    # Client certificates are optional: devices without one, or with an expired one, enrol and renew. What a client
+    # without a certificate may do is decided by `api.authorisation`.
     config.ssl = credentials.server_context(client_required=False)
     config.ssl.load_verify_locations(operators_ca)
     return config
 
 
-def _serve(one: _Process, app: FastAPI, server: uvicorn.Server, listener: socket.socket) -> None:
-    """In a thread; back once it is there. UsageError where it does not start."""
+def _serve(process: _Process, app: FastAPI, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Start the server on a thread and wait until it accepts connections. UsageError if it does not start."""
 
     def serve() -> None:
         try:
             server.run(sockets=[listener])
         finally:
-            one.ending.set()
+            process.stopping.set()
 
     thread = threading.Thread(target=serve, name="api", daemon=True)
 
-    def end() -> None:
+    def stop() -> None:
         server.should_exit = True
-        app.state.hub.stop_soon()  # pages that are open would hold the server
+        app.state.hub.request_stop()  # open event streams would block the shutdown
         thread.join(10)
 
-    one.stack.callback(end)
+    process.stack.callback(stop)
     thread.start()
     while not server.started:
         if not thread.is_alive():
             raise UsageError(
-                f"the API does not start on {one.settings.address}:{one.settings.api_port}; its log says more"
+                f"the API does not start on {process.settings.address}:{process.settings.api_port}; its log says more"
             )
         time.sleep(0.005)
 
 
-def _of_further(settings: Settings) -> Settings:
-    """What further processes of this machine are told: everything is there already."""
+def _settings_of_children(settings: Settings) -> Settings:
+    """Settings of the additional processes on this machine: shared database and broker, no port chosen anew."""
     host, port = settings.broker_address
-    told_host, told_port = settings.told_broker
+    device_host, device_port = settings.advertised_broker
     return replace(
         settings,
         join=True,
         offload=False,
         database=settings.database_url,
         broker=f"mqtts://{url_host(host)}:{port}",
-        broker_told=f"{url_host(told_host)}:{told_port}",
+        broker_told=f"{url_host(device_host)}:{device_port}",
         api_url=api_url(settings),
         offload_url=offload_url(settings),
     )
 
 
-def _joined(settings: Settings) -> Settings:
-    """What a process that joins is not told, it reads in the folder that it shares with the first one."""
-    told = told_addresses(settings.data)
+def _settings_of_joining(settings: Settings) -> Settings:
+    """Settings of a process that joins: what is not given is read from the shared data folder."""
+    running = read_addresses(settings.data)
     if not (settings.data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{settings.data} is no controller's data folder yet: `edgectl up` without --join comes first")
     if not settings.database:
         raise UsageError("--join needs the database that the processes share: --database postgresql://HOST/NAME")
-    if not settings.broker and not told.get("mqtt_port"):
+    if not settings.broker and not running.get("mqtt_port"):
         raise UsageError("no controller that runs says where the broker is: give it with --broker mqtts://HOST:8883")
-    told_broker = f"{url_host(str(told.get('mqtt_host')))}:{told.get('mqtt_port')}" if told else ""
+    device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
         settings,
         offload=False,
-        broker=settings.broker or f"mqtts://{told_broker}",
-        broker_told=settings.broker_told or told_broker,
-        api_url=settings.api_url or str(told.get("api_url", "")),
-        offload_url=settings.offload_url or str(told.get("offload_url", "")),
+        broker=settings.broker or f"mqtts://{device_broker}",
+        broker_told=settings.broker_told or device_broker,
+        api_url=settings.api_url or str(running.get("api_url", "")),
+        offload_url=settings.offload_url or str(running.get("offload_url", "")),
     )
     await_port(joined, "api_port", 0.0)
     return joined
 
 
-def _with_free_ports(settings: Settings, patience_s: float) -> Settings:
-    """Every port known and free. The broker's own is its business: it ends a leftover of its own first."""
+def _with_free_ports(settings: Settings, timeout_s: float) -> Settings:
+    """Settings with every port chosen, once the ports are free. The broker's port is not checked: `messaging.broker`
+    first ends a process left over by a killed controller."""
     known = with_ports(settings)
-    await_port(known, "api_port", patience_s)
+    await_port(known, "api_port", timeout_s)
     if known.offload:
-        await_port(known, "offload_port", patience_s)
+        await_port(known, "offload_port", timeout_s)
     return known
 
 
-def _listener(address: str, port: int) -> socket.socket:
+def _open_listener(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -477,12 +514,12 @@ def _listener(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _as_told(settings: Settings) -> dict[str, Any]:
-    """What `controller.json` says."""
+def _addresses(settings: Settings) -> dict[str, Any]:
+    """Content of `controller.json`."""
     return {
         "api_url": api_url(settings),
-        "mqtt_host": settings.told_broker[0],
-        "mqtt_port": settings.told_broker[1],
+        "mqtt_host": settings.advertised_broker[0],
+        "mqtt_port": settings.advertised_broker[1],
         "offload_url": offload_url(settings),
         "offload_port": settings.offload_port,
         "bind": settings.address,
@@ -493,7 +530,8 @@ def _as_told(settings: Settings) -> dict[str, Any]:
 
 @contextmanager
 def _locked(data: Path) -> Iterator[bool]:
-    """One controller per data folder; the lock goes with the process, however it ends. Was the last one killed?"""
+    """Lock the data folder for one controller; the lock ends with the process, however that ends. Yields whether the
+    previous controller was killed."""
     try:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -503,9 +541,9 @@ def _locked(data: Path) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            owner = _owner(descriptor)
+            owner = _lock_owner(descriptor)
             raise UsageError(f"a controller runs on {data} already (process {owner or 'unknown'})") from error
-        killed = bool(_owner(descriptor))
+        killed = bool(_lock_owner(descriptor))
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield killed
@@ -514,19 +552,19 @@ def _locked(data: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _owner(descriptor: int) -> str:
-    """The process that the lock file names; empty after a clean end."""
+def _lock_owner(descriptor: int) -> str:
+    """The process id in the lock file; empty after a clean shutdown."""
     return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
 
 
 @contextmanager
-def _stopped_by_signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set `ending`, where we are the main thread."""
+def _stopped_by_signals(stopping: threading.Event) -> Iterator[None]:
+    """Set `ending` on SIGTERM and SIGINT, if this is the main thread; restore the handlers afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    on_stop_signals(ending.set)
+    on_stop_signals(stopping.set)
     try:
         yield
     finally:

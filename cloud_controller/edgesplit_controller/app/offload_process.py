@@ -1,6 +1,5 @@
-"""How an offload server is started on a controller's data folder, by `up` or by an operator. Loads little: the process
-that asks becomes that server.
-"""
+"""Command line of an offload server on a controller's data folder, whether started by the controller or by an operator.
+Imports little: with `edgectl offload` the calling process becomes the server."""
 
 from __future__ import annotations
 
@@ -15,20 +14,22 @@ from edgesplit.trust.identity import Credentials
 from edgesplit_controller.settings import Settings
 
 OFFLOAD = "offload"
-"""Its folder in the data folder, and its name to the authority."""
+"""Name of the folder in the data folder, and of the server's credentials."""
 REVOKED = "revoked.pem"
+"""File name of the certificate revocation list."""
 
 
 def offload_arguments(data: Path, *, port: int | None = None, bind: str | None = None) -> list[str]:
-    """The command line of an offload server for this data folder, whether `up` runs it or an operator does."""
-    running = told_addresses(data)
+    """Arguments of an offload server for this data folder; `port` and `bind` default to those of the running
+    controller. UsageError if the folder is not a controller's, or no port is known."""
+    running = read_addresses(data)
     chosen_port, chosen_bind = port or running.get("offload_port"), bind or running.get("bind") or "127.0.0.1"
     if not (data / OFFLOAD / "root.json").is_file():
         raise UsageError(f"{data} is no controller's data folder: run `edgectl --data {data} up` first")
     if not chosen_port:
         raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
     credentials = _server_files(data, OFFLOAD)
-    words = {
+    options = {
         "--releases": data / OFFLOAD / "releases",
         "--root": data / OFFLOAD / "root.json",
         "--cert": credentials.certificate_file,
@@ -38,11 +39,11 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
         "--port": chosen_port,
         "--revoked": data / OFFLOAD / REVOKED,
     }
-    return [str(word) for pair in words.items() for word in pair]
+    return [str(word) for pair in options.items() for word in pair]
 
 
 def offload_command(settings: Settings) -> list[str]:
-    """The command line of the offload server that `up` runs."""
+    """Command line of the offload server that the controller runs as a child process."""
     arguments = offload_arguments(settings.data, port=settings.offload_port, bind=settings.address)
     arguments += ["--log-format", settings.log_format, "--mode", settings.offload_mode]
     if settings.offload_metrics:
@@ -50,13 +51,13 @@ def offload_command(settings: Settings) -> list[str]:
     return [sys.executable, "-m", "edgesplit_offload.main", *arguments, "--die-with-parent", str(os.getpid())]
 
 
-def told_addresses(data: Path) -> dict[str, Any]:
-    """What the controller that runs there wrote about itself; nothing where none does."""
+def read_addresses(data: Path) -> dict[str, Any]:
+    """Content of `controller.json`, which a running controller writes; empty if none runs."""
     try:
-        found = json.loads((data / "controller.json").read_bytes())
+        content = json.loads((data / "controller.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _server_files(data: Path, name: str) -> Credentials:

@@ -1,8 +1,8 @@
-"""Several processes of one controller: each with a number of its own, on this machine behind one listening socket.
+"""Several processes of one controller: each has a number, and those on one machine share one listening socket.
 
-A process takes the lowest number that is free, as a lease: its name at the broker follows from it. Further processes of
-this machine are supervised children that inherit the listening socket, so that a connection waits for whoever accepts
-it, also when one of them is killed. Further machines run `edgectl up --join`.
+A process takes the lowest free number as a lease; its client name at the broker follows from it. Additional processes
+on this machine are supervised children that inherit the listening socket, so that a connection waits in the kernel's
+queue for any process that accepts it, also when one is killed. On other machines run `edgectl up --join`.
 
     python -m edgesplit_controller.app.processes --settings FILE --listener FD --die-with-parent PID
 """
@@ -23,81 +23,82 @@ from typing import Any
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit.process.lifecycle import add_die_with_parent, end_with_parent
-from edgesplit.process.supervised import Child
+from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent
+from edgesplit.process.supervised import SupervisedProcess
 from edgesplit_controller.messaging.broker import CONTROLLERS
-from edgesplit_controller.settings import PROCESSES, Settings
+from edgesplit_controller.settings import MAX_PROCESSES, Settings
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
 
 READY = "process: ready"
+"""Line that a child process prints once it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One of the numbers that the processes of a controller have."""
+class ProcessSlot:
+    """The number of a controller process, held by a lease."""
 
     number: int
     lease: Lease
 
     @property
     def broker_name(self) -> str:
-        """Certificate name and client id at the broker."""
+        """Certificate name and client id of this process at the broker."""
         return CONTROLLERS[self.number - 1]
 
     def file_name(self, kind: str) -> str:
-        """Of credentials of that kind which this process alone uses."""
+        """File name of credentials of this kind that only this process uses."""
         return kind if self.number == 1 else f"{kind}.{self.number}"
 
 
-def take_place(database: Database) -> Place:
-    """The lowest number that is free, kept from now on."""
-    for number in range(1, PROCESSES + 1):
+def acquire_slot(database: Database) -> ProcessSlot:
+    """Lease the lowest free number. UsageError if all `MAX_PROCESSES` are taken."""
+    for number in range(1, MAX_PROCESSES + 1):
         lease = Lease(database, f"process {number}")
         if lease.held():
-            lease.keep()
-            return Place(number, lease)
-    raise UsageError(f"{PROCESSES} processes of this controller run already: stop one first")
+            lease.keep_renewed()
+            return ProcessSlot(number, lease)
+    raise UsageError(f"{MAX_PROCESSES} processes of this controller run already: stop one first")
 
 
-def start_further(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
-    """Start the further processes of this machine, and wait until they are ready. `settings` are theirs."""
+def start_children(settings: Settings, listener: socket.socket, stack: ExitStack) -> None:
+    """Start this machine's additional processes with `settings`, and wait until they are ready; `stack` stops them."""
     children = [_child(settings, number, listener.fileno()) for number in range(2, settings.processes + 1)]
     for child in children:
         stack.callback(child.stop)
     with ThreadPoolExecutor(len(children) or 1) as starting:
-        list(starting.map(Child.start, children))
+        list(starting.map(SupervisedProcess.start, children))
 
 
-def _child(settings: Settings, number: int, listener: int) -> Child:
+def _child(settings: Settings, number: int, listener: int) -> SupervisedProcess:
     metrics = settings.metrics and (settings.metrics[0], settings.metrics[1] + number - 1)
     folder = settings.data / "processes"
     file = folder / f"{number}.json"
-    # Not among its words, which everybody may read: the database's URL may have a password.
+    # In a file with mode 0600, not in the arguments, which every user can list: the database's URL may have a password.
     write_durably(file, encode_settings(replace(settings, processes=1, metrics=metrics)), mode=0o600)
-    words = ["--settings", str(file), "--listener", str(listener), "--die-with-parent", str(os.getpid())]
-    return Child(
+    arguments = ["--settings", str(file), "--listener", str(listener), "--die-with-parent", str(os.getpid())]
+    return SupervisedProcess(
         f"controller process {number}",
-        [sys.executable, "-m", "edgesplit_controller.app.processes", *words],
-        announces=READY,
+        [sys.executable, "-m", "edgesplit_controller.app.processes", *arguments],
+        ready_line=READY,
         log_file=folder / f"{number}.log",
         pid_file=folder / f"{number}.pid",
-        inherits=(listener,),
+        inherited_fds=(listener,),
     )
 
 
 def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
-    """A further process of this machine; `run` is `up.run`."""
+    """Entry point of an additional process on this machine; `run` is `app.main.run`. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="edgesplit_controller.app.processes")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--listener", type=int, required=True)
-    add_die_with_parent(parser)
-    given = parser.parse_args(arguments)
-    if given.die_with_parent is not None:
-        end_with_parent(given.die_with_parent)
+    add_die_with_parent_option(parser)
+    parsed = parser.parse_args(arguments)
+    if parsed.die_with_parent is not None:
+        end_with_parent(parsed.die_with_parent)
     try:
-        settings = decode_settings(given.settings.read_bytes())
-        run(settings, ready=lambda _: print(READY, flush=True), listener=socket.socket(fileno=given.listener))
+        settings = decode_settings(parsed.settings.read_bytes())
+        run(settings, ready=lambda _: print(READY, flush=True), listener=socket.socket(fileno=parsed.listener))
     except EdgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -105,15 +106,17 @@ def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> in
 
 
 def encode_settings(settings: Settings) -> bytes:
-    """For a further process."""
+    """Settings as JSON for a child process."""
     return json.dumps(asdict(settings), default=str, indent=1).encode()
 
 
 def decode_settings(raw: bytes) -> Settings:
-    """What `encode_settings` wrote."""
-    given: dict[str, Any] = json.loads(raw)
-    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
-    values["data"] = Path(given["data"])
+    """Parse the output of `encode_settings`."""
+    content: dict[str, Any] = json.loads(raw)
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
+    values["data"] = Path(content["data"])
     return Settings(**values)
 
 

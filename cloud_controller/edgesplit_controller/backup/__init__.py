@@ -1,5 +1,6 @@
-"""Backup and restore of a controller: keys, TUF repository, database, blobs in one file, sealed where keys are in it.
+"""Backup and restore of a controller: keys, TUF repository, database and blobs in one file, encrypted if with keys.
 
-`envelope` seals, `rows` exports and imports the database, `making` writes a backup while the controller runs,
-`restoring` reads one into an empty place. Nothing but this program is needed for either, whichever the database.
+`envelope` is the encrypted file format, `rows` exports and imports the database, `create` writes a backup while the
+controller runs, `restore` reads one into an empty folder. No other program is needed, for either database. Imports
+`storage` and `tuf`.
 """

@@ -1,7 +1,8 @@
-"""Writes a backup while the controller runs: first one moment of the database, then what its rows speak of.
+"""Writes a backup while the controller runs: first a consistent snapshot of the database, then the files that its rows
+refer to.
 
-Blobs are only ever added, and a release is in the repository before it is in the database: so whatever the rows name is
-found after them. The file appears whole, under its name, or not at all.
+Blobs are only ever added, and a release is in the repository before it is in the database; so whatever the snapshot's
+rows refer to exists when the files are read. The backup file appears complete under its name, or not at all.
 """
 
 from __future__ import annotations
@@ -20,43 +21,47 @@ import msgspec
 import edgesplit
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import UsageError
-from edgesplit_controller.backup.envelope import SCRYPT_N, Opener, Sealing
+from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWriter
 from edgesplit_controller.backup.rows import export_rows
 from edgesplit_controller.tuf.repository import Repository
 
 ROWS: Final = "database.jsonl"
-LIST: Final = "backup.json"
-"""The last member: what must have come before it."""
+"""Archive member with the database rows."""
+CONTENTS: Final = "backup.json"
+"""Archive member with the list of all members, which is the last one."""
 KEYS: Final = ("keys", "tuf/keys")
+"""Folders with private keys."""
 SECRETS: Final = (*KEYS, "tuf/pending.json", "operator.token")
-KEPT: Final = ("tuf", "keys", "operator.token", "ports.json")
+"""Files and folders that an unencrypted backup must not contain."""
+INCLUDED: Final = ("tuf", "keys", "operator.token", "ports.json")
+"""Files and folders of the data folder that a backup contains, besides rows and blobs."""
 MEMORY_BYTES: Final = 32 * 2**20
-"""Of the rows; more of them wait in a nameless file beside the backup."""
+"""Bytes of rows that are held in memory; more are spooled to an unnamed temporary file."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One file in a backup."""
+    """One file in a backup: size and SHA-256."""
 
     bytes: int
     sha256: str
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a backup."""
+    """The files in a backup, and whether it includes blobs."""
 
     files: dict[str, Member]
     blobs: bool
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, of how many."""
+"""Called with the bytes done and the bytes in total."""
 
 
 def make_backup(
     data: Path,
     database_url: str,
     file: Path,
-    opener: Opener,
+    encryption: BackupKey,
     *,
     keys: bool,
     blobs: bool,
@@ -65,18 +70,22 @@ def make_backup(
     replace: bool = False,
     scrypt_n: int = SCRYPT_N,
 ) -> Contents:
-    """Write a backup of the controller in `data`; what is in it. With `keys` it must be sealed for somebody."""
+    """Write a backup of the controller in `data` to `file` and return its contents.
+
+    With `keys` the backup must be encrypted. UsageError if `data` is not a data folder, if `file` exists and `replace`
+    is false, or if the disk fails.
+    """
     if not (data / "keys" / "ca.pem").is_file():
         raise UsageError(f"{data} is no controller's data folder: give it with `edgectl --data DIR backup ...`")
-    if keys and not (opener.passphrase or opener.recipient):
+    if keys and not (encryption.passphrase or encryption.recipient):
         raise UsageError("a backup with keys is sealed: by a passphrase, or --to PUBLIC-KEY")
     if file.exists() and not replace:
         raise UsageError(f"{file} is there already: --force replaces it")
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as raw:
-            with Sealing(
-                raw, opener, created=now, version=edgesplit.__version__, keys=keys, scrypt_n=scrypt_n
+            with SealedWriter(
+                raw, encryption, created=now, version=edgesplit.__version__, keys=keys, scrypt_n=scrypt_n
             ) as sealed:
                 contents = _write(data, database_url, sealed, keys=keys, blobs=blobs, progress=progress)
             raw.flush()
@@ -90,7 +99,9 @@ def make_backup(
     return contents
 
 
-def _write(data: Path, database_url: str, sealed: Sealing, *, keys: bool, blobs: bool, progress: Progress) -> Contents:
+def _write(
+    data: Path, database_url: str, sealed: SealedWriter, *, keys: bool, blobs: bool, progress: Progress
+) -> Contents:
     files: dict[str, Member] = {}
     done = 0
     with (
@@ -102,9 +113,11 @@ def _write(data: Path, database_url: str, sealed: Sealing, *, keys: bool, blobs:
         size = rows.tell()
         rows.seek(0)
         with Repository(data / "tuf").exclusive():
-            small = [(name, (data / name).read_bytes()) for name in _small(data, keys)]
-        many = list(_blobs(data)) if blobs else []
-        total = size + sum(len(content) for _, content in small) + sum(path.stat().st_size for _, path in many)
+            small_files = [(name, (data / name).read_bytes()) for name in _small_files(data, keys)]
+        blob_files = list(_blobs(data)) if blobs else []
+        total = (
+            size + sum(len(content) for _, content in small_files) + sum(path.stat().st_size for _, path in blob_files)
+        )
 
         def add(name: str, content: IO[bytes], size: int) -> None:
             nonlocal done
@@ -113,24 +126,24 @@ def _write(data: Path, database_url: str, sealed: Sealing, *, keys: bool, blobs:
             progress(done, total)
 
         add(ROWS, rows, size)
-        for name, content in small:
+        for name, content in small_files:
             add(name, io.BytesIO(content), len(content))
-        for name, path in many:
+        for name, path in blob_files:
             with path.open("rb") as blob:
                 add(name, blob, path.stat().st_size)
             if files[name].sha256 != path.name:
                 raise UsageError(f"blob {path.name[:12]} is damaged on disk: a backup of it would be too")
         contents = Contents(files=files, blobs=blobs)
         raw = msgspec.json.encode(contents)
-        _add(tar, LIST, io.BytesIO(raw), len(raw))
+        _add(tar, CONTENTS, io.BytesIO(raw), len(raw))
     return contents
 
 
-def _small(data: Path, keys: bool) -> Iterator[str]:
-    """Names of files that are read at one moment: the repository and the keys."""
-    for top in KEPT:
-        found = sorted((data / top).rglob("*")) if (data / top).is_dir() else [data / top]
-        for path in found:
+def _small_files(data: Path, keys: bool) -> Iterator[str]:
+    """Names of the files that are read under the repository's lock: repository and keys."""
+    for top in INCLUDED:
+        paths = sorted((data / top).rglob("*")) if (data / top).is_dir() else [data / top]
+        for path in paths:
             name = path.relative_to(data).as_posix()
             hidden = any(part.startswith(".") for part in path.relative_to(data).parts)
             if path.is_file() and not hidden and (keys or not is_secret(name)):
@@ -138,7 +151,7 @@ def _small(data: Path, keys: bool) -> Iterator[str]:
 
 
 def is_secret(name: str) -> bool:
-    """Must this file be in no backup that anybody can open?"""
+    """Whether this file may be in an encrypted backup only."""
     return any(name == secret or name.startswith(f"{secret}/") for secret in SECRETS)
 
 
@@ -148,25 +161,25 @@ def _blobs(data: Path) -> Iterator[tuple[str, Path]]:
             yield f"blobs/{folder.name}/{path.name}", path
 
 
-class _Hashing(io.RawIOBase):
-    """Hashes what is read of a file, and knows how much that was."""
+class _HashingReader(io.RawIOBase):
+    """Computes the SHA-256 of a file while it is read."""
 
     def __init__(self, content: IO[bytes]) -> None:
         self._content = content
-        self.hash = hashlib.sha256()
+        self.sha256 = hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         data = self._content.read(size)
-        self.hash.update(data)
+        self.sha256.update(data)
         return data
 
 
 def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> Member:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
-    hashing = _Hashing(content)
+    hashing = _HashingReader(content)
     tar.addfile(info, hashing)
-    return Member(size, hashing.hash.hexdigest())
+    return Member(size, hashing.sha256.hexdigest())

@@ -1,11 +1,11 @@
-"""The outside of a backup file: who can open it, and a stream of sealed pieces.
+"""The file format of a backup: a header that states how it is decrypted, and a stream of authenticated pieces.
 
     edgesplit backup 1\\n | u32 length, header (JSON) | pieces: u32 length, u8 last, bytes
 
-Sealed, each piece is ChaCha20-Poly1305 under a key of this file alone; its number and whether it is the last are the
-nonce, the header is authenticated with each, so that pieces cannot be dropped, moved, added or cut off. The key comes
-from a passphrase (scrypt), or is wrapped to a recipient's X25519 key (HPKE, RFC 9180). Without keys in it a backup need
-not be sealed: its pieces carry their hash.
+In an encrypted backup each piece is ChaCha20-Poly1305 under a key of this file alone. Piece number and last flag are
+the nonce, and the header's hash is authenticated with each piece, so that pieces cannot be dropped, moved, added or cut
+off. The key is derived from a passphrase (scrypt), or wrapped for a recipient's X25519 key (HPKE, RFC 9180). A backup
+without private keys may be unencrypted: its pieces then carry a hash.
 """
 
 from __future__ import annotations
@@ -32,41 +32,45 @@ from edgesplit.trust.identity import private_pem
 
 MAGIC: Final = b"edgesplit backup 1\n"
 PIECE_BYTES: Final = 1 << 20
+"""Bytes of plain text in a piece."""
 HEADER_BYTES: Final = 16_384
+"""Size limit of the header."""
 SCRYPT_N: Final = 1 << 17
-MOST_SCRYPT_N: Final = 1 << 20
-"""A file that asks for more is no backup of ours: it would take more than a gigabyte to try a passphrase."""
+"""Cost parameter of scrypt for new backups."""
+MAX_SCRYPT_N: Final = 1 << 20
+"""Largest cost parameter that is accepted: a file with more would need over a gigabyte of memory to try a passphrase.
+"""
 _SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _INFO: Final = b"edgesplit backup 1"
 _FRAME: Final = struct.Struct(">IB")
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be read without opening a backup."""
+    """The part of a backup that is readable without the key."""
 
     created: float
     version: str
-    """Of the program that wrote it."""
+    """Version of the program that wrote it."""
     opened_with: Literal["nothing", "passphrase", "key"]
     keys: bool
-    """Are the controller's keys in it?"""
+    """Whether the controller's private keys are in the backup."""
     salt: bytes = b""
     scrypt_n: int = 0
     wrapped: bytes = b""
 
 
-class Opener(msgspec.Struct, frozen=True):
-    """What a backup is sealed with, or opened with: at most one of these."""
+class BackupKey(msgspec.Struct, frozen=True):
+    """How a backup is encrypted or decrypted: at most one of these is set."""
 
     passphrase: str = ""
     recipient: bytes = b""
-    """A public key, raw: to seal."""
+    """Recipient's raw X25519 public key, to encrypt."""
     key_file: Path | None = None
-    """The private key: to open."""
+    """File of the recipient's private key, to decrypt."""
 
 
 def make_recipient(path: Path) -> str:
-    """A new key pair for backups: the private key in `path` (0600), the public one as text."""
+    """Create a key pair for backups: writes the private key to `path` (mode 0600), returns the public key as text."""
     if path.exists():
         raise UsageError(f"{path} is there already: a key is never overwritten")
     key = X25519PrivateKey.generate()
@@ -75,7 +79,7 @@ def make_recipient(path: Path) -> str:
 
 
 def parse_recipient(text: str) -> bytes:
-    """A recipient's public key; UsageError for anything else."""
+    """A recipient's public key from its text; UsageError for anything else."""
     try:
         raw = base64.urlsafe_b64decode(text.strip().encode())
         X25519PublicKey.from_public_bytes(raw)
@@ -84,99 +88,102 @@ def parse_recipient(text: str) -> bytes:
     return raw
 
 
-class Sealing(io.RawIOBase):
-    """Write a backup into `file`. `close` writes the last piece, and leaves `file` open."""
+class SealedWriter(io.RawIOBase):
+    """Writes an encrypted backup to `file`. `close` writes the last piece and leaves `file` open."""
 
     def __init__(
-        self, file: BinaryIO, opener: Opener, *, created: float, version: str, keys: bool, scrypt_n: int = SCRYPT_N
+        self, file: BinaryIO, opener: BackupKey, *, created: float, version: str, keys: bool, scrypt_n: int = SCRYPT_N
     ) -> None:
         self._file = file
         self._pending = bytearray()
         self._number = 0
         key = os.urandom(32)
         salt, wrapped = b"", b""
-        how: Literal["nothing", "passphrase", "key"] = "nothing"
+        opened_with: Literal["nothing", "passphrase", "key"] = "nothing"
         if opener.recipient:
-            wrapped, how = _SUITE.encrypt(key, X25519PublicKey.from_public_bytes(opener.recipient), _INFO), "key"
+            wrapped, opened_with = (
+                _SUITE.encrypt(key, X25519PublicKey.from_public_bytes(opener.recipient), _INFO),
+                "key",
+            )
         elif opener.passphrase:
-            salt, how = os.urandom(16), "passphrase"
+            salt, opened_with = os.urandom(16), "passphrase"
             key = _from_passphrase(opener.passphrase, salt, scrypt_n)
         header = Header(
-            created=created, version=version, opened_with=how, keys=keys, salt=salt, wrapped=wrapped,
+            created=created, version=version, opened_with=opened_with, keys=keys, salt=salt, wrapped=wrapped,
             scrypt_n=scrypt_n if salt else 0,
         )  # fmt: skip
         raw = msgspec.json.encode(header)
-        self._box: _Box = _Unsealed() if how == "nothing" else ChaCha20Poly1305(key)
-        self._about = hashlib.sha256(raw).digest()
+        self._cipher: _Cipher = _ChecksumOnly() if opened_with == "nothing" else ChaCha20Poly1305(key)
+        self._header_hash = hashlib.sha256(raw).digest()
         file.write(MAGIC + struct.pack(">I", len(raw)) + raw)
 
     def writable(self) -> bool:
-        """Yes."""
+        """True: this is a writable stream."""
         return True
 
     def write(self, data: object) -> int:
-        """Take bytes; whole pieces are written."""
+        """Buffer bytes and write the pieces that are complete."""
         view = memoryview(data)  # type: ignore[arg-type]
         self._pending += view
         while len(self._pending) > PIECE_BYTES:
-            self._piece(bytes(self._pending[:PIECE_BYTES]), last=False)
+            self._write_piece(bytes(self._pending[:PIECE_BYTES]), last=False)
             del self._pending[:PIECE_BYTES]
         return view.nbytes
 
     def close(self) -> None:
-        """Write what is left, as the last piece."""
+        """Write the remaining bytes as the last piece."""
         if not self.closed:
-            self._piece(bytes(self._pending), last=True)
+            self._write_piece(bytes(self._pending), last=True)
             self._pending.clear()
         super().close()
 
-    def _piece(self, data: bytes, *, last: bool) -> None:
-        sealed = self._box.encrypt(_nonce(self._number, last), data, self._about)
+    def _write_piece(self, data: bytes, *, last: bool) -> None:
+        sealed = self._cipher.encrypt(_nonce(self._number, last), data, self._header_hash)
         self._number += 1
         self._file.write(_FRAME.pack(len(sealed), last) + sealed)
 
 
-class Opened(io.RawIOBase):
-    """Read what is in a backup. TrustError for one that was changed or is sealed for somebody else, MalformedMessage
-    for one that is cut off or is none."""
+class SealedReader(io.RawIOBase):
+    """Reads the decrypted content of a backup. TrustError if it was changed or the key does not fit, MalformedMessage
+    if it is cut off or not a backup."""
 
-    def __init__(self, file: BinaryIO, opener: Opener) -> None:
+    def __init__(self, file: BinaryIO, opener: BackupKey) -> None:
         self._file = file
-        self.header, raw = _header(file)
-        self._about = hashlib.sha256(raw).digest()
-        self._box = _box(self.header, opener)
+        self.header, raw = _read_header(file)
+        self._header_hash = hashlib.sha256(raw).digest()
+        self._cipher = _cipher_of(self.header, opener)
         self._number = 0
         self._ended = False
-        self._have = b""
+        self._plain = b""
 
     @property
     def position(self) -> int:
-        """Bytes of the file that were read."""
+        """Bytes of the backup file that were read."""
         return self._file.tell()
 
     def readable(self) -> bool:
-        """Yes."""
+        """True: this is a readable stream."""
         return True
 
     def readinto(self, buffer: object) -> int:
-        """Fill a buffer, with 0 at the end."""
+        """Fill a buffer; returns the number of bytes, 0 at the end."""
         view = memoryview(buffer)  # type: ignore[arg-type]
-        while not self._have and not self._ended:
-            self._have = self._piece()
-        taken = min(len(view), len(self._have))
-        view[:taken], self._have = self._have[:taken], self._have[taken:]
+        while not self._plain and not self._ended:
+            self._plain = self._read_piece()
+        taken = min(len(view), len(self._plain))
+        view[:taken], self._plain = self._plain[:taken], self._plain[taken:]
         return taken
 
-    def _piece(self) -> bytes:
-        size, last = _FRAME.unpack(_exactly(self._file, _FRAME.size))
+    def _read_piece(self) -> bytes:
+        size, last = _FRAME.unpack(_read_exactly(self._file, _FRAME.size))
         if size > PIECE_BYTES + 32 or last > 1:
             raise MalformedMessage("this is no backup, or a damaged one")
-        data = _exactly(self._file, size)
+        data = _read_exactly(self._file, size)
         try:
-            data = self._box.decrypt(_nonce(self._number, bool(last)), data, self._about)
+            data = self._cipher.decrypt(_nonce(self._number, bool(last)), data, self._header_hash)
         except InvalidTag as error:
-            why = "the passphrase or key is another, or the file was changed"
-            raise TrustError(f"the backup cannot be opened: {why}") from error
+            reason = "the passphrase or key is another, or the file was changed"
+            raise TrustError(f"the backup cannot be opened: {reason}") from error
         self._number += 1
         self._ended = bool(last)
         if self._ended and self._file.read(1):
@@ -185,49 +192,49 @@ class Opened(io.RawIOBase):
 
 
 def read_header(file: BinaryIO) -> Header:
-    """What can be known of a backup without opening it."""
-    return _header(file)[0]
+    """The header of a backup, without decrypting it."""
+    return _read_header(file)[0]
 
 
-def _header(file: BinaryIO) -> tuple[Header, bytes]:
+def _read_header(file: BinaryIO) -> tuple[Header, bytes]:
     if file.read(len(MAGIC)) != MAGIC:
         raise MalformedMessage("this is no backup of edgesplit")
-    (size,) = struct.unpack(">I", _exactly(file, 4))
+    (size,) = struct.unpack(">I", _read_exactly(file, 4))
     if size > HEADER_BYTES:
         raise MalformedMessage("this is no backup, or a damaged one")
-    raw = _exactly(file, size)
+    raw = _read_exactly(file, size)
     try:
         return msgspec.json.decode(raw, type=Header), raw
     except msgspec.MsgspecError as error:
         raise MalformedMessage(f"this is no backup, or one of a newer edgesplit: {error}") from error
 
 
-class _Box(Protocol):
-    def encrypt(self, nonce: bytes, data: bytes, about: bytes, /) -> bytes: ...
+class _Cipher(Protocol):
+    def encrypt(self, nonce: bytes, data: bytes, header_hash: bytes, /) -> bytes: ...
 
-    def decrypt(self, nonce: bytes, data: bytes, about: bytes, /) -> bytes: ...
+    def decrypt(self, nonce: bytes, data: bytes, header_hash: bytes, /) -> bytes: ...
 
 
-class _Unsealed:
-    """For backups that anybody may open: each piece carries its hash, so that damage is seen. It proves nothing."""
+class _ChecksumOnly:
+    """For unencrypted backups: each piece carries its hash, which detects damage but not an attacker's change."""
 
-    def encrypt(self, nonce: bytes, data: bytes, about: bytes) -> bytes:
-        return data + hashlib.sha256(about + nonce + data).digest()
+    def encrypt(self, nonce: bytes, data: bytes, header_hash: bytes) -> bytes:
+        return data + hashlib.sha256(header_hash + nonce + data).digest()
 
-    def decrypt(self, nonce: bytes, data: bytes, about: bytes) -> bytes:
+    def decrypt(self, nonce: bytes, data: bytes, header_hash: bytes) -> bytes:
         plain, digest = data[:-32], data[-32:]
-        if hashlib.sha256(about + nonce + plain).digest() != digest:
+        if hashlib.sha256(header_hash + nonce + plain).digest() != digest:
             raise MalformedMessage("the backup is damaged")
         return plain
 
 
-def _box(header: Header, opener: Opener) -> _Box:
+def _cipher_of(header: Header, opener: BackupKey) -> _Cipher:
     if header.opened_with == "nothing":
-        return _Unsealed()
+        return _ChecksumOnly()
     if header.opened_with == "passphrase":
         if not opener.passphrase:
             raise UsageError("this backup is opened with a passphrase")
-        if not 1 < header.scrypt_n <= MOST_SCRYPT_N or header.scrypt_n & (header.scrypt_n - 1):
+        if not 1 < header.scrypt_n <= MAX_SCRYPT_N or header.scrypt_n & (header.scrypt_n - 1):
             raise MalformedMessage("this is no backup, or a damaged one")
         return ChaCha20Poly1305(_from_passphrase(opener.passphrase, header.salt, header.scrypt_n))
     if opener.key_file is None:
@@ -253,10 +260,12 @@ def _from_passphrase(passphrase: str, salt: bytes, n: int) -> bytes:
 
 
 def _nonce(number: int, last: bool) -> bytes:
+    # 12 bytes, unique under a key that encrypts this file alone. The last flag is part of it (as in STREAM, Hoang et
+    # al. 2015): a file that is cut off at a piece does not authenticate as complete.
     return number.to_bytes(11, "big") + bytes([last])
 
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
+def _read_exactly(file: BinaryIO, size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
         raise MalformedMessage("the backup is cut off")

@@ -1,1 +1,4 @@
-"""How the parts of an installation are: broker, offload server, database, disk, controller processes, gateways."""
+"""Health of an installation's components: broker, offload server, database, disk, controller processes, gateways.
+
+Imports `fleet` and `storage`.
+"""

@@ -1,4 +1,4 @@
-"""All parts at a glance: what every process noted, and what the database and the folder say by themselves."""
+"""Health of all components: what each process recorded, and what the database and the data folder show directly."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any, Literal
 from sqlalchemy import and_, func, select, text
 from sqlalchemy.orm import Session
 
-from edgesplit_controller.components.recorder import AGAIN_S
+from edgesplit_controller.components.recorder import REFRESH_S
 from edgesplit_controller.fleet.overview import state_column
-from edgesplit_controller.storage.database import Behind, Database, Device, GatewayRow
-from edgesplit_controller.storage.leases import clock_of
-from edgesplit_controller.storage.tables.components import PartRow
+from edgesplit_controller.storage.database import Database, Device, GatewayRouteRow, GatewayRow
+from edgesplit_controller.storage.leases import database_time
+from edgesplit_controller.storage.tables.components import ComponentStateRow
 from edgesplit_controller.storage.tables.leases import LeaseRow
 
-SILENT_S = 3 * AGAIN_S
-"""What was noted longer ago is nobody's word any more."""
-FORGOTTEN_S = 3_600.0
-"""What was noted longer ago is not shown: whoever noted it is gone for good."""
+OUTDATED_S = 3 * REFRESH_S
+"""Seconds after which a record without a refresh is out of date."""
+HIDDEN_AFTER_S = 3_600.0
+"""Seconds after which a record is not shown: its process is gone for good."""
 SLOW_S = 0.5
-BEHIND = 100_000
-"""Messages not added up, with which histories are an hour or so late."""
+"""Query time in seconds from which the database is reported as bad."""
+MAX_UNAGGREGATED = 100_000
+"""Messages that are not aggregated, from which histories are reported as bad: they are about an hour late."""
 LOW_DISK_PART, LOW_DISK_BYTES = 0.05, 2**30
-DO: Mapping[str, str] = {
+REMEDIES: Mapping[str, str] = {
     "broker": "look at the controller's log, which has mosquitto's words, or at the broker that you gave with --broker",
     "offload server": "look at offload/offload.log in the data folder; devices finish alone meanwhile",
     "database": "look at its machine and its log: every other part waits for it",
@@ -37,126 +38,142 @@ DO: Mapping[str, str] = {
     "gateway": "look at its page: devices behind it go to the cloud by themselves, or finish alone",
     "way to the cloud": "devices finish alone: look at the offload server, and at the links in between",
 }
-"""By part: what an operator does about a bad one."""
+"""What an operator does about a bad component, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """How one part is."""
+class ComponentHealth:
+    """Health of one component."""
 
     name: str
     subject: str
-    """Which gateway or process; empty where there is but one."""
+    """Name of the gateway or process; empty for a component of which there is only one."""
     state: Literal["good", "bad", "unknown"]
     text: str
     since: float | None = None
     at: float | None = None
-    """When that was seen."""
+    """Unix time of this observation."""
 
 
-class Parts:
-    """Reads them, for whoever asks."""
+class HealthOverview:
+    """Reads the health of every component."""
 
     def __init__(
-        self, database: Database, data: Path, *, stale_after_s: float, behind: Callable[[], int],
+        self, database: Database, data: Path, *, stale_after_s: float, unaggregated: Callable[[], int],
         now: Callable[[], float],
     ) -> None:  # fmt: skip
         self._database = database
         self._data = data
         self._stale_after_s = stale_after_s
-        self._behind = behind
+        self._unaggregated = unaggregated
         self._now = now
 
-    def shown(self, groups: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Every part, the bad ones first; gateways and devices of these groups alone (None: of all)."""
+    def to_dicts(self, groups: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Every component, the bad ones first. `groups`: only gateways and devices of these groups; None: all."""
         now, began = self._now(), perf_counter()
         with self._database.read() as session:
             session.execute(text("SELECT 1"))
-            asked_s = perf_counter() - began
-            found = [
-                *_noted(session, now),
+            query_s = perf_counter() - began
+            parts = [
+                *_recorded(session, now),
                 _processes(session),
                 *self._gateways(session, now, groups),
-                *self._way(session, now, groups),
+                *self._offload_reachability(session, now, groups),
             ]
             dialect = session.get_bind().dialect.name
-        found += [_database(dialect, asked_s, now), self._disk(now), self._histories(now)]
-        ordered = sorted(found, key=lambda one: ({"bad": 0, "unknown": 1}.get(one.state, 2), one.name, one.subject))
-        return [{**asdict(one), "do": "" if one.state == "good" else DO[one.name]} for one in ordered]
+        parts += [_database(dialect, query_s, now), self._disk(now), self._histories(now)]
+        ordered = sorted(parts, key=lambda part: ({"bad": 0, "unknown": 1}.get(part.state, 2), part.name, part.subject))
+        return [{**asdict(part), "do": "" if part.state == "good" else REMEDIES[part.name]} for part in ordered]
 
-    def _gateways(self, session: Session, now: float, groups: Collection[str] | None) -> list[Part]:
+    def _gateways(self, session: Session, now: float, groups: Collection[str] | None) -> list[ComponentHealth]:
         state = state_column(now, self._stale_after_s)
-        behind = select(func.count()).select_from(Behind).where(Behind.gateway == GatewayRow.device)
-        asked = select(GatewayRow.device, state, Device.last_seen, GatewayRow.address, behind.scalar_subquery()).join(
+        behind = select(func.count()).select_from(GatewayRouteRow).where(GatewayRouteRow.gateway == GatewayRow.device)
+        query = select(GatewayRow.device, state, Device.last_seen, GatewayRow.address, behind.scalar_subquery()).join(
             Device, Device.name == GatewayRow.device
         )
         if groups is not None:
-            asked = asked.where(Device.group.in_(sorted(groups)))
-        rows = session.execute(asked.where(Device.revoked.is_(None)).order_by(GatewayRow.device))
+            query = query.where(Device.group.in_(sorted(groups)))
+        rows = session.execute(query.where(Device.revoked.is_(None)).order_by(GatewayRow.device))
         return [
-            Part(
-                "gateway", name, "good" if how == "online" else "bad",
-                f"{how}, at {address}, with {count} device{'s' * (count != 1)} behind it", at=seen,
+            ComponentHealth(
+                "gateway", name, "good" if device_state == "online" else "bad",
+                f"{device_state}, at {address}, with {count} device{'s' * (count != 1)} behind it", at=seen,
             )
-            for name, how, seen, address, count in rows
+            for name, device_state, seen, address, count in rows
         ]  # fmt: skip
 
-    def _way(self, session: Session, now: float, groups: Collection[str] | None) -> list[Part]:
-        """Whether devices that are here reach their next tier, by their own word."""
-        living = and_(Device.revoked.is_(None), Device.alive, Device.last_seen >= now - self._stale_after_s)
+    def _offload_reachability(
+        self, session: Session, now: float, groups: Collection[str] | None
+    ) -> list[ComponentHealth]:
+        """Whether online devices reach their next tier, as they report it."""
+        online = and_(Device.revoked.is_(None), Device.alive, Device.last_seen >= now - self._stale_after_s)
         reaches = Device.telemetry["remote_ok"].as_boolean()
-        asked = select(func.count(), func.count().filter(reaches)).where(living, reaches.is_not(None))
+        query = select(func.count(), func.count().filter(reaches)).where(online, reaches.is_not(None))
         if groups is not None:
-            asked = asked.where(Device.group.in_(sorted(groups)))
-        here, well = session.execute(asked).one()
-        if not here:
+            query = query.where(Device.group.in_(sorted(groups)))
+        count, reached = session.execute(query).one()
+        if not count:
             return []
-        state: Literal["good", "bad"] = "good" if 2 * well >= here else "bad"
-        return [Part("way to the cloud", "", state, f"{well} of {here} devices that are online reach it", at=now)]
+        state: Literal["good", "bad"] = "good" if 2 * reached >= count else "bad"
+        return [
+            ComponentHealth(
+                "way to the cloud", "", state, f"{reached} of {count} devices that are online reach it", at=now
+            )
+        ]
 
-    def _disk(self, now: float) -> Part:
-        found = shutil.disk_usage(self._data)
-        low = found.free < min(LOW_DISK_PART * found.total, LOW_DISK_BYTES)
-        told = f"{found.free / 2**30:.1f} of {found.total / 2**30:.0f} GiB are free for the data folder"
-        return Part("disk", "", "bad" if low else "good", told, at=now)
+    def _disk(self, now: float) -> ComponentHealth:
+        usage = shutil.disk_usage(self._data)
+        low = usage.free < min(LOW_DISK_PART * usage.total, LOW_DISK_BYTES)
+        summary = f"{usage.free / 2**30:.1f} of {usage.total / 2**30:.0f} GiB are free for the data folder"
+        return ComponentHealth("disk", "", "bad" if low else "good", summary, at=now)
 
-    def _histories(self, now: float) -> Part:
-        behind = self._behind()
+    def _histories(self, now: float) -> ComponentHealth:
+        behind = self._unaggregated()
         text = f"{behind} messages are not added up yet" if behind else "every message is added up"
-        return Part("histories", "", "bad" if behind > BEHIND else "good", text, at=now)
+        return ComponentHealth("histories", "", "bad" if behind > MAX_UNAGGREGATED else "good", text, at=now)
 
 
-def _noted(session: Session, now: float) -> list[Part]:
-    """What processes noted; of several one where they say the same."""
-    lately = select(PartRow).where(PartRow.at > now - FORGOTTEN_S).order_by(PartRow.name, PartRow.process)
-    every = list(session.scalars(lately))
-    fresh = {row.process for row in every if row.at > now - SILENT_S}
-    found = []
-    for name in dict.fromkeys(row.name for row in every):
-        mine = [row for row in every if row.name == name]
-        spoken = [row for row in mine if row.process in fresh]
-        if not spoken:
-            last = max(mine, key=lambda row: row.at)
-            found.append(Part(name, "", "unknown", f"nobody has looked at it lately; then: {last.text}", at=last.at))
+def _recorded(session: Session, now: float) -> list[ComponentHealth]:
+    """Components that processes probe; the first bad record of a component counts, else the first one."""
+    query = (
+        select(ComponentStateRow)
+        .where(ComponentStateRow.at > now - HIDDEN_AFTER_S)
+        .order_by(ComponentStateRow.name, ComponentStateRow.process)
+    )
+    rows = list(session.scalars(query))
+    fresh = {row.process for row in rows if row.at > now - OUTDATED_S}
+    parts = []
+    for name in dict.fromkeys(row.name for row in rows):
+        of_component = [row for row in rows if row.name == name]
+        up_to_date = [row for row in of_component if row.process in fresh]
+        if not up_to_date:
+            last = max(of_component, key=lambda row: row.at)
+            parts.append(
+                ComponentHealth(name, "", "unknown", f"nobody has looked at it lately; then: {last.text}", at=last.at)
+            )
             continue
-        bad = [row for row in spoken if row.state != "good"]
-        told = (bad or spoken)[0]
-        of = f"process {told.process} of {len(spoken)}: " if bad and len(spoken) > 1 else ""
-        found.append(Part(name, "", "bad" if bad else "good", of + told.text, told.since, told.at))
-    return found
+        bad = [row for row in up_to_date if row.state != "good"]
+        chosen = (bad or up_to_date)[0]
+        prefix = f"process {chosen.process} of {len(up_to_date)}: " if bad and len(up_to_date) > 1 else ""
+        parts.append(ComponentHealth(name, "", "bad" if bad else "good", prefix + chosen.text, chosen.since, chosen.at))
+    return parts
 
 
-def _processes(session: Session) -> Part:
-    """Who is there, by the leases."""
-    now = clock_of(session)
+def _processes(session: Session) -> ComponentHealth:
+    """The controller processes, by their leases."""
+    now = database_time(session)
     rows = session.scalars(select(LeaseRow).where(LeaseRow.holder != "", LeaseRow.expires > now)).all()
     numbers = sorted(int(row.name.removeprefix("process ")) for row in rows if row.name.startswith("process "))
-    leads = any(row.name == "controller" for row in rows)
-    told = f"{len(numbers)} {'is' if len(numbers) == 1 else 'are'} here" + ("" if leads else "; none of them leads yet")
-    return Part("processes", "", "good" if leads else "bad", told)
+    has_leader = any(row.name == "controller" for row in rows)
+    summary = f"{len(numbers)} {'is' if len(numbers) == 1 else 'are'} here" + (
+        "" if has_leader else "; none of them leads yet"
+    )
+    return ComponentHealth("processes", "", "good" if has_leader else "bad", summary)
 
 
-def _database(dialect: str, asked_s: float, now: float) -> Part:
+def _database(dialect: str, query_s: float, now: float) -> ComponentHealth:
     name = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(dialect, dialect)
-    spelt = f"{1e3 * asked_s:.1f} ms" if asked_s < 1 else f"{asked_s:.1f} s"
-    return Part("database", "", "bad" if asked_s > SLOW_S else "good", f"{name}, answers in {spelt}", at=now)
+    duration = f"{1e3 * query_s:.1f} ms" if query_s < 1 else f"{query_s:.1f} s"
+    return ComponentHealth(
+        "database", "", "bad" if query_s > SLOW_S else "good", f"{name}, answers in {duration}", at=now
+    )

@@ -1,4 +1,4 @@
-"""One look at a part, by a process that has to do with it: good or bad, and in words why."""
+"""Probes of components: each returns good or bad, and the reason in words."""
 
 from __future__ import annotations
 
@@ -12,89 +12,99 @@ from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 State = Literal["good", "bad"]
-PATIENCE_S = 3.0
-READY = "/v2/health/ready"
+PROBE_TIMEOUT_S = 3.0
+"""Timeout of a probe, in seconds."""
+READY_PATH = "/v2/health/ready"
+"""Path of the offload server's readiness check."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look found."""
+class ProbeResult:
+    """Result of a probe."""
 
     name: str
     state: State
     text: str
 
 
-Look = Callable[[], Seen]
+Probe = Callable[[], ProbeResult]
+"""A probe of one component; may block for `PROBE_TIMEOUT_S`."""
 
 
-class Connected(Protocol):
-    """A session at a broker, as far as a look needs it."""
+class BrokerSession(Protocol):
+    """The part of an MQTT session that a probe reads."""
 
     @property
     def connected(self) -> bool:
-        """Is it?"""
+        """Whether the session is connected."""
         ...
 
     problem: str
-    """Why it is not."""
+    """Why the session is not connected."""
 
 
 class Supervised(Protocol):
-    """A child that is started again when it dies."""
+    """A child process that is restarted when it dies."""
 
     restarts: int
 
 
-def broker_look(session: Connected, where: str, own: Supervised | None = None) -> Look:
-    """At the broker, by our own session there; `own` where it is a child of ours."""
+def broker_probe(session: BrokerSession, where: str, own: Supervised | None = None) -> Probe:
+    """Probe of the broker by this process's own MQTT session; `own` is the child process if the controller runs the
+    broker."""
     whose = "our own mosquitto" if own is not None else f"the broker {where}"
 
-    def look() -> Seen:
+    def probe() -> ProbeResult:
         if not session.connected:
-            return Seen("broker", "bad", f"{whose} does not let us in: {session.problem or 'it does not answer'}")
-        return Seen("broker", "good", f"connected to {whose}{_restarted(own)}")
+            return ProbeResult(
+                "broker", "bad", f"{whose} does not let us in: {session.problem or 'it does not answer'}"
+            )
+        return ProbeResult("broker", "good", f"connected to {whose}{_restarts_text(own)}")
 
-    return look
+    return probe
 
 
-def offload_look(url: str, tls: ssl.SSLContext, own: Supervised | None = None) -> Look:
-    """At the offload server, by asking it whether it is ready, as a device would."""
+def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) -> Probe:
+    """Probe of the offload server by its readiness check, over TLS as a device calls it; `own` is the child process if
+    the controller runs the server."""
 
-    def look() -> Seen:
+    def probe() -> ProbeResult:
         try:
-            status, seconds = _asked(url, tls)
+            status, seconds = _check_ready(url, tls)
         except (OSError, http.client.HTTPException) as error:
-            late = f"nothing came within {PATIENCE_S:g} s" if isinstance(error, TimeoutError) else ""
-            why = late or getattr(error, "strerror", None) or str(error) or type(error).__name__
-            return Seen("offload server", "bad", f"{url} does not answer: {why}{_restarted(own)}")
+            timeout_text = f"nothing came within {PROBE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
+            reason = timeout_text or getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return ProbeResult("offload server", "bad", f"{url} does not answer: {reason}{_restarts_text(own)}")
         if status != 200:
-            return Seen("offload server", "bad", f"{url} is not ready (status {status}){_restarted(own)}")
-        return Seen("offload server", "good", f"{url} is ready, in {_spelt(seconds)}{_restarted(own)}")
+            return ProbeResult("offload server", "bad", f"{url} is not ready (status {status}){_restarts_text(own)}")
+        return ProbeResult(
+            "offload server", "good", f"{url} is ready, in {_duration_text(seconds)}{_restarts_text(own)}"
+        )
 
-    return look
+    return probe
 
 
-def _asked(url: str, tls: ssl.SSLContext) -> tuple[int, float]:
-    """Status and seconds of one question."""
-    place = urlsplit(url)
-    began = perf_counter()
+def _check_ready(url: str, tls: ssl.SSLContext) -> tuple[int, float]:
+    """HTTP status and duration in seconds of the readiness check."""
+    parts = urlsplit(url)
+    started_s = perf_counter()
     connection = http.client.HTTPSConnection(
-        place.hostname or "", place.port or 443, timeout=PATIENCE_S, context=tls
+        parts.hostname or "", parts.port or 443, timeout=PROBE_TIMEOUT_S, context=tls
     )  # fmt: skip
     with closing(connection):
-        connection.request("GET", f"{place.path.rstrip('/')}{READY}")
-        answer = connection.getresponse()
-        answer.read(1_000)
-        return answer.status, perf_counter() - began
+        connection.request("GET", f"{parts.path.rstrip('/')}{READY_PATH}")
+        response = connection.getresponse()
+        response.read(1_000)
+        return response.status, perf_counter() - started_s
 
 
-def _restarted(own: Supervised | None) -> str:
+def _restarts_text(own: Supervised | None) -> str:
     if own is None or not own.restarts:
         return ""
     return f"; started again {own.restarts} time{'s' * (own.restarts != 1)} since `edgectl up`"
 
 
-def _spelt(seconds: float) -> str:
-    """To two digits: a text that changes with every look would be a change with every look."""
+def _duration_text(seconds: float) -> str:
+    """The duration in coarse steps: a text that differed at every probe would be written to the database at every
+    probe."""
     return "less than 10 ms" if seconds < 0.01 else "less than 0.1 s" if seconds < 0.1 else f"{seconds:.1f} s"

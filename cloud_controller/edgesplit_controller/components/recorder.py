@@ -1,7 +1,7 @@
-"""The loop that looks at the parts now and then and writes down what it found, for whichever process is asked.
+"""Runs probes periodically and records their results in the database, from which any process reads them.
 
-Each process speaks for itself: it notes what it sees under its own number. A row is written when something changed, and
-else every `AGAIN_S`, so that a process that is gone is known by its silence.
+Each process records what it sees under its own number. A row is written when something changed, and otherwise every
+`AGAIN_S`, so that a process that is gone is recognised by an outdated row.
 """
 
 from __future__ import annotations
@@ -11,71 +11,76 @@ import threading
 from collections.abc import Callable, Sequence
 
 from edgesplit.errors import EdgeError
-from edgesplit_controller.components.probes import Look, Seen
+from edgesplit_controller.components.probes import Probe, ProbeResult
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.tables.components import PartRow
+from edgesplit_controller.storage.tables.components import ComponentStateRow
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 5.0
-AGAIN_S = 20.0
-LONGEST = 300
+PROBE_INTERVAL_S = 5.0
+"""Seconds between two rounds of probes."""
+REFRESH_S = 20.0
+"""Seconds after which an unchanged result is written again."""
+MAX_TEXT_CHARS = 300
+"""Characters of a text that are stored."""
 
 
-class Noting:
-    """`start`, then `stop`. `step` is one round."""
+class StatusRecorder:
+    """Runs the probes on a thread of its own. Call `start`, then `stop`; `step` is one round."""
 
-    def __init__(self, database: Database, process: int, looks: Sequence[Look], *, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, process: int, probes: Sequence[Probe], *, now: Callable[[], float]) -> None:
         self._database = database
         self._process = process
-        self._looks = list(looks)
+        self._probes = list(probes)
         self._now = now
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="parts", daemon=True)
 
     def start(self) -> None:
-        """Begin, on a thread of its own; the first round before this returns."""
+        """Run the first round, then start the thread."""
         self.step()
         self._thread.start()
 
     def stop(self) -> None:
-        """No more."""
-        self._ending.set()
+        """Stop the thread."""
+        self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(10)
 
     def step(self) -> None:
-        """Look at every part, and note what is new or was noted too long ago."""
-        found = [_looked(look) for look in self._looks]
+        """Run every probe, and record results that changed or were recorded too long ago."""
+        results = [_run_probe(look) for look in self._probes]
         try:
-            self._note([one for one in found if one is not None])
+            self._record([result for result in results if result is not None])
         except EdgeError as error:
             log.warning("how the parts are could not be noted: %s", error)
 
-    def _note(self, found: Sequence[Seen]) -> None:
+    def _record(self, results: Sequence[ProbeResult]) -> None:
         now = self._now()
-        with self._database.hear() as session:
-            for seen in found:
-                row = session.get(PartRow, (self._process, seen.name))
+        with self._database.write_concurrent() as session:
+            for result in results:
+                row = session.get(ComponentStateRow, (self._process, result.name))
                 if row is None:
-                    row = PartRow(process=self._process, name=seen.name, state="", text="", since=now, at=now)
+                    row = ComponentStateRow(
+                        process=self._process, name=result.name, state="", text="", since=now, at=now
+                    )
                     session.add(row)
-                if row.state != seen.state:
+                if row.state != result.state:
                     row.since = now
-                if (row.state, row.text) != (seen.state, seen.text) or now - row.at >= AGAIN_S:
-                    row.state, row.text, row.at = seen.state, seen.text[:LONGEST], now
+                if (row.state, row.text) != (result.state, result.text) or now - row.at >= REFRESH_S:
+                    row.state, row.text, row.at = result.state, result.text[:MAX_TEXT_CHARS], now
 
     def _work(self) -> None:
-        while not self._ending.wait(EVERY_S):
+        while not self._stopping.wait(PROBE_INTERVAL_S):
             try:
                 self.step()
-            except Exception:  # the next look may do better, and nobody would look again
+            except Exception:  # keep the thread alive: the next round may succeed
                 log.exception("the parts could not be looked at")
 
 
-def _looked(look: Look) -> Seen | None:
+def _run_probe(probe: Probe) -> ProbeResult | None:
     try:
-        return look()
-    except Exception:  # one part that cannot be looked at hides no other
+        return probe()
+    except Exception:  # a probe that fails must not hide the other components
         log.exception("a part could not be looked at")
         return None

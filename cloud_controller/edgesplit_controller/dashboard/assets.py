@@ -1,6 +1,7 @@
-"""The dashboard as files that a browser asks for: built by Vite into this package, read once, served from memory.
+"""The dashboard's files: built by Vite into this package, read once, served from memory.
 
-Where it was not built (a checkout without `make dashboard`), a plain page says so; everything else works without it.
+Where they were not built (a checkout without `make dashboard`), a plain page says so; everything else works without
+them.
 """
 
 from __future__ import annotations
@@ -26,36 +27,36 @@ and every wheel has it. <code>edgectl</code> shows and does all that the dashboa
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, as it is sent."""
+    """One file as it is sent."""
 
     body: bytes
-    packed: bytes
-    """The same in gzip."""
+    gzipped: bytes
+    """The file compressed with gzip."""
     media_type: str
     etag: str
-    lasting: bool
-    """Its name changes with its content: a browser never asks again."""
+    is_immutable: bool
+    """The file name changes with its content, so that a browser may cache it for ever."""
 
     @classmethod
-    def of(cls, name: str, body: bytes) -> Asset:
-        """The file of that name."""
-        guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        text = guessed.startswith("text/") or guessed in ("image/svg+xml", "application/json")
+    def from_file(cls, name: str, body: bytes) -> Asset:
+        """The asset with this file name and content."""
+        base_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        is_text = base_type.startswith("text/") or base_type in ("image/svg+xml", "application/json")
         etag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-        media_type = f"{guessed}; charset=utf-8" if text else guessed
-        return cls(body, gzip.compress(body, 9, mtime=0), media_type, etag, lasting="/" in name)
+        media_type = f"{base_type}; charset=utf-8" if is_text else base_type
+        return cls(body, gzip.compress(body, 9, mtime=0), media_type, etag, is_immutable="/" in name)
 
 
 def load_assets(folder: Traversable | None = None) -> dict[str, Asset]:
-    """Every built file by its path below `/`; the page alone, saying so, where nothing was built."""
+    """Every built file by its path below `/`; only a page that says so if nothing was built."""
     root = folder if folder is not None else files("edgesplit_controller") / FOLDER
-    found = {name: Asset.of(name, body) for name, body in _read(root)} if root.is_dir() else {}
-    return found if PAGE in found else {PAGE: Asset.of(PAGE, NOT_BUILT)}
+    assets = {name: Asset.from_file(name, body) for name, body in _read(root)} if root.is_dir() else {}
+    return assets if PAGE in assets else {PAGE: Asset.from_file(PAGE, NOT_BUILT)}
 
 
 def _read(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
-    for one in folder.iterdir():
-        if one.is_dir():
-            yield from _read(one, f"{above}{one.name}/")
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _read(entry, f"{above}{entry.name}/")
         else:
-            yield f"{above}{one.name}", one.read_bytes()
+            yield f"{above}{entry.name}", entry.read_bytes()

@@ -1,4 +1,4 @@
-"""What a page of the dashboard shows, read from the parts of a controller. Changes nothing."""
+"""The data of the dashboard's pages, read from the parts of a controller. Changes nothing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from edgesplit.errors import EdgeError
 from edgesplit.plan import Conditions, Link, Plan, cost
 from edgesplit.release.manifest import Manifest
 from edgesplit_controller.controller import Controller
-from edgesplit_controller.fleet.rows import shown_event, shown_model
+from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
 from edgesplit_controller.fleet.table import fleet_rows
 from edgesplit_controller.planning.curves import curves
-from edgesplit_controller.planning.planner_service import Wish
-from edgesplit_controller.storage.database import Desired, Device, Event, Model, Release
-from edgesplit_controller.storage.tables.device_state import HeardRow
+from edgesplit_controller.planning.planner_service import PlanOptions
+from edgesplit_controller.storage.database import Desired, Device, Event, Model, ReleaseRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
 NEWEST_RELEASES = 12
+"""Releases on a model's page."""
 MOST_VERSIONS = 1_000
+"""Releases of which the fleet page shows the version."""
 
 
 def fleet(controller: Controller, *, names: Collection[str] = ()) -> dict[str, Any]:
-    """A line per device, and by when a silent one is stale."""
+    """A row per device, the time, and the seconds of silence after which a device is stale."""
     return {
         "now": time.time(),
         "stale_after_s": controller.devices.stale_after_s,
@@ -36,46 +38,54 @@ def fleet(controller: Controller, *, names: Collection[str] = ()) -> dict[str, A
 
 
 def _versions(controller: Controller) -> dict[str, str]:
-    """Of the newest releases: `name@version` by digest, for devices name models without their versions."""
-    named = select(Release.digest, Model.name, Model.version).join(Model, Model.id == Release.model_id)
+    """`name@version` by digest of the newest releases, because devices report models without their versions."""
+    query = select(ReleaseRow.digest, Model.name, Model.version).join(Model, Model.id == ReleaseRow.model_id)
     with controller.database.read() as session:
-        rows = session.execute(named.order_by(Release.created.desc()).limit(MOST_VERSIONS)).all()
+        rows = session.execute(query.order_by(ReleaseRow.created.desc()).limit(MOST_VERSIONS)).all()
     return {row.digest: f"{row.name}@{row.version}" for row in rows}
 
 
 def device_curves(controller: Controller, name: str) -> list[dict[str, Any]]:
-    """For each model wanted of a device, its class's plan by the release that runs there, else by the one wanted."""
+    """For each model that a device shall run: its class's plan over bandwidth, of the release that runs there or else
+    of the desired one, and the present operating point."""
     device = controller.devices.get(name)
-    told: dict[str, Any] = device.telemetry or {}
-    windows = {window["model"].partition("@")[0]: window for window in told.get("models", [])}
-    running = {one["model"].partition("@")[0]: one["release"] for one in (device.reported or {}).get("models", [])}
+    telemetry: dict[str, Any] = device.telemetry or {}
+    windows = {window["model"].partition("@")[0]: window for window in telemetry.get("models", [])}
+    running = {
+        reported_model["model"].partition("@")[0]: reported_model["release"]
+        for reported_model in (device.reported or {}).get("models", [])
+    }
     with controller.database.read() as session:
         wanted = session.scalars(select(Desired).where(Desired.device == name).order_by(Desired.model)).all()
-    found = []
+    result = []
     for row in wanted:
         digest = running.get(row.model) or row.release
         manifest = _manifest(controller, digest)
         plan = manifest.plans.get(device.device_class) if manifest is not None else None
         if manifest is None or plan is None:
             continue
-        here = _link(plan, told)
+        measured_link = _measured_link(plan, telemetry)
         window = windows.get(row.model)
-        now = _now(plan, here, window["row"], told["at"]) if here is not None and window is not None else None
-        found.append({"model": manifest.model, "release": digest, "curves": curves(plan, here), "now": now})
-    return found
+        now = (
+            _operating_point(plan, measured_link, window["row"], telemetry["at"])
+            if measured_link is not None and window is not None
+            else None
+        )
+        result.append({"model": manifest.model, "release": digest, "curves": curves(plan, measured_link), "now": now})
+    return result
 
 
-def _link(plan: Plan, told: dict[str, Any]) -> Link | None:
-    """The link as the device measures it; None where it has not."""
-    up, rtt_s = told.get("up_bytes_per_s", 0.0), told.get("rtt_s", 0.0)
+def _measured_link(plan: Plan, telemetry: dict[str, Any]) -> Link | None:
+    """The link as the device measured it; None if it has not."""
+    up, rtt_s = telemetry.get("up_bytes_per_s", 0.0), telemetry.get("rtt_s", 0.0)
     return msgspec.structs.replace(plan.link, up_bytes_per_s=up, rtt_s=rtt_s) if up > 0 else None
 
 
-def _now(plan: Plan, here: Link, row: str, at: float) -> dict[str, Any]:
-    """The point on the curves at which a device is: its row at its bandwidth, as the plan predicts it."""
-    known = next((one for one in plan.rows if one.name == row), None)
-    predicted = cost(known, Conditions(link=here), plan.weights, plan.power) if known is not None else None
-    return {"up_bytes_per_s": here.up_bytes_per_s, "rtt_s": here.rtt_s, "row": row, "seconds": predicted, "at": at}
+def _operating_point(plan: Plan, link: Link, row: str, at: float) -> dict[str, Any]:
+    """The device's operating point on the curves: its row, its bandwidth, and the latency predicted there."""
+    plan_row = next((candidate for candidate in plan.rows if candidate.name == row), None)
+    predicted = cost(plan_row, Conditions(link=link), plan.weights, plan.power) if plan_row is not None else None
+    return {"up_bytes_per_s": link.up_bytes_per_s, "rtt_s": link.rtt_s, "row": row, "seconds": predicted, "at": at}
 
 
 def device_events(controller: Controller, name: str, newest: int) -> list[dict[str, Any]]:
@@ -83,44 +93,46 @@ def device_events(controller: Controller, name: str, newest: int) -> list[dict[s
     controller.devices.get(name)
     with controller.database.read() as session:
         about = select(Event).where(Event.subject == name).order_by(Event.id.desc()).limit(newest)
-        return [shown_event(row) for row in reversed(session.scalars(about).all())]
+        return [event_to_dict(row) for row in reversed(session.scalars(about).all())]
 
 
 def model(controller: Controller, reference: str) -> dict[str, Any]:
-    """A model, its newest releases first, each with its plans over bandwidth."""
-    found = controller.registry.get(reference)
+    """A model with its newest releases, each with its plans over bandwidth."""
+    stored = controller.registry.get(reference)
     with controller.database.read() as session:
-        of_model = select(Release).where(Release.model_id == found.id).order_by(Release.created.desc())
+        of_model = select(ReleaseRow).where(ReleaseRow.model_id == stored.id).order_by(ReleaseRow.created.desc())
         releases = session.scalars(of_model.limit(NEWEST_RELEASES)).all()
         digests = [row.digest for row in releases]
-        wanted = _wanted(session, digests, controller.devices.groups)
-    shown = [(row, _manifest(controller, row.digest)) for row in releases]
+        device_counts = _device_counts(session, digests, controller.devices.groups)
+    with_manifests = [(row, _manifest(controller, row.digest)) for row in releases]
     return {
-        **shown_model(found),
-        "layers": len(found.shown["layers"]),
+        **model_to_dict(stored),
+        "layers": len(stored.shown["layers"]),
         "releases": [
-            {"release": row.digest, "created": row.created, **wanted[row.digest], **_shown_release(manifest)}
-            for row, manifest in shown
+            {"release": row.digest, "created": row.created, **device_counts[row.digest], **_release_to_dict(manifest)}
+            for row, manifest in with_manifests
             if manifest is not None
         ],
     }
 
 
-def _wanted(session: Session, digests: Collection[str], groups: Collection[str] | None) -> dict[str, dict[str, int]]:
-    """By release, the devices that shall run it, and how many of them are emulated or simulated."""
-    emulated = and_(HeardRow.emulated, not_(HeardRow.simulated))
-    counts = [func.count(), func.count().filter(HeardRow.simulated), func.count().filter(emulated)]
-    asked = select(Desired.release, *counts).outerjoin(HeardRow, HeardRow.device == Desired.device)
+def _device_counts(
+    session: Session, digests: Collection[str], groups: Collection[str] | None
+) -> dict[str, dict[str, int]]:
+    """By release, the number of devices that shall run it, and how many of them are emulated or simulated."""
+    emulated = and_(DeviceSessionRow.emulated, not_(DeviceSessionRow.simulated))
+    counts = [func.count(), func.count().filter(DeviceSessionRow.simulated), func.count().filter(emulated)]
+    query = select(Desired.release, *counts).outerjoin(DeviceSessionRow, DeviceSessionRow.device == Desired.device)
     if groups is not None:
-        mine = select(Device.name).where(Device.group.in_(groups))
-        asked = asked.where(Desired.device.in_(mine))
-    found = {digest: {"devices": 0, "simulated": 0, "emulated": 0} for digest in digests}
-    for row in session.execute(asked.where(Desired.release.in_(digests)).group_by(Desired.release)):
-        found[row[0]] = {"devices": int(row[1]), "simulated": int(row[2]), "emulated": int(row[3])}
-    return found
+        visible = select(Device.name).where(Device.group.in_(groups))
+        query = query.where(Desired.device.in_(visible))
+    result = {digest: {"devices": 0, "simulated": 0, "emulated": 0} for digest in digests}
+    for row in session.execute(query.where(Desired.release.in_(digests)).group_by(Desired.release)):
+        result[row[0]] = {"devices": int(row[1]), "simulated": int(row[2]), "emulated": int(row[3])}
+    return result
 
 
-def _shown_release(manifest: Manifest) -> dict[str, Any]:
+def _release_to_dict(manifest: Manifest) -> dict[str, Any]:
     return {
         "encrypted": manifest.is_encrypted,
         "recut_of": manifest.recut_of,
@@ -131,15 +143,15 @@ def _shown_release(manifest: Manifest) -> dict[str, Any]:
 
 
 def _manifest(controller: Controller, digest: str) -> Manifest | None:
-    """None where it is lost: a page shows what there is."""
+    """The manifest; None if it is lost, so that the page shows the rest."""
     try:
-        return controller.releasing.manifest(digest)
+        return controller.release_builder.manifest(digest)
     except EdgeError:
         return None
 
 
-def picture(controller: Controller, reference: str, device_class: str, link: str, wish: Wish) -> bytes:
-    """Heavy. A plan as a picture (SVG)."""
-    from edgesplit_partitioner.presentation.picture import svg  # it imports matplotlib
+def picture(controller: Controller, reference: str, device_class: str, link: str, options: PlanOptions) -> bytes:
+    """Heavy. A plan as an SVG picture."""
+    from edgesplit_partitioner.presentation.picture import svg  # imported late: it loads matplotlib
 
-    return svg(controller.plan(reference, device_class, link, wish))
+    return svg(controller.plan(reference, device_class, link, options))

@@ -1,7 +1,8 @@
-"""What changed in the fleet, read from the database that every controller process shares.
+"""Changes in the fleet, read from the database that all controller processes share.
 
-Nothing has to announce a change: rows carry the time they were last written (`Device.changed`), events are numbered,
-and silence is counted here. So a change is seen whichever process made it, and one that nobody watches costs nothing.
+No writer announces its change: device rows carry the time of their last write (`Device.changed`), events are numbered,
+and devices that become stale are computed here. So a change is seen whichever process made it, and without a reader
+there is no cost.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from edgesplit_controller.storage.database import Database, Device, Event
 
 Kind = Literal["device", "rollout", "model", "alert"]
 OVERLAP_S = 5.0
-"""A change may be committed so much later than it was stamped, and clocks of several machines differ by so much."""
-EVENTS_AGAIN = 200
-"""Events are numbered before they are committed: so many of the newest are looked through again."""
-KINDS: tuple[tuple[str, Kind], ...] = (
+"""Seconds by which readings overlap: a change may be committed that much later than its time stamp, and clocks of
+several machines may differ by that much."""
+EVENT_OVERLAP = 200
+"""Newest events that each reading looks through again, because events are numbered before they are committed."""
+KIND_BY_PREFIX: tuple[tuple[str, Kind], ...] = (
     ("device.flooding", "alert"),
     ("device.copied", "alert"),
     ("device.", "device"),
@@ -33,20 +35,21 @@ KINDS: tuple[tuple[str, Kind], ...] = (
     ("deployment.", "rollout"),
     ("rollout.", "rollout"),
 )
-"""By the beginning of an event's name; what is not here (keys) changes no page but the list of events."""
+"""Kind of change by the prefix of an event's name. An event with none of them (keys) changes no page but the list of
+events."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What changed. Named, never sent: a reader fetches what it may see."""
+    """Names a subject that changed, without its content: a reader fetches what it may see."""
 
     kind: Kind
     subject: str
     group: str | None = None
-    """Of the device that it is about; None where it is about none."""
+    """Group of the device; None if the subject is not a device."""
 
 
-class Changes:
-    """The changes since the last reading. Blocking; one caller."""
+class ChangeFeed:
+    """Reads the changes since the last reading. Blocking; not thread-safe."""
 
     def __init__(self, database: Database, *, stale_after_s: float, now: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -56,59 +59,64 @@ class Changes:
         self._stamps: dict[str, float] = {}
         self._events: set[int] = set()
 
-    def begin(self) -> None:
-        """Note where the world stands: what comes after is a change."""
+    def start(self) -> None:
+        """Set the starting point: later writes are changes."""
         self._since = self._now()
         with self._database.read() as session:
-            self._stamps = {name: changed for name, _, changed in self._written(session, self._since)}
+            self._stamps = {name: changed for name, _, changed in self._written_since(session, self._since)}
             self._events = {number for number, _, _ in _newest_events(session)}
 
     def read(self) -> list[Change]:
-        """What changed since the last call, each once."""
+        """The changes since the last call, without duplicates."""
         if self._since is None:
-            self.begin()
+            self.start()
             return []
         since, now = self._since, self._now()
         with self._database.read() as session:
-            found = [*self._devices(session, since), *self._silent(session, since, now), *self._told(session)]
+            changes = [
+                *self._from_device_rows(session, since),
+                *self._newly_stale(session, since, now),
+                *self._from_events(session),
+            ]
         self._since = now
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(changes))
 
-    def _devices(self, session: Session, since: float) -> Iterable[Change]:
+    def _from_device_rows(self, session: Session, since: float) -> Iterable[Change]:
         """Devices whose row was written."""
-        rows = self._written(session, since)
+        rows = self._written_since(session, since)
+        # The overlap returns rows again: a row is a change only if its time stamp differs from the last reading's.
         before, self._stamps = self._stamps, {name: changed for name, _, changed in rows}
         return [Change("device", name, group) for name, group, changed in rows if before.get(name) != changed]
 
-    def _written(self, session: Session, since: float) -> list[tuple[str, str, float]]:
+    def _written_since(self, session: Session, since: float) -> list[tuple[str, str, float]]:
         written = select(Device.name, Device.group, Device.changed).where(Device.changed > since - OVERLAP_S)
         return [(name, group, changed) for name, group, changed in session.execute(written)]
 
-    def _silent(self, session: Session, since: float, now: float) -> Iterable[Change]:
-        """Devices that became stale meanwhile, which nobody writes down."""
-        last = (Device.last_seen >= since - self._stale_after_s, Device.last_seen < now - self._stale_after_s)
-        silent = select(Device.name, Device.group).where(Device.alive, *last)
+    def _newly_stale(self, session: Session, since: float, now: float) -> Iterable[Change]:
+        """Devices that became stale, for which no row is written."""
+        became_stale = (Device.last_seen >= since - self._stale_after_s, Device.last_seen < now - self._stale_after_s)
+        silent = select(Device.name, Device.group).where(Device.alive, *became_stale)
         return [Change("device", name, group) for name, group in session.execute(silent)]
 
-    def _told(self, session: Session) -> Iterable[Change]:
-        """Events, which name what else was done."""
+    def _from_events(self, session: Session) -> Iterable[Change]:
+        """New events, as changes of their subjects."""
         newest = _newest_events(session)
         fresh = [(what, subject) for number, what, subject in newest if number not in self._events]
         self._events = {number for number, _, _ in newest}
-        told = [Change(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
-        about = {one.subject for one in told if one.kind in ("device", "alert")}
-        known = select(Device.name, Device.group).where(Device.name.in_(about))
-        rows = session.execute(known).all() if about else []
+        changes = [Change(kind, subject) for what, subject in reversed(fresh) if (kind := kind_of(what)) is not None]
+        subjects = {change.subject for change in changes if change.kind in ("device", "alert")}
+        device_query = select(Device.name, Device.group).where(Device.name.in_(subjects))
+        rows = session.execute(device_query).all() if subjects else []
         groups = {row.name: row.group for row in rows}
-        return [msgspec.structs.replace(one, group=groups.get(one.subject)) for one in told]
+        return [msgspec.structs.replace(change, group=groups.get(change.subject)) for change in changes]
 
 
 def kind_of(what: str) -> Kind | None:
-    """The kind of change that an event of this name is; None for one that no page but the list of events shows."""
-    return next((kind for beginning, kind in KINDS if what.startswith(beginning)), None)
+    """The kind of change of an event with this name; None if only the list of events shows it."""
+    return next((kind for beginning, kind in KIND_BY_PREFIX if what.startswith(beginning)), None)
 
 
 def _newest_events(session: Session) -> list[tuple[int, str, str]]:
-    """Number, name and subject, newest first."""
-    newest = select(Event.id, Event.what, Event.subject).order_by(Event.id.desc()).limit(EVENTS_AGAIN)
+    """Number, name and subject of the newest events, newest first."""
+    newest = select(Event.id, Event.what, Event.subject).order_by(Event.id.desc()).limit(EVENT_OVERLAP)
     return [(number, what, subject) for number, what, subject in session.execute(newest)]

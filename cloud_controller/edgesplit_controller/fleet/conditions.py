@@ -1,7 +1,7 @@
-"""What is wrong with a device, said so that a thousand devices fall into few groups. All pure.
+"""Conditions: what is wrong with a device, normalised so that a thousand devices fall into few groups. Pure functions.
 
-A condition has a kind, which decides what to do about it, and a text. Failures are grouped by cause, everywhere by the
-same rule: their text without what differs from device to device.
+A condition has a kind, which decides the remedy, and a text. Failures are grouped by cause: their text without the
+parts that differ between devices.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgesplit.mqtt.messages import PowerSeen, Reported, Telemetry
-from edgesplit.mqtt.telemetry import BoardSeen
+from edgesplit.mqtt.messages import PowerState, Reported, Telemetry
+from edgesplit.mqtt.telemetry import MachineState
 
-LONGEST = 200
+MAX_TEXT_CHARS = 200
+"""Characters of a text."""
 CLOCK_OFF_S = 60.0
-"""TLS, statements and fetch hours go by the clock; a minute harms none of them."""
+"""Clock error in seconds from which it is a condition. TLS, statements and fetch hours depend on the clock; a minute
+harms none of them."""
 LOW_DISK_PART = 0.05
+"""Free share of the disk below which it is a condition."""
 LOW_DISK_BYTES = 200 * 2**20
 LOW_MEMORY_PART = 0.03
+"""Free share of the memory below which it is a condition."""
 NEAR_EXPIRY_S = 30 * 86_400.0
-"""An agent renews its certificate at two thirds of its life, and has not."""
-DEAF_S = 600.0
-"""So long online without acting upon the newest statement is no accident: somebody withholds it, or the agent hangs."""
-FAILED: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
+"""Seconds before the certificate's expiry from which it is a condition: the agent renews at two thirds of the validity,
+and has not."""
+UNRESPONSIVE_S = 600.0
+"""Seconds online without acting on the newest statement after which it is a condition: the statement is withheld, or
+the agent hangs."""
+FAILED_STATES: frozenset[str] = frozenset({"failed", "rolled back", "safe mode"})
+"""States of a release that count as failures."""
 
-DO: Mapping[str, str] = {
+REMEDIES: Mapping[str, str] = {
     "under-voltage": "check its power supply and cable",
     "throttled": "cool it, or give it a stronger supply: its clock is capped",
     "low disk": "free some of its disk, or lower --store-quota",
@@ -41,93 +48,99 @@ DO: Mapping[str, str] = {
     "certificate expires": "its agent has not renewed it: look at its log (`edgectl device logs`), or claim it anew",
     "deaf": "it is here and does not act upon the newest statement: restart its agent, and look at its log",
 }
-"""By kind: what an operator does about it."""
+"""What an operator does about a condition, by its kind."""
 
 
-def of_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str]:
-    """What live telemetry says is wrong: text by kind."""
-    found = {**_power(message.power), **_board(message.board)}
+def from_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str]:
+    """Conditions in live telemetry: text by kind. `clock_off`: the device's clock error in seconds, None if unknown."""
+    conditions = {**_power(message.power), **_board(message.board)}
     if clock_off is not None and abs(clock_off) > CLOCK_OFF_S:
-        found["clock wrong"] = f"its clock is {_seconds(abs(clock_off))} {'ahead' if clock_off > 0 else 'behind'}"
+        conditions["clock wrong"] = (
+            f"its clock is {_duration_text(abs(clock_off))} {'ahead' if clock_off > 0 else 'behind'}"
+        )
     moment = message.moment
     if message.statement_expires and moment is not None and moment.at > message.statement_expires:
-        found["stale metadata"] = "what it was told has expired by its clock"
+        conditions["stale metadata"] = "what it was told has expired by its clock"
     store = message.store
     if store is not None and (dropped := store.dropped_idle + store.dropped_busy + store.dropped_trouble):
-        found["telemetry dropped"] = f"{dropped} messages found no room while the link was gone"
-    return found
+        conditions["telemetry dropped"] = f"{dropped} messages found no room while the link was gone"
+    return conditions
 
 
-def of_report(message: Reported) -> dict[str, str]:
-    """What a report says is wrong: text by kind."""
-    found: dict[str, str] = {}
+def from_report(message: Reported) -> dict[str, str]:
+    """Conditions in a report: text by kind."""
+    conditions: dict[str, str] = {}
     if message.safe_mode:
-        found["safe mode"] = message.safe_mode[:LONGEST]
-    elif failed := [one for one in message.models if one.state in FAILED]:
-        one = failed[0]
-        found["failing release"] = f"{one.model} {one.wanted[:12]} {one.state}: {one.detail}"[:LONGEST]
+        conditions["safe mode"] = message.safe_mode[:MAX_TEXT_CHARS]
+    elif failed := [release for release in message.models if release.state in FAILED_STATES]:
+        release = failed[0]
+        conditions["failing release"] = f"{release.model} {release.wanted[:12]} {release.state}: {release.detail}"[
+            :MAX_TEXT_CHARS
+        ]
     if message.trouble:
-        found["refused"] = message.trouble[:LONGEST]
-    return found
+        conditions["refused"] = message.trouble[:MAX_TEXT_CHARS]
+    return conditions
 
 
-def cause(detail: str) -> str:
-    """A failure's text without digests, numbers, names in quotes and addresses: the same for every device."""
+def normalise_cause(detail: str) -> str:
+    """A failure's text without digests, numbers, quoted names and addresses, so that it is equal for all devices."""
     text = re.sub(r"[0-9a-fA-F]{8,64}", "…", detail)
     text = re.sub(r"'[^']{0,200}'|\"[^\"]{0,200}\"", "…", text)
     text = re.sub(r"\d+(?:\.\d+)?", "N", text)
     text = "".join(letter if letter.isprintable() else " " for letter in text)
-    text = " ".join(text.split())[:LONGEST]
+    text = " ".join(text.split())[:MAX_TEXT_CHARS]
     return text[:1].lower() + text[1:] or "it gives no reason"
 
 
-def grouped(kind: str, detail: str) -> str:
-    """A kind of failure and its cause in one text, which many devices have in common."""
-    return f"{kind}: {cause(detail)}" if detail else kind
+def cause_with_kind(kind: str, detail: str) -> str:
+    """Kind and cause of a failure in one text, by which failures are grouped."""
+    return f"{kind}: {normalise_cause(detail)}" if detail else kind
 
 
-def in_words(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What a device's last report and telemetry say is wrong: each cause as it is grouped by, and its detail."""
+def failure_causes(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Failures in a device's last report and telemetry: for each the cause by which it is grouped, and its detail."""
     safe_mode = reported.get("safe_mode") or ""
-    found = [("safe mode", safe_mode)] if safe_mode else []
-    found += [("refused", reported["trouble"])] if reported.get("trouble") else []
-    for one in reported.get("models", []):
-        if one["state"] in FAILED:
-            found.append((one["state"], one.get("detail") or safe_mode))
-    found += [("runs badly", one["trouble"]) for one in telemetry.get("models", []) if one.get("trouble")]
+    failures = [("safe mode", safe_mode)] if safe_mode else []
+    failures += [("refused", reported["trouble"])] if reported.get("trouble") else []
+    for release in reported.get("models", []):
+        if release["state"] in FAILED_STATES:
+            failures.append((release["state"], release.get("detail") or safe_mode))
+    failures += [
+        ("runs badly", release["trouble"]) for release in telemetry.get("models", []) if release.get("trouble")
+    ]
     if (telemetry.get("power") or {}).get("under_voltage"):
-        found.append(("under-voltage", ""))
-    return [{"cause": grouped(kind, detail), "detail": detail} for kind, detail in dict.fromkeys(found)]
+        failures.append(("under-voltage", ""))
+    return [{"cause": cause_with_kind(kind, detail), "detail": detail} for kind, detail in dict.fromkeys(failures)]
 
 
-def _power(power: PowerSeen | None) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _power(power: PowerState | None) -> dict[str, str]:
+    conditions: dict[str, str] = {}
     if power is None:
-        return found
+        return conditions
     if power.under_voltage:
-        found["under-voltage"] = "its supply is too weak now"
+        conditions["under-voltage"] = "its supply is too weak now"
     elif power.under_voltage_since_boot:
-        found["under-voltage"] = "its supply was too weak since it booted"
+        conditions["under-voltage"] = "its supply was too weak since it booted"
     if power.speed is not None and power.speed < 0.99:
         heat = f" at {power.celsius:.0f} °C" if power.celsius is not None else ""
-        found["throttled"] = f"its clock is capped at {power.speed:.0%}{heat}"
-    return found
+        conditions["throttled"] = f"its clock is capped at {power.speed:.0%}{heat}"
+    return conditions
 
 
-def _board(board: BoardSeen | None) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _board(board: MachineState | None) -> dict[str, str]:
+    conditions: dict[str, str] = {}
     if board is None:
-        return found
+        return conditions
     free, whole = board.disk_free_bytes, board.disk_bytes
     if free is not None and whole and (free < LOW_DISK_PART * whole or free < min(LOW_DISK_BYTES, whole / 2)):
-        found["low disk"] = f"{free / 2**20:.0f} MiB of {whole / 2**20:.0f} are free"
+        conditions["low disk"] = f"{free / 2**20:.0f} MiB of {whole / 2**20:.0f} are free"
     free, whole = board.memory_free_bytes, board.memory_bytes
     if free is not None and whole and free < LOW_MEMORY_PART * whole:
-        found["low memory"] = f"{free / 2**20:.0f} MiB of {whole / 2**20:.0f} are free"
-    return found
+        conditions["low memory"] = f"{free / 2**20:.0f} MiB of {whole / 2**20:.0f} are free"
+    return conditions
 
 
-def _seconds(value: float) -> str:
+def _duration_text(value: float) -> str:
     for unit, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if value >= 2 * seconds:
             return f"{value / seconds:.0f} {unit}"

@@ -1,9 +1,10 @@
-"""What may be believed of a device: the order of its messages, the age of its facts, why it is not as it should be.
+"""Which messages of a device are current: their order, the age of facts, and why reported state differs from desired
+state.
 
-All pure. A session has a number that grows with each connection; in it telemetry and reports are numbered. What is of
-an older session is ignored, what comes twice counts once, what comes out of order does not go back in time, and what is
-missing is counted. A fact is current only while its device is online and in the session that said it: what a dead
-device said last is told as that.
+Pure functions. A session has a number that grows with each connection; telemetry and reports are numbered within it.
+Messages of an older session are ignored, duplicates count once, reordered messages do not set the state back, and
+missing numbers are counted. A fact is current only while its device is online and in the session that reported it;
+otherwise it is marked as the last known one.
 """
 
 from __future__ import annotations
@@ -12,117 +13,128 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from edgesplit.mqtt.telemetry import Moment
+from edgesplit.mqtt.telemetry import DeviceTime
 
 Verdict = Literal["new", "earlier", "again", "older session"]
 State = Literal["online", "stale", "offline", "revoked", "claimed"]
-PLAUSIBLE = 1_735_689_600.0
-"""Unix seconds of 2025-01-01: a clock that shows less was never set."""
-OLDEST_S = 30 * 86_400.0
-"""Telemetry that says it is older is dated so old."""
+MIN_PLAUSIBLE_TIME = 1_735_689_600.0
+"""Unix time of 2025-01-01: a device clock that shows less was never set."""
+MAX_AGE_S = 30 * 86_400.0
+"""Oldest age in seconds that telemetry may claim; older telemetry is dated this old."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What was heard in a device's newest session."""
+class SequenceState:
+    """Sequence numbers and counters of a device's newest session."""
 
     session: int = 0
     sequence: int = -1
-    """Of the newest telemetry; -1: none came."""
+    """Number of the newest telemetry message; -1: none arrived."""
     report: int = 0
     """Number of the newest report."""
     missing: int = 0
-    """Telemetry that was skipped, and has not come since."""
+    """Telemetry messages that were skipped and have not arrived since."""
     again: int = 0
-    """Telemetry that came twice. (Reports do, by the broker's nature.)"""
+    """Duplicate telemetry messages. (Reports are retained by the broker, so their duplicates are normal and not
+    counted.)"""
     earlier: int = 0
-    """Telemetry that came after what was measured later."""
+    """Telemetry messages that arrived after newer ones."""
     older: int = 0
     """Messages of older sessions."""
 
 
-def after_birth(known: Heard, session: int) -> Heard:
-    """A session begins, or is repeated by the broker."""
-    return Heard(session=session) if session > known.session else known
+def after_birth(previous: SequenceState, session: int) -> SequenceState:
+    """The state after a birth message: a new session, or a repetition by the broker."""
+    return SequenceState(session=session) if session > previous.session else previous
 
 
-def after_telemetry(known: Heard, session: int, sequence: int, stored: bool) -> tuple[Heard, Verdict]:
-    """Telemetry came. `stored`: that number of that session is here already."""
-    if session < known.session:
-        return replace(known, older=known.older + 1), "older session"
-    if session > known.session:  # its birth is still on its way
-        known = Heard(session=session)
-    if stored or sequence == known.sequence:
-        return replace(known, again=known.again + 1), "again"
-    if sequence < known.sequence:
-        return replace(known, earlier=known.earlier + 1, missing=max(0, known.missing - 1)), "earlier"
-    return replace(known, sequence=sequence, missing=known.missing + sequence - known.sequence - 1), "new"
+def after_telemetry(
+    previous: SequenceState, session: int, sequence: int, is_stored: bool
+) -> tuple[SequenceState, Verdict]:
+    """The state after a telemetry message, and what the message is. `stored`: telemetry of that session with that
+    number is in the database."""
+    if session < previous.session:
+        return replace(previous, older=previous.older + 1), "older session"
+    if session > previous.session:  # telemetry overtook the birth message of its session
+        previous = SequenceState(session=session)
+    if is_stored or sequence == previous.sequence:
+        return replace(previous, again=previous.again + 1), "again"
+    if sequence < previous.sequence:
+        return replace(previous, earlier=previous.earlier + 1, missing=max(0, previous.missing - 1)), "earlier"
+    return replace(previous, sequence=sequence, missing=previous.missing + sequence - previous.sequence - 1), "new"
 
 
-def after_report(known: Heard, session: int, number: int) -> tuple[Heard, Verdict]:
-    """A report came; agents before 0.2 number none, and theirs are taken as they come."""
-    if session < known.session:
-        return replace(known, older=known.older + 1), "older session"
-    if session > known.session:
-        known = Heard(session=session)
-    if number and number == known.report:
-        return known, "again"
-    if number < known.report:
-        return known, "earlier"
-    return replace(known, report=number), "new"
+def after_report(previous: SequenceState, session: int, number: int) -> tuple[SequenceState, Verdict]:
+    """The state after a report, and what the report is. Agents before 0.2 send no number (0); their reports are taken
+    in order of arrival."""
+    if session < previous.session:
+        return replace(previous, older=previous.older + 1), "older session"
+    if session > previous.session:
+        previous = SequenceState(session=session)
+    if number and number == previous.report:
+        return previous, "again"
+    if number < previous.report:
+        return previous, "earlier"
+    return replace(previous, report=number), "new"
 
 
-def after_late(known: Heard, session: int, sequence: int) -> Heard:
-    """Telemetry of any session came late, and was not here."""
-    if session != known.session:
-        return known
-    if sequence > known.sequence:
-        return replace(known, sequence=sequence, missing=known.missing + sequence - known.sequence - 1)
-    return replace(known, missing=max(0, known.missing - 1))
+def after_backlog(previous: SequenceState, session: int, sequence: int) -> SequenceState:
+    """The state after backlog telemetry of any session that was not stored before."""
+    if session != previous.session:
+        return previous
+    if sequence > previous.sequence:
+        return replace(previous, sequence=sequence, missing=previous.missing + sequence - previous.sequence - 1)
+    return replace(previous, missing=max(0, previous.missing - 1))
 
 
 Dated = Literal["now", "age", "clock", "unsure"]
-"""How a message's time is known: it came at once; by the device's clock that is never set; by the one that may be
-wrong; by neither, so that it is dated as early as it can have been sent."""
+"""How the time of a message was determined: `now`: it arrived at once; `age`: from its age by the device's monotonic
+clock; `clock`: by the device's wall clock, which may be wrong; `unsure`: neither is usable, so that it is dated as
+early as it can have been sent."""
 
 
-def measured_at(then: Moment | None, sent: Moment | None, now: float) -> tuple[float, Dated]:
-    """When something was measured, by the controller's clock. `sent`: by the device's clocks when it was sent, if it
-    was sent late. Never in the future, and never longer ago than `OLDEST_S`."""
-    if then is None or sent is None:
+def measured_at(at_measurement: DeviceTime | None, at_sending: DeviceTime | None, now: float) -> tuple[float, Dated]:
+    """When a measurement was made, by the controller's clock (Unix seconds), and how that is known.
+
+    `then` has the device's clocks at the measurement, `sent` at a deferred sending (None if it was sent at once). The
+    result is never in the future, and never more than `OLDEST_S` ago.
+    """
+    if at_measurement is None or at_sending is None:
         return now, "now"
-    if then.boot and then.boot == sent.boot and then.up_s <= sent.up_s:
-        return max(now - OLDEST_S, now - (sent.up_s - then.up_s)), "age"
-    booted = now - sent.up_s
-    if then.at >= PLAUSIBLE and sent.at >= PLAUSIBLE:
-        at = now - (sent.at - then.at)  # whatever the clock is wrong by, if it was wrong by the same then
-        if now - OLDEST_S <= at <= booted:
+    # Same boot: the monotonic clock gives the age exactly.
+    if at_measurement.boot and at_measurement.boot == at_sending.boot and at_measurement.up_s <= at_sending.up_s:
+        return max(now - MAX_AGE_S, now - (at_sending.up_s - at_measurement.up_s)), "age"
+    # Another boot: the measurement precedes the present boot, which bounds a wall clock that was set in between.
+    booted = now - at_sending.up_s
+    if at_measurement.at >= MIN_PLAUSIBLE_TIME and at_sending.at >= MIN_PLAUSIBLE_TIME:
+        at = now - (at_sending.at - at_measurement.at)  # a constant error of the device's clock cancels out
+        if now - MAX_AGE_S <= at <= booted:
             return at, "clock"
-    return max(now - OLDEST_S, min(booted, now)), "unsure"
+    return max(now - MAX_AGE_S, min(booted, now)), "unsure"
 
 
-def clock_off_s(moment: Moment | None, now: float) -> float | None:
-    """How far the device's clock is ahead of ours; None where it does not tell."""
+def clock_off_s(moment: DeviceTime | None, now: float) -> float | None:
+    """Seconds by which the device's clock is ahead of ours; None if the device does not report its clock."""
     return moment.at - now if moment is not None and moment.at else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a device said, as old as it is."""
+    """A birth, report or telemetry message of a device, with its age."""
 
     session: int
     at: float | None
-    """When it came; None: before ages were kept."""
+    """Unix time of its arrival; None for one stored before times were."""
     current: bool
-    """It is what the device would say now, as far as anybody can know."""
+    """Whether it still describes the device, as far as is known."""
 
 
-def fact(said: Mapping[str, Any] | None, at: float | None, *, state: State, session: int) -> Fact | None:
-    """A birth, a report or telemetry that was kept; None where there is none."""
-    if not said:
+def fact(message: Mapping[str, Any] | None, at: float | None, *, state: State, session: int) -> Fact | None:
+    """The fact in a stored birth, report or telemetry message; None if there is none."""
+    if not message:
         return None
-    of = int(said.get("session", 0))
-    return Fact(of, at, state == "online" and of == session)
+    session_of_fact = int(message.get("session", 0))
+    return Fact(session_of_fact, at, state == "online" and session_of_fact == session)
 
 
 Reason = Literal[
@@ -133,53 +145,58 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One model on one device: what it shall run, what it said that it runs, and why that is not the same."""
+    """One model on one device: its desired release, its reported release, and the reason for a difference."""
 
     model: str
     wanted: str
-    """Empty: nothing is wanted."""
+    """Desired release; empty: none."""
     runs: str
-    """As it said last; empty: nothing, or it never said."""
+    """Release as last reported; empty: none, or never reported."""
     reason: Reason
     why: str = ""
-    """For people."""
+    """The reason in words."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What the director says to a device, and where the device stands."""
+class DesiredVsReported:
+    """What was published to a device, and what the device reported about it."""
 
     state: State
     session: int
     counter: int
-    told: frozenset[tuple[str, str]]
-    """Model and release of the statement that is retained for it."""
+    statement_releases: frozenset[tuple[str, str]]
+    """Model and release of each entry in the retained statement."""
     reported_session: int = 0
     acted_upon: int = 0
     trouble: str = ""
-    """Why it says that it does not obey."""
+    """Why the device refuses its statement, as it reported."""
 
 
-def differences(
-    desired: Mapping[str, str], models: Sequence[Mapping[str, Any]], device: Told
+def find_differences(
+    desired: Mapping[str, str], models: Sequence[Mapping[str, Any]], device: DesiredVsReported
 ) -> tuple[Difference, ...]:
-    """Each model that is wanted there or that it says it runs. `desired`: release by model; `models`: as reported."""
-    said = {str(one["model"]): one for one in models}
-    return tuple(_difference(model, desired.get(model, ""), said.get(model), device) for model in _names(desired, said))
+    """Desired against reported state, for each model that is in either. `desired`: release by model; `models`: as
+    reported."""
+    reported = {str(entry["model"]): entry for entry in models}
+    return tuple(
+        _difference(model, desired.get(model, ""), reported.get(model), device) for model in _names(desired, reported)
+    )
 
 
-def _names(desired: Mapping[str, str], said: Mapping[str, Any]) -> list[str]:
-    return sorted({*desired, *said})
+def _names(desired: Mapping[str, str], reported: Mapping[str, Any]) -> list[str]:
+    return sorted({*desired, *reported})
 
 
-def _difference(model: str, wanted: str, said: Mapping[str, Any] | None, device: Told) -> Difference:
-    runs = str(said["release"]) if said else ""
-    reason, why = _reason(model, wanted, said, device)
+def _difference(model: str, wanted: str, reported: Mapping[str, Any] | None, device: DesiredVsReported) -> Difference:
+    runs = str(reported["release"]) if reported else ""
+    reason, why = _reason(model, wanted, reported, device)
     return Difference(model, wanted, runs, reason, why)
 
 
-def _reason(model: str, wanted: str, said: Mapping[str, Any] | None, device: Told) -> tuple[Reason, str]:
-    if wanted and (model, wanted) not in device.told:
+def _reason(
+    model: str, wanted: str, reported: Mapping[str, Any] | None, device: DesiredVsReported
+) -> tuple[Reason, str]:
+    if wanted and (model, wanted) not in device.statement_releases:
         return "not told", "no statement names it yet"
     if (unreachable := _unreachable(device)) is not None:
         return unreachable
@@ -187,14 +204,14 @@ def _reason(model: str, wanted: str, said: Mapping[str, Any] | None, device: Tol
         return "refused", device.trouble
     if device.acted_upon < device.counter:
         return "has not heard", f"it acts upon statement {device.acted_upon}, and {device.counter} was said"
-    if said is None:
+    if reported is None:
         return "has not heard", "it does not speak of this model"
     if not wanted:
         return "unwanted", "it has not stopped it yet"
-    return _by_its_word(wanted, said)
+    return _reported_reason(wanted, reported)
 
 
-def _unreachable(device: Told) -> tuple[Reason, str] | None:
+def _unreachable(device: DesiredVsReported) -> tuple[Reason, str] | None:
     if device.state == "stale":
         return "silent", "its session is there, and nothing comes from it"
     if device.state != "online":
@@ -204,16 +221,16 @@ def _unreachable(device: Told) -> tuple[Reason, str] | None:
     return None
 
 
-_BY_STATE: Mapping[str, Reason] = {
+_REASON_BY_STATE: Mapping[str, Reason] = {
     "trial": "on trial", "running": "as wanted", "staged": "staged", "failed": "failed", "rolled back": "rolled back",
     "safe mode": "safe mode",
 }  # fmt: skip
 
 
-def _by_its_word(wanted: str, said: Mapping[str, Any]) -> tuple[Reason, str]:
-    state, detail = str(said["state"]), str(said.get("detail", ""))
-    if said["wanted"] != wanted:
+def _reported_reason(wanted: str, reported: Mapping[str, Any]) -> tuple[Reason, str]:
+    state, detail = str(reported["state"]), str(reported.get("detail", ""))
+    if reported["wanted"] != wanted:
         return "has not heard", "it speaks of another release"
     if state == "fetching":
         return ("waiting", detail) if detail else ("fetching", "")
-    return _BY_STATE.get(state, "failed"), detail
+    return _REASON_BY_STATE.get(state, "failed"), detail

@@ -1,7 +1,8 @@
-"""A device as the API shows it: who it is, what it was told, what it said, how old that is, and what is wrong.
+"""A device as the API returns it: identity, desired state, reported state with its age, and conditions.
 
-What a device said in a session that is over, or long ago, is never shown as what is: `telemetry` is then null and a
-model's state `unknown`; what it said last stands under `last_telemetry` and `last_state`, with its age in `facts`.
+What a device reported in a session that has ended, or long ago, is never returned as current: `telemetry` is then null
+and a model's state `unknown`; the last known values are in `last_telemetry` and `last_state`, with their age in
+`facts`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.fleet import conditions as causes
 from edgesplit_controller.fleet import device_state
-from edgesplit_controller.fleet.device_state import Fact, State, Told
-from edgesplit_controller.fleet.listing import Page
-from edgesplit_controller.fleet.rows import shown_flood
+from edgesplit_controller.fleet.device_state import DesiredVsReported, Fact, State
+from edgesplit_controller.fleet.listing import DevicePage
+from edgesplit_controller.fleet.rows import flood_to_dict
 from edgesplit_controller.storage.database import Device
-from edgesplit_controller.storage.tables.device_state import HeardRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
-Shown = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
+def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -> JsonObject:
     """One device of a page."""
     birth, reported = device.birth or {}, device.reported or {}
     heard, flood = page.heard.get(device.name), page.floods.get(device.name)
     facts = _facts(device, state, heard)
     desired = page.desired.get(device.name, [])
     wanted = {row.model: row.release for row in desired}
-    said = list(reported.get("models", []))
-    tells = facts["telemetry"]
+    reported_models = list(reported.get("models", []))
+    telemetry_fact = facts["telemetry"]
     return {
         "name": device.name,
         "state": state,
@@ -44,7 +45,7 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "labels": device.labels,
         "link": device.link,
         "copied": page.copied.get(device.name),
-        "flooded": shown_flood(flood) if flood is not None else None,
+        "flooded": flood_to_dict(flood) if flood is not None else None,
         "enrolled": device.enrolled,
         "last_seen": device.last_seen,
         "session": device.session,
@@ -56,8 +57,13 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "restored": device.restored,
         "acted_upon": reported.get("counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
-        "models": [_model(one, facts["reported"]) for one in said],
-        "differences": [asdict(one) for one in device_state.differences(wanted, said, _told(device, state, reported))],
+        "models": [_model(entry, facts["reported"]) for entry in reported_models],
+        "differences": [
+            asdict(entry)
+            for entry in device_state.find_differences(
+                wanted, reported_models, _desired_vs_reported(device, state, reported)
+            )
+        ],
         "health": [
             {**_health(row.health), "age_s": max(0.0, now - (row.health_at or now)), "current": state == "online"}
             for row in page.running.get(device.name, [])
@@ -66,39 +72,39 @@ def shown_device(device: Device, state: State, page: Page, now: float) -> Shown:
         "kept": list(reported.get("kept", [])),
         "safe_mode": reported.get("safe_mode", ""),
         "trouble": reported.get("trouble", ""),
-        "telemetry": device.telemetry if tells is not None and tells.current else None,
+        "telemetry": device.telemetry if telemetry_fact is not None and telemetry_fact.current else None,
         "last_telemetry": device.telemetry,
-        "facts": {name: _fact(one, now) for name, one in facts.items()},
-        "heard": _heard(heard),
+        "facts": {name: _fact(entry, now) for name, entry in facts.items()},
+        "heard": _sequence_to_dict(heard),
         "conditions": conditions(device, state, page, now),
     }
 
 
-def conditions(device: Device, state: State, page: Page, now: float) -> list[Shown]:
-    """What is wrong with it, the oldest first; what it said itself is current only while it is online."""
+def conditions(device: Device, state: State, page: DevicePage, now: float) -> list[JsonObject]:
+    """Conditions of the device, oldest first. Those that it reported itself are current only while it is online."""
     online = state == "online"
-    found = [
+    result = [
         _condition(row.kind, row.since, row.text, current=online) for row in page.conditions.get(device.name, [])
     ]  # fmt: skip
     heard, flood = page.heard.get(device.name), page.floods.get(device.name)
     if (copied := page.copied.get(device.name)) is not None:
-        found.append(_condition("copied", copied, "two agents took turns under its name"))
+        result.append(_condition("copied", copied, "two agents took turns under its name"))
     if flood is not None and flood.held_until > now:
-        found.append(_condition("flooding", flood.at, f"held off, {flood.times} times in a row"))
+        result.append(_condition("flooding", flood.at, f"held off, {flood.times} times in a row"))
     expires = page.certificates.get(device.name)
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
-        left = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
-        found.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, left))
-    if online and heard is not None and heard.deaf_since is not None and heard.deaf_since < now - causes.DEAF_S:
-        found.append(_condition("deaf", heard.deaf_since, "it is here and does not act upon its newest statement"))
-    return sorted(found, key=lambda one: float(one["since"]))
+        remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
+        result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
+    if online and heard is not None and heard.deaf_since is not None and heard.deaf_since < now - causes.UNRESPONSIVE_S:
+        result.append(_condition("deaf", heard.deaf_since, "it is here and does not act upon its newest statement"))
+    return sorted(result, key=lambda condition: float(condition["since"]))
 
 
-def _condition(kind: str, since: float, text: str, *, current: bool = True) -> Shown:
-    return {"kind": kind, "since": since, "text": text, "do": causes.DO.get(kind, ""), "current": current}
+def _condition(kind: str, since: float, text: str, *, current: bool = True) -> JsonObject:
+    return {"kind": kind, "since": since, "text": text, "do": causes.REMEDIES.get(kind, ""), "current": current}
 
 
-def _facts(device: Device, state: State, heard: HeardRow | None) -> dict[str, Fact | None]:
+def _facts(device: Device, state: State, heard: DeviceSessionRow | None) -> dict[str, Fact | None]:
     telemetry = device.telemetry or {}
     at = (heard.born_at, heard.reported_at) if heard is not None else (None, None)
     return {
@@ -108,49 +114,54 @@ def _facts(device: Device, state: State, heard: HeardRow | None) -> dict[str, Fa
     }
 
 
-def _fact(one: Fact | None, now: float) -> Shown | None:
-    if one is None:
+def _fact(fact: Fact | None, now: float) -> JsonObject | None:
+    if fact is None:
         return None
-    age_s = max(0.0, now - one.at) if one.at is not None else None
-    return {"at": one.at, "age_s": age_s, "session": one.session, "current": one.current}
+    age_s = max(0.0, now - fact.at) if fact.at is not None else None
+    return {"at": fact.at, "age_s": age_s, "session": fact.session, "current": fact.current}
 
 
-def _model(one: Mapping[str, Any], reported: Fact | None) -> Shown:
-    """What it says of a model; of one that cannot be asked nobody knows."""
+def _model(model: Mapping[str, Any], reported: Fact | None) -> JsonObject:
+    """A model as the device reported it; its state is `unknown` if the report is not current."""
     current = reported is not None and reported.current
-    return {**one, "current": current, "state": one["state"] if current else "unknown", "last_state": one["state"]}
+    return {
+        **model,
+        "current": current,
+        "state": model["state"] if current else "unknown",
+        "last_state": model["state"],
+    }
 
 
-def _health(kept: Mapping[str, Any]) -> Shown:
-    """With what was left out because it is nothing."""
-    return msgspec.structs.asdict(msgspec.convert(kept, ReleaseHealth))
+def _health(stored: Mapping[str, Any]) -> JsonObject:
+    """A release's health, with the default values of fields that were omitted."""
+    return msgspec.structs.asdict(msgspec.convert(stored, ReleaseHealth))
 
 
-def _told(device: Device, state: State, reported: Mapping[str, Any]) -> Told:
-    return Told(
+def _desired_vs_reported(device: Device, state: State, reported: Mapping[str, Any]) -> DesiredVsReported:
+    return DesiredVsReported(
         state=state,
         session=device.session,
         counter=device.counter,
-        told=_named(device.statement),
+        statement_releases=_releases_in_statement(device.statement),
         reported_session=int(reported.get("session", 0)),
         acted_upon=int(reported.get("counter", 0)),
         trouble=str(reported.get("trouble", "")),
     )
 
 
-def _named(statement: bytes | None) -> frozenset[tuple[str, str]]:
-    """Models and releases of the statement that is retained for it."""
+def _releases_in_statement(statement: bytes | None) -> frozenset[tuple[str, str]]:
+    """Models and releases in the statement that is retained for the device."""
     if not statement:
         return frozenset()
     try:
-        stated = messages.decode(messages.decode(statement, Signed).payload, Statement)
+        parsed = messages.decode(messages.decode(statement, Signed).payload, Statement)
     except MalformedMessage:
         return frozenset()
-    return frozenset((one.model, one.release) for one in stated.releases)
+    return frozenset((release.model, release.release) for release in parsed.releases)
 
 
-def _heard(row: HeardRow | None) -> Shown | None:
-    """The order of its newest session's messages."""
+def _sequence_to_dict(row: DeviceSessionRow | None) -> JsonObject | None:
+    """Sequence numbers and counters of the device's newest session."""
     if row is None:
         return None
     counts = ("session", "sequence", "missing", "again", "earlier", "older", "late", "refused")

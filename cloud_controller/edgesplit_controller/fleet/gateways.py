@@ -1,7 +1,9 @@
-"""Gateways: which devices are one, where devices reach them, who offloads through whom, and what they keep for these.
+"""Gateways: which devices are gateways, their addresses, which devices offload through which, and the releases that a
+gateway keeps.
 
-A gateway is a device that was claimed as one. What it keeps follows from what the devices behind it shall run and say
-they run, as far as a plan of that release knows a gateway: nobody decides it apart from that.
+A gateway is a device that was claimed as one. The releases that it keeps are derived from what the devices behind it
+shall run and report to run, as far as a plan of such a release has a tier between device and cloud; they are not
+configured separately.
 """
 
 from __future__ import annotations
@@ -12,180 +14,210 @@ from typing import Protocol
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
-from edgesplit.links import host_and_port, parse_link
+from edgesplit.links import parse_host_and_port, parse_link
 from edgesplit.plan import Link
 from edgesplit.release.manifest import Gateway
-from edgesplit_controller.errors import Conflict, Forbidden, unknown
-from edgesplit_controller.planning.planner_service import Through, link_of, slowest
-from edgesplit_controller.storage.database import Behind, Database, Desired, Device, GatewayRow, record
+from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
+from edgesplit_controller.planning.planner_service import GatewayHop, link_of, slowest_link
+from edgesplit_controller.storage.database import Database, Desired, Device, GatewayRouteRow, GatewayRow, record_event
 
 
-class Tiers(Protocol):
-    """What a statement says of gateways."""
+class GatewayAssignments(Protocol):
+    """What the director's statements contain about gateways."""
 
-    def reached_by(self, session: Session, device: Device) -> Gateway | None:
-        """The gateway that this device shall offload to."""
+    def gateway_of(self, session: Session, device: Device) -> Gateway | None:
+        """The gateway that this device shall offload to; None: the cloud."""
         ...
 
-    def kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
-        """Model and release of all that this device shall keep for those behind it."""
+    def releases_kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
+        """Model and release of everything that this device shall keep as a gateway for the devices behind it."""
         ...
 
-    def concerned(self, session: Session) -> Iterable[Device]:
-        """Devices whose statement may say something of gateways."""
+    def affected_devices(self, session: Session) -> Iterable[Device]:
+        """Devices whose statement may contain something about gateways."""
         ...
 
 
 class NoGateways:
-    """An installation of two tiers."""
+    """An installation without gateways."""
 
-    def reached_by(self, _session: Session, _device: Device) -> Gateway | None:
-        """Nobody."""
+    def gateway_of(self, _session: Session, _device: Device) -> Gateway | None:
+        """Always None: every device offloads to the cloud."""
         return None
 
-    def kept_by(self, _session: Session, _device: Device) -> list[tuple[str, str]]:
-        """Nothing."""
+    def releases_kept_by(self, _session: Session, _device: Device) -> list[tuple[str, str]]:
+        """Always empty."""
         return []
 
-    def concerned(self, _session: Session) -> Iterable[Device]:
-        """Nobody."""
+    def affected_devices(self, _session: Session) -> Iterable[Device]:
+        """Always empty."""
         return ()
 
 
 class Gateways:
     """The gateways of one controller."""
 
-    def __init__(self, database: Database, *, now: Callable[[], float], split_of: Callable[[str], str]) -> None:
-        """`split_of`: the model of which that release is, where a plan of it has a tier between device and cloud."""
+    def __init__(self, database: Database, *, now: Callable[[], float], model_if_split: Callable[[str], str]) -> None:
+        """`split_of` returns the model of a release if one of its plans has a tier between device and cloud, otherwise
+        ""."""
         self._database = database
         self._now = now
-        self._split_of = split_of
+        self._model_if_split = model_if_split
 
-    # What operators say
+    # Operators' changes
 
-    def appoint(self, name: str, address: str) -> None:
-        """The device of that name, enrolled or still to come, is a gateway that devices reach at HOST:PORT."""
-        host_and_port(address, "gateway")
+    def register(self, name: str, address: str) -> None:
+        """Make the device of this name, enrolled or not, a gateway that devices reach at HOST:PORT. Conflict if it is
+        behind a gateway itself."""
+        parse_host_and_port(address, "gateway")
         with self._database.write() as session:
-            behind = session.get(Behind, name)
+            behind = session.get(GatewayRouteRow, name)
             if behind is not None and behind.gateway is not None:
                 raise Conflict(f"{name} is behind a gateway itself: `edgectl device gateway {name} none` first")
             session.merge(GatewayRow(device=name, address=address))
-            record(session, self._now(), "operator", "gateway.appointed", name, address=address)
+            record_event(session, self._now(), "operator", "gateway.appointed", name, address=address)
 
-    def lead(self, devices: Sequence[Device], gateway: str, link: str = "") -> list[str]:
-        """Let these devices offload through that gateway, or with `none` to the cloud again; their names.
-
-        `link` is from now on the device's own: to the gateway, or to the cloud.
-        """
+    def assign(self, devices: Sequence[Device], gateway: str, link: str = "") -> list[str]:
+        """Assign these devices to the gateway, or with `none` to the cloud; returns their names. `link`, if not empty,
+        becomes the devices' link to that target."""
         if link:
             parse_link(link)
         with self._database.write() as session:
             if gateway != "none":
-                self._living(session, gateway)
-                if amiss := sorted(one.name for one in devices if session.get(GatewayRow, one.name)):
-                    raise Conflict(f"{amiss[0]} is a gateway: there is one tier between device and cloud, not two")
+                self._check_enrolled(session, gateway)
+                if gateways := sorted(
+                    candidate.name for candidate in devices if session.get(GatewayRow, candidate.name)
+                ):
+                    raise Conflict(f"{gateways[0]} is a gateway: there is one tier between device and cloud, not two")
             for device in devices:
-                session.merge(Behind(device=device.name, gateway=None if gateway == "none" else gateway))
+                session.merge(GatewayRouteRow(device=device.name, gateway=None if gateway == "none" else gateway))
                 if link:
                     session.get_one(Device, device.name).link = link
-                record(session, self._now(), "operator", "device.led", device.name, gateway=gateway)
+                record_event(session, self._now(), "operator", "device.led", device.name, gateway=gateway)
         return sorted(device.name for device in devices)
 
-    # What planning and people ask
+    # Queries of planning and the API
 
-    def address(self, name: str) -> str:
-        """Where devices reach the gateway of that name; empty for who is none."""
+    def address_of(self, name: str) -> str:
+        """HOST:PORT at which devices reach the gateway of this name; empty if it is not a gateway."""
         with self._database.read() as session:
             row = session.get(GatewayRow, name)
             return row.address if row is not None else ""
 
-    def of(self, names: Collection[str] | None = None) -> dict[str, Device]:
-        """By device, the living gateway that it is behind; of those named, or of all."""
+    def by_device(self, names: Collection[str] | None = None) -> dict[str, Device]:
+        """The gateway of each device that has one which is enrolled and not revoked; for the devices in `names`, or for
+        all."""
         with self._database.read() as session:
-            led = session.scalars(select(Behind).where(Behind.gateway.is_not(None)))
-            found = {row.device: session.get(Device, row.gateway) for row in led}
-            wanted = {name: one for name, one in found.items() if names is None or name in names}
-            return {name: one for name, one in wanted.items() if one is not None and not one.revoked}
+            assigned = session.scalars(select(GatewayRouteRow).where(GatewayRouteRow.gateway.is_not(None)))
+            by_device = {row.device: session.get(Device, row.gateway) for row in assigned}
+            selected = {
+                name: gateway_device for name, gateway_device in by_device.items() if names is None or name in names
+            }
+            return {
+                name: gateway_device
+                for name, gateway_device in selected.items()
+                if gateway_device is not None and not gateway_device.revoked
+            }
 
-    def check_serves(self, name: str) -> None:
-        """Forbidden unless the device of that name may have a gateway's server certificate."""
+    def check_is_gateway(self, name: str) -> None:
+        """Raise Unauthenticated unless the device of this name may have a gateway's server certificate."""
         with self._database.read() as session:
             device = session.get(Device, name)
             if device is None or device.revoked or session.get(GatewayRow, name) is None:
-                raise Forbidden(
+                raise Unauthenticated(
                     f"{name} is no gateway: `edgectl device claim {name} --replace --gateway HOST:PORT` makes it one"
                 )
 
-    # What statements say
+    # Content of statements
 
-    def reached_by(self, session: Session, device: Device) -> Gateway | None:
-        """The gateway that this device shall offload to: none while it is not enrolled, or revoked."""
-        if not _there_are_any(session):
+    def gateway_of(self, session: Session, device: Device) -> Gateway | None:
+        """The gateway that this device shall offload to; None while the gateway is not enrolled or is revoked."""
+        if not _has_gateways(session):
             return None
-        behind = session.get(Behind, device.name)
+        behind = session.get(GatewayRouteRow, device.name)
         row = session.get(GatewayRow, behind.gateway) if behind is not None and behind.gateway is not None else None
-        there = session.get(Device, row.device) if row is not None else None
-        return Gateway(row.device, row.address) if row is not None and there is not None and not there.revoked else None
+        enrolled = session.get(Device, row.device) if row is not None else None
+        return (
+            Gateway(row.device, row.address)
+            if row is not None and enrolled is not None and not enrolled.revoked
+            else None
+        )
 
-    def kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
-        """Model and release of what the devices behind this gateway shall run, or say they run in its stead."""
-        if not _there_are_any(session) or session.get(GatewayRow, device.name) is None:
+    def releases_kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
+        """Model and release of what the devices behind this gateway shall run, or report to run instead."""
+        if not _has_gateways(session) or session.get(GatewayRow, device.name) is None:
             return []
-        behind = select(Device).join(Behind, Behind.device == Device.name).where(Behind.gateway == device.name)
-        found: set[tuple[str, str]] = set()
-        for one in session.scalars(behind):
-            said = {model["model"]: model["release"] for model in (one.reported or {}).get("models", [])}
-            for row in session.scalars(select(Desired).where(Desired.device == one.name)):
-                found |= {(row.model, row.release), (row.model, said.get(row.model, ""))}
-        return sorted((model, release) for model, release in found if release and self._split_of(release) == model)
+        behind = (
+            select(Device)
+            .join(GatewayRouteRow, GatewayRouteRow.device == Device.name)
+            .where(GatewayRouteRow.gateway == device.name)
+        )
+        releases: set[tuple[str, str]] = set()
+        for device_behind in session.scalars(behind):
+            reported = {model["model"]: model["release"] for model in (device_behind.reported or {}).get("models", [])}
+            for row in session.scalars(select(Desired).where(Desired.device == device_behind.name)):
+                releases |= {(row.model, row.release), (row.model, reported.get(row.model, ""))}
+        return sorted(
+            (model, release) for model, release in releases if release and self._model_if_split(release) == model
+        )
 
-    def concerned(self, session: Session) -> Iterable[Device]:
-        """Gateways, and devices that are or were behind one."""
-        named = [*session.scalars(select(GatewayRow.device)), *session.scalars(select(Behind.device))]
+    def affected_devices(self, session: Session) -> Iterable[Device]:
+        """Gateways, and devices that are or were behind one, without revoked ones."""
+        named = [*session.scalars(select(GatewayRow.device)), *session.scalars(select(GatewayRouteRow.device))]
         living = select(Device).where(Device.name.in_(named), Device.revoked.is_(None)).order_by(Device.name)
         return session.scalars(living).all()
 
-    def _living(self, session: Session, name: str) -> None:
-        there = session.get(Device, name)
+    def _check_enrolled(self, session: Session, name: str) -> None:
+        enrolled = session.get(Device, name)
         if session.get(GatewayRow, name) is None:
-            known = session.scalars(select(GatewayRow.device)).all()
+            names = session.scalars(select(GatewayRow.device)).all()
             raise (
-                unknown("gateway", name, known)
-                if known
+                not_found("gateway", name, names)
+                if names
                 else Conflict(
                     f"{name[:63]} is no gateway: claim one with `edgectl device claim NAME --gateway HOST:PORT`"
                 )
             )
-        if there is None or there.revoked:
+        if enrolled is None or enrolled.revoked:
             raise Conflict(f"the gateway {name} has not enrolled yet: start its agent with its claim")
 
 
-def _there_are_any(session: Session) -> bool:
-    """Asked once in a writer's transaction, which nobody adds one beside: most fleets have none."""
+def _has_gateways(session: Session) -> bool:
+    """Whether the installation has gateways; cached for the transaction, in which no other writer can add one. Most
+    fleets have none."""
     if "gateways" not in session.info:
         session.info["gateways"] = bool(session.scalar(select(exists(select(GatewayRow.device)))))
     return bool(session.info["gateways"])
 
 
-def through_by_class(devices: Iterable[Device], gateways: Mapping[str, Device]) -> dict[str, Through]:
-    """The gateway that each device class is planned through, by its profile, over the slowest of their uplinks; nothing
-    for a class without. Conflict where devices of one class take different ways: a release has one plan for them."""
-    ways: dict[str, dict[str, list[Device]]] = {}
+def gateway_tier_by_class(devices: Iterable[Device], gateways: Mapping[str, Device]) -> dict[str, GatewayHop]:
+    """The gateway tier that each device class is planned with: the gateways' profile, and the slowest of their uplinks.
+    Classes without a gateway are left out.
+
+    Conflict if devices of one class have gateways of different profiles, or only some have one: a release has one plan
+    per class.
+    """
+    by_class: dict[str, dict[str, list[Device]]] = {}
     for device in devices:
-        there = gateways.get(device.name)
-        ways.setdefault(device.device_class, {}).setdefault(there.device_class if there else "", []).append(device)
-    found = {}
-    for device_class, by_profile in sorted(ways.items()):
+        gateway = gateways.get(device.name)
+        by_class.setdefault(device.device_class, {}).setdefault(gateway.device_class if gateway else "", []).append(
+            device
+        )
+    result = {}
+    for device_class, by_profile in sorted(by_class.items()):
         if len(by_profile) > 1:
-            told = "; ".join(f"{one[0].name} {_way(profile)}" for profile, one in sorted(by_profile.items()))
-            raise Conflict(f"a release has one plan for {device_class}, and {told}: deploy to each of them separately")
+            summary = "; ".join(
+                f"{members[0].name} {_route_text(profile)}" for profile, members in sorted(by_profile.items())
+            )
+            raise Conflict(
+                f"a release has one plan for {device_class}, and {summary}: deploy to each of them separately"
+            )
         (profile,) = by_profile
         if profile:
-            uplinks: list[Link] = [link_of(gateways[one.name].link) for one in by_profile[profile]]
-            found[device_class] = Through(profile, slowest(uplinks))
-    return found
+            uplinks: list[Link] = [link_of(gateways[members.name].link) for members in by_profile[profile]]
+            result[device_class] = GatewayHop(profile, slowest_link(uplinks))
+    return result
 
 
-def _way(profile: str) -> str:
+def _route_text(profile: str) -> str:
     return f"is behind a gateway of the profile {profile}" if profile else "has no gateway"

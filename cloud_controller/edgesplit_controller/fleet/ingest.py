@@ -1,8 +1,9 @@
-"""Takes in what devices said: from messages to rows, a batch in one transaction. What to believe is `truth`'s.
+"""Ingests messages of devices into database rows, a batch in one transaction. `device_state` decides which messages are
+current.
 
-Every row is found by the device that the topic names, so that no device speaks for another. Rows are read for the whole
-batch at once, in a transaction that holds these devices (`Database.hear`), so that several controllers can take in
-messages of one of them.
+Every row is found by the device name in the MQTT topic, so that no device can write another's. Rows are read for the
+whole batch at once, in a transaction that locks these devices, so that several controller processes can ingest messages
+of the same device.
 """
 
 from __future__ import annotations
@@ -17,127 +18,129 @@ from sqlalchemy.orm import Session
 
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Birth, BundlePiece, Death, JobRefused, Kept, Late, Reported, Telemetry
+from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, JobRefused, LogPiece, Reported, Telemetry
 from edgesplit_controller.fleet import conditions, device_state, log_bundles, restore_check
-from edgesplit_controller.storage.database import Device, Table, TelemetryRow, held_of, record
-from edgesplit_controller.storage.tables.device_state import ConditionRow, HeardRow, RunningRow
+from edgesplit_controller.storage.database import Device, Table, TelemetryRow, locked_devices, record_event
+from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
-Said = Sequence[tuple[str, messages.Message]]
-Born = Callable[[Session, Device, Birth, float], bool]
-"""A birth of a living device; whether older certificates are revoked by it."""
-MOST_MODELS = 64
-"""Of one device that are kept."""
+Received = Sequence[tuple[str, messages.Message]]
+"""Messages with the name of their device, in order of arrival."""
+OnBirth = Callable[[Session, Device, Birth, float], bool]
+"""Callback for a birth message of a device that is not revoked; returns whether older certificates were revoked."""
+MAX_MODELS = 64
+"""Models per device that are stored."""
 T = TypeVar("T", bound=Table)
 
 
 @dataclass(slots=True)
-class Taken:
-    """What taking in some messages brought to light."""
+class IngestResult:
+    """Result of ingesting a batch of messages."""
 
     intruders: set[str] = field(default_factory=set)
-    """Revoked devices that spoke: their session lives and must end."""
+    """Revoked devices that sent a message: their session must be ended."""
     superseded: bool = False
-    """A renewed certificate was seen at work, so that older ones were revoked."""
-    kept: list[tuple[str, Kept]] = field(default_factory=list)
-    """What devices may forget, once this transaction is over."""
+    """A renewed certificate was seen in use, so that older ones were revoked."""
+    acks: list[tuple[str, Ack]] = field(default_factory=list)
+    """Acknowledgements to send to devices once this transaction is committed."""
     stored: dict[str, int] = field(default_factory=dict)
-    """Telemetry that was stored, by device."""
+    """Telemetry messages that were stored, by device."""
     newest: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Session and sequence of the newest live telemetry, by device."""
+    """Session and sequence number of the newest live telemetry, by device."""
     lags_s: list[float] = field(default_factory=list)
-    """How old late telemetry was."""
+    """Age of each backlog telemetry message on arrival, in seconds."""
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Messages by kind and by what was made of them."""
+    """Number of messages by kind and outcome."""
 
 
-def take_in(session: Session, said: Said, now: float, born: Born) -> Taken:
-    """All of them, in order. Unknown and revoked devices are not heard."""
-    taken = Taken()
-    batch = _Batch(session, said, now)
-    for name, message in said:
+def ingest_messages(session: Session, received: Received, now: float, on_birth: OnBirth) -> IngestResult:
+    """Ingest messages, in order. Those of unknown and revoked devices are dropped."""
+    result = IngestResult()
+    batch = _IngestBatch(session, received, now)
+    for name, message in received:
         device = batch.devices.get(name)
         outcome = "unknown"
         if device is not None and device.revoked:
             outcome = "revoked"
-            if not isinstance(message, Death):  # the broker says that, when the session has ended
-                taken.intruders.add(name)
+            if not isinstance(message, Death):  # a last will, published by the broker
+                result.intruders.add(name)
         elif device is not None:
-            outcome = batch.take(device, message, taken, born)
+            outcome = batch.apply(device, message, result, on_birth)
         kind = type(message).__name__.lower()
-        taken.outcomes[kind, outcome] = taken.outcomes.get((kind, outcome), 0) + 1
+        result.outcomes[kind, outcome] = result.outcomes.get((kind, outcome), 0) + 1
     session.flush()
-    return taken
+    return result
 
 
-class _Batch:
-    """The rows that some messages are about."""
+class _IngestBatch:
+    """The rows that a batch of messages reads and changes."""
 
-    def __init__(self, session: Session, said: Said, now: float) -> None:
+    def __init__(self, session: Session, received: Received, now: float) -> None:
         self._session = session
         self._now = now
-        self.devices = held_of(session, {name for name, _ in said})
-        here = sorted(self.devices)
-        self._heard = {one.device: one for one in self._rows(HeardRow, here)}
-        self._running: dict[str, dict[str, RunningRow]] = {name: {} for name in here}
-        for running in self._rows(RunningRow, here):
+        self.devices = locked_devices(session, {name for name, _ in received})
+        names = sorted(self.devices)
+        self._sequence_rows = {row.device: row for row in self._rows(DeviceSessionRow, names)}
+        self._running: dict[str, dict[str, RunningRow]] = {name: {} for name in names}
+        for running in self._rows(RunningRow, names):
             self._running[running.device][running.model] = running
-        self._conditions: dict[str, dict[str, ConditionRow]] = {name: {} for name in here}
-        for condition in self._rows(ConditionRow, here):
+        self._conditions: dict[str, dict[str, ConditionRow]] = {name: {} for name in names}
+        for condition in self._rows(ConditionRow, names):
             self._conditions[condition.device][condition.kind] = condition
-        self._stored = self._already_stored(said)
+        self._stored = self._already_stored(received)
 
     def _rows(self, table: type[T], names: Sequence[str]) -> list[T]:
         column: Any = table.__table__.c.device
         return list(self._session.scalars(select(table).where(column.in_(names)))) if names else []
 
-    def _already_stored(self, said: Said) -> set[tuple[str, int, int]]:
-        """Of the telemetry that may have come before, what did."""
+    def _already_stored(self, received: Received) -> set[tuple[str, int, int]]:
+        """Device, session and sequence number of the telemetry in the batch that is in the database already."""
         doubtful: set[tuple[str, int, int]] = set()
-        for name, message in said:
-            if isinstance(message, Late):
-                doubtful.update((name, one.session, one.sequence) for one in message.measured)
+        for name, message in received:
+            if isinstance(message, Backlog):
+                doubtful.update((name, entry.session, entry.sequence) for entry in message.measured)
             elif isinstance(message, Telemetry):
-                row = self._heard.get(name)
+                # Live telemetry beyond the newest number of its session cannot be stored yet: no lookup is needed.
+                row = self._sequence_rows.get(name)
                 if row is None or message.session != row.session or message.sequence <= row.sequence:
                     doubtful.add((name, message.session, message.sequence))
         if not doubtful:
             return set()
         key = tuple_(TelemetryRow.device, TelemetryRow.session, TelemetryRow.sequence)
-        found: set[tuple[str, int, int]] = set()
-        every = sorted(doubtful)
-        for start in range(0, len(every), 200):
-            asked = every[start : start + 200]
-            found.update((one[0], one[1], one[2]) for one in self._session.execute(
-                select(TelemetryRow.device, TelemetryRow.session, TelemetryRow.sequence).where(key.in_(asked))
+        stored: set[tuple[str, int, int]] = set()
+        keys = sorted(doubtful)
+        for start in range(0, len(keys), 200):
+            chunk = keys[start : start + 200]
+            stored.update((entry[0], entry[1], entry[2]) for entry in self._session.execute(
+                select(TelemetryRow.device, TelemetryRow.session, TelemetryRow.sequence).where(key.in_(chunk))
             ))  # fmt: skip
-        return found
+        return stored
 
-    def take(self, device: Device, message: messages.Message, taken: Taken, born: Born) -> str:
-        """What one message changes; in a word, what was made of it."""
+    def apply(self, device: Device, message: messages.Message, result: IngestResult, on_birth: OnBirth) -> str:
+        """Apply one message to the rows; returns its outcome in a word, for the metrics."""
         if isinstance(message, Birth):
-            return self._birth(device, message, taken, born)
+            return self._birth(device, message, result, on_birth)
         if isinstance(message, Death):
             return self._death(device, message)
         if isinstance(message, Reported):
             return self._report(device, message)
         if isinstance(message, Telemetry):
-            return self._telemetry(device, message, taken)
-        if isinstance(message, Late):
-            return self._late(device, message, taken)
-        if isinstance(message, BundlePiece | JobRefused):
-            log_bundles.take_in(self._session, device.name, message)
+            return self._telemetry(device, message, result)
+        if isinstance(message, Backlog):
+            return self._backlog(device, message, result)
+        if isinstance(message, LogPiece | JobRefused):
+            log_bundles.on_message(self._session, device.name, message)
             return "new"
-        if device.last_seen is None or self._now - device.last_seen > 1.0:  # a fetch: nobody retains it
+        if device.last_seen is None or self._now - device.last_seen > 1.0:  # a fetch, which the broker never retains
             device.last_seen = self._now
         return "new"
 
-    def _birth(self, device: Device, birth: Birth, taken: Taken, born: Born) -> str:
+    def _birth(self, device: Device, birth: Birth, result: IngestResult, on_birth: OnBirth) -> str:
         if birth.session < device.session:
             return "older session"
         fresh = birth.session > device.session
-        taken.superseded |= born(self._session, device, birth, self._now)
-        row = self._row(device)
-        _keep(row, device_state.after_birth(_known(row), birth.session))
+        result.superseded |= on_birth(self._session, device, birth, self._now)
+        row = self._sequence_row(device)
+        _update_row(row, device_state.after_birth(_to_state(row), birth.session))
         row.agent, row.emulated, row.simulated = birth.version[:40], birth.emulated, birth.simulated
         if fresh:
             row.born_at, row.deaf_since = self._now, None
@@ -148,73 +151,75 @@ class _Batch:
             return "older session"
         was_alive = device.alive
         if was_alive:
-            record(self._session, self._now, device.name, "device.died", device.name, session=death.session)
+            record_event(self._session, self._now, device.name, "device.died", device.name, session=death.session)
         device.alive, device.session = False, death.session
         if was_alive:
-            self._row(device).died_at = self._now
+            self._sequence_row(device).died_at = self._now
         return "new" if was_alive else "again"
 
     def _report(self, device: Device, report: Reported) -> str:
-        row = self._row(device)
-        heard, verdict = device_state.after_report(_known(row), report.session, report.number)
+        row = self._sequence_row(device)
+        sequence_state, verdict = device_state.after_report(_to_state(row), report.session, report.number)
         if report.session < device.session:
             verdict = "older session"
-        _keep(row, heard)
+        _update_row(row, sequence_state)
+        # A retained report is repeated at each connection: also a repeated one shows the device's statement.
         if device.restored is not None and verdict in ("new", "again"):
-            restore_check.compare(self._session, device, report.counter, self._now)
+            restore_check.check_restored(self._session, device, report.counter, self._now)
         if verdict != "new":
             return verdict
         device.reported, row.reported_at = msgspec.to_builtins(report), self._now
-        self._note(device.name, "report", conditions.of_report(report))
-        self._runs(device.name, report)
+        self._store_conditions(device.name, "report", conditions.from_report(report))
+        self._store_running(device.name, report)
         return verdict
 
-    def _runs(self, name: str, report: Reported) -> None:
-        """What it runs, model by model."""
+    def _store_running(self, name: str, report: Reported) -> None:
+        """Store the release and state of each reported model."""
         rows = self._running[name]
-        told = {one.model[:80]: one for one in report.models[:MOST_MODELS]}
-        for gone in sorted(set(rows) - set(told)):
-            self._session.delete(rows.pop(gone))
-        for model, one in told.items():
+        reported = {status.model[:80]: status for status in report.models[:MAX_MODELS]}
+        for removed in sorted(set(rows) - set(reported)):
+            self._session.delete(rows.pop(removed))
+        for model, status in reported.items():
             row = rows.get(model)
             if row is None:
                 row = rows[model] = RunningRow(device=name, model=model, health=None, health_at=None, cut="")
                 self._session.add(row)
-            if row.release != one.release:
+            if row.release != status.release:
                 row.cut = ""
-            failed = one.state in conditions.FAILED
-            row.release, row.wanted, row.state = one.release[:64], one.wanted[:64], one.state
-            row.detail = one.detail[: conditions.LONGEST]
-            row.cause = conditions.cause(one.detail or report.safe_mode) if failed else ""
+            failed = status.state in conditions.FAILED_STATES
+            row.release, row.wanted, row.state = status.release[:64], status.wanted[:64], status.state
+            row.detail = status.detail[: conditions.MAX_TEXT_CHARS]
+            row.cause = conditions.normalise_cause(status.detail or report.safe_mode) if failed else ""
 
-    def _telemetry(self, device: Device, message: Telemetry, taken: Taken) -> str:
-        row = self._row(device)
+    def _telemetry(self, device: Device, message: Telemetry, result: IngestResult) -> str:
+        row = self._sequence_row(device)
         key = (device.name, message.session, message.sequence)
-        heard, verdict = device_state.after_telemetry(
-            _known(row), message.session, message.sequence, key in self._stored
+        sequence_state, verdict = device_state.after_telemetry(
+            _to_state(row), message.session, message.sequence, key in self._stored
         )
         if message.session < device.session:
             verdict = "older session"
-        _keep(row, heard)
+        _update_row(row, sequence_state)
         if verdict in ("older session", "again"):
             return verdict
-        self._store(device.name, message, self._now, late=False, dated="now", taken=taken)
+        self._store(device.name, message, self._now, late=False, dated="now", result=result)
+        # Reordered telemetry belongs to the history; the device's present state comes from newer messages.
         if verdict == "earlier":
             return verdict
-        taken.newest[device.name] = (message.session, message.sequence)
+        result.newest[device.name] = (message.session, message.sequence)
         device.telemetry = {"at": self._now, **msgspec.to_builtins(message)}
         device.last_seen = row.telemetry_at = self._now
         row.clock_off_s = device_state.clock_off_s(message.moment, self._now)
         if message.agent:
             row.agent = message.agent
-            deaf = bool(device.statement) and message.statement < device.counter
-            row.deaf_since = (row.deaf_since or self._now) if deaf else None
-        self._note(device.name, "telemetry", conditions.of_telemetry(message, row.clock_off_s))
-        self._measures(device.name, message)
+            is_behind = bool(device.statement) and message.statement < device.counter
+            row.deaf_since = (row.deaf_since or self._now) if is_behind else None
+        self._store_conditions(device.name, "telemetry", conditions.from_telemetry(message, row.clock_off_s))
+        self._store_measurements(device.name, message)
         return verdict
 
-    def _measures(self, name: str, message: Telemetry) -> None:
-        """Cut and health of each model that it has said it runs."""
+    def _store_measurements(self, name: str, message: Telemetry) -> None:
+        """Store split point and health of each model that the device has reported."""
         rows = self._running[name]
         for window in message.models:
             if (row := rows.get(window.model)) is not None and row.cut != window.row:
@@ -224,27 +229,27 @@ class _Batch:
                 row.health = _merged(row.health, msgspec.to_builtins(health))
                 row.health_at = self._now
 
-    def _late(self, device: Device, message: Late, taken: Taken) -> str:
-        """Stored where it was measured; what is known of now does not change by it."""
-        row = self._row(device)
+    def _backlog(self, device: Device, message: Backlog, result: IngestResult) -> str:
+        """Store backlog telemetry under the time of its measurement; the present state does not change."""
+        row = self._sequence_row(device)
         device.last_seen = self._now
-        for one in message.measured:
-            key = (device.name, one.session, one.sequence)
+        for telemetry in message.measured:
+            key = (device.name, telemetry.session, telemetry.sequence)
             if key in self._stored:
                 row.again += 1
                 continue
-            if len(messages.encode(one)) > LIMITS.telemetry_bytes:
+            if len(messages.encode(telemetry)) > LIMITS.telemetry_bytes:
                 row.refused += 1
                 continue
-            at, dated = device_state.measured_at(one.moment, message.sent, self._now)
-            self._store(device.name, one, at, late=True, dated=dated, taken=taken)
-            _keep(row, device_state.after_late(_known(row), one.session, one.sequence))
+            at, dated = device_state.measured_at(telemetry.moment, message.sent, self._now)
+            self._store(device.name, telemetry, at, late=True, dated=dated, result=result)
+            _update_row(row, device_state.after_backlog(_to_state(row), telemetry.session, telemetry.sequence))
             row.late += 1
-            taken.lags_s.append(self._now - at)
-        taken.kept.append((device.name, Kept(late=message.number)))
+            result.lags_s.append(self._now - at)
+        result.acks.append((device.name, Ack(late=message.number)))
         return "new"
 
-    def _store(self, name: str, message: Telemetry, at: float, *, late: bool, dated: str, taken: Taken) -> None:
+    def _store(self, name: str, message: Telemetry, at: float, *, late: bool, dated: str, result: IngestResult) -> None:
         self._stored.add((name, message.session, message.sequence))
         content = msgspec.to_builtins(message)
         self._session.add(
@@ -253,14 +258,14 @@ class _Batch:
                 late=late, dated=dated, content=content,
             )
         )  # fmt: skip
-        taken.stored[name] = taken.stored.get(name, 0) + 1
+        result.stored[name] = result.stored.get(name, 0) + 1
 
-    def _note(self, name: str, source: str, found: dict[str, str]) -> None:
-        """What is wrong now by this source's word: new kinds begin, others end."""
+    def _store_conditions(self, name: str, source: str, conditions_by_kind: dict[str, str]) -> None:
+        """Store the conditions of one source, report or telemetry: add new kinds, delete those that have ended."""
         rows = self._conditions[name]
-        for kind in [kind for kind, row in rows.items() if row.source == source and kind not in found]:
+        for kind in [kind for kind, row in rows.items() if row.source == source and kind not in conditions_by_kind]:
             self._session.delete(rows.pop(kind))
-        for kind, text in found.items():
+        for kind, text in conditions_by_kind.items():
             row = rows.get(kind)
             if row is None:
                 row = rows[kind] = ConditionRow(device=name, kind=kind, source=source, since=self._now, text=text)
@@ -268,10 +273,10 @@ class _Batch:
             elif row.text != text:
                 row.text = text
 
-    def _row(self, device: Device) -> HeardRow:
-        row = self._heard.get(device.name)
+    def _sequence_row(self, device: Device) -> DeviceSessionRow:
+        row = self._sequence_rows.get(device.name)
         if row is None:
-            row = self._heard[device.name] = HeardRow(
+            row = self._sequence_rows[device.name] = DeviceSessionRow(
                 device=device.name, session=device.session, sequence=-1, report=0, missing=0, again=0, earlier=0,
                 older=0, agent="", emulated=False, simulated=False, late=0, refused=0,
             )  # fmt: skip
@@ -279,28 +284,29 @@ class _Batch:
         return row
 
 
-def forget(session: Session, name: str) -> None:
-    """A device begins anew, with another key: nothing that the one before it said is its own."""
-    for table in (HeardRow, RunningRow, ConditionRow):
+def delete_reported_state(session: Session, name: str) -> None:
+    """Delete what was reported under this name: the device enrolled with another key."""
+    for table in (DeviceSessionRow, RunningRow, ConditionRow):
         session.execute(delete(table).where(table.device == name))
 
 
-_FIELDS = ("session", "sequence", "report", "missing", "again", "earlier", "older")
+_SEQUENCE_FIELDS = ("session", "sequence", "report", "missing", "again", "earlier", "older")
 
 
-def _known(row: HeardRow) -> device_state.Heard:
-    return device_state.Heard(**{name: getattr(row, name) for name in _FIELDS})
+def _to_state(row: DeviceSessionRow) -> device_state.SequenceState:
+    return device_state.SequenceState(**{name: getattr(row, name) for name in _SEQUENCE_FIELDS})
 
 
-def _keep(row: HeardRow, heard: device_state.Heard) -> None:
-    for name in _FIELDS:
-        if getattr(row, name) != (value := getattr(heard, name)):
+def _update_row(row: DeviceSessionRow, state: device_state.SequenceState) -> None:
+    for name in _SEQUENCE_FIELDS:
+        if getattr(row, name) != (value := getattr(state, name)):
             setattr(row, name, value)
 
 
-def _merged(before: dict[str, Any] | None, said: dict[str, Any]) -> dict[str, Any]:
-    """What an agent knew before it was started again stays known of the same release: it compares only once."""
-    if before is None or before.get("release") != said.get("release"):
-        return said
+def _merged(before: dict[str, Any] | None, reported: dict[str, Any]) -> dict[str, Any]:
+    """The new health with comparison results of an earlier run of the same release: an agent compares outputs once per
+    release, not after each start."""
+    if before is None or before.get("release") != reported.get("release"):
+        return reported
     compared = ("drift", "top_agrees", "golden_ok")
-    return {**{name: before[name] for name in compared if before.get(name) is not None}, **said}
+    return {**{name: before[name] for name in compared if before.get(name) is not None}, **reported}

@@ -1,9 +1,9 @@
-"""What changed, told to the pages that are open at this controller process.
+"""Broadcasts changes of the fleet to the pages that are open at this controller process, as server-sent events.
 
-Promises: one reading of the database a second serves every follower, and none is made while there is none; for each
-follower a subject waits at most once, and of more than `WAITING` subjects nothing is kept but the word to read
-everything again, so that a slow one costs no memory; a follower hears something at least every `HEARTBEAT_S`, so that
-silence means that the connection is gone. All of it runs on one event loop.
+Guarantees: one database reading a second serves all followers, and there is none without a follower; each follower's
+queue holds a subject at most once, and beyond `WAITING` subjects it is replaced by one event to reload everything, so
+that a slow follower has bounded memory; each follower receives something at least every `HEARTBEAT_S`, so that silence
+means a broken connection. Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -22,41 +22,51 @@ from edgesplit_controller.fleet.change_feed import Change
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+"""Seconds between two readings of the database."""
 HEARTBEAT_S = 15.0
-WAITING = 256
-FOLLOWERS = 200
-"""Pages that may follow at one process."""
+"""Seconds without a change after which a heartbeat is sent."""
+MAX_QUEUED = 256
+"""Changes that are queued for one follower before the queue is replaced by a reload."""
+MAX_FOLLOWERS = 200
+"""Limit of followers of one process."""
 
 
-class Mailbox:
-    """What one follower has not been told yet."""
+class FollowerQueue:
+    """Queue of changes for one follower."""
 
     def __init__(self, groups: Collection[str] | None) -> None:
         self._groups = groups
-        self._waiting: dict[Change, None] = {}
+        self._queued: dict[Change, None] = {}
         self._overflown = False
-        self.rings = asyncio.Event()
+        self.has_events = asyncio.Event()
 
     def put(self, changes: Sequence[Change]) -> None:
-        """Keep what this follower may know of; too much becomes one word."""
-        mine = [one for one in changes if self._groups is None or one.group is None or one.group in self._groups]
-        self._waiting.update(dict.fromkeys(mine))
-        if len(self._waiting) > WAITING:
-            self._waiting.clear()
+        """Queue the changes that this follower may see; on overflow the queue is replaced by a reload."""
+        visible = [
+            change for change in changes if self._groups is None or change.group is None or change.group in self._groups
+        ]
+        self._queued.update(dict.fromkeys(visible))
+        # The queue is a set in order of insertion: a subject that changes again keeps its place.
+        if len(self._queued) > MAX_QUEUED:
+            self._queued.clear()
             self._overflown = True
-        if mine:
-            self.rings.set()
+        if visible:
+            self.has_events.set()
 
-    def take(self) -> list[bytes]:
-        """All that waits, as server-sent events."""
-        self.rings.clear()
-        changes, everything = list(self._waiting), self._overflown
-        self._waiting, self._overflown = {}, False
-        return [as_event("everything", {})] if everything else [as_event(one.kind, _named(one)) for one in changes]
+    def drain(self) -> list[bytes]:
+        """Remove everything that is queued, as encoded server-sent events."""
+        self.has_events.clear()
+        changes, overflown = list(self._queued), self._overflown
+        self._queued, self._overflown = {}, False
+        return (
+            [encode_event("everything", {})]
+            if overflown
+            else [encode_event(change.kind, _content(change)) for change in changes]
+        )
 
 
-class Hub:
-    """The followers of one process, and the one task that reads for them."""
+class LiveEventHub:
+    """The followers of one process, and the task that reads changes for them."""
 
     def __init__(
         self,
@@ -66,87 +76,88 @@ class Hub:
         poll_s: float = POLL_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self._begin, self._read = begin, read
+        self._start_feed, self._read_changes = begin, read
         self._poll_s, self._heartbeat_s = poll_s, heartbeat_s
-        self._mailboxes: set[Mailbox] = set()
+        self._queues: set[FollowerQueue] = set()
         self._reading: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()
+        self._has_started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = False
+        self._is_stopped = False
 
     @property
     def followers(self) -> int:
-        """How many follow."""
-        return len(self._mailboxes)
+        """Number of followers."""
+        return len(self._queues)
 
     def follow(
         self, groups: Collection[str] | None = None, allowed: Callable[[], bool] = lambda: True
     ) -> AsyncIterator[bytes]:
-        """Changes as server-sent events until the reader goes, the hub is stopped, or `allowed` (asked at each
-        heartbeat, in a thread) is false. `groups`: what the reader may see; None is everything."""
-        if len(self._mailboxes) >= FOLLOWERS:
-            raise Busy(f"{FOLLOWERS} pages follow already; close one or try again later")
-        return self._follow(Mailbox(groups), allowed)
+        """Changes as server-sent events until the reader disconnects, the hub is stopped, or `allowed` returns False
+        (it is called at each heartbeat, in a thread). `groups` are those visible to the reader; None: all. Busy if
+        there are too many followers."""
+        if len(self._queues) >= MAX_FOLLOWERS:
+            raise Busy(f"{MAX_FOLLOWERS} pages follow already; close one or try again later")
+        return self._follow(FollowerQueue(groups), allowed)
 
-    async def _follow(self, mailbox: Mailbox, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
+    async def _follow(self, queue: FollowerQueue, allowed: Callable[[], bool]) -> AsyncIterator[bytes]:
         self._loop = asyncio.get_running_loop()
-        self._mailboxes.add(mailbox)
+        self._queues.add(queue)
         try:
             await self._ensure_reading()
-            yield as_event("hello", {"heartbeat_s": self._heartbeat_s})
-            while not self._ended:
+            yield encode_event("hello", {"heartbeat_s": self._heartbeat_s})
+            while not self._is_stopped:
                 try:
-                    await asyncio.wait_for(mailbox.rings.wait(), self._heartbeat_s)
+                    await asyncio.wait_for(queue.has_events.wait(), self._heartbeat_s)
                 except asyncio.TimeoutError:
                     if not await run_in_threadpool(allowed):
                         return
-                    yield as_event("heartbeat", {})
+                    yield encode_event("heartbeat", {})
                     continue
-                for event in mailbox.take():
+                for event in queue.drain():
                     yield event
         finally:
-            self._mailboxes.discard(mailbox)
+            self._queues.discard(queue)
 
-    def stop_soon(self) -> None:
-        """End every stream. From any thread."""
+    def request_stop(self) -> None:
+        """End every stream. Callable from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
-        self._ended = True
+        self._is_stopped = True
         if self._reading is not None:
             self._reading.cancel()
-        for mailbox in self._mailboxes:
-            mailbox.rings.set()
+        for mailbox in self._queues:
+            mailbox.has_events.set()
 
     async def _ensure_reading(self) -> None:
-        """One reader for all; a follower waits until it has noted where the world stands."""
+        """Start the reading task if none runs; wait until it has set its starting point."""
         if self._reading is None or self._reading.done():
-            self._begun = asyncio.Event()
-            self._reading = asyncio.create_task(self._keep_reading(self._begun))
-        await self._begun.wait()
+            self._has_started = asyncio.Event()
+            self._reading = asyncio.create_task(self._read_loop(self._has_started))
+        await self._has_started.wait()
 
-    async def _keep_reading(self, told: asyncio.Event) -> None:
-        begun = False
-        while self._mailboxes and not self._ended:
+    async def _read_loop(self, has_started_event: asyncio.Event) -> None:
+        has_started = False
+        while self._queues and not self._is_stopped:
             try:
-                if not begun:
-                    await run_in_threadpool(self._begin)
-                    begun = True
+                if not has_started:
+                    await run_in_threadpool(self._start_feed)
+                    has_started = True
                 else:
-                    changes = await run_in_threadpool(self._read)
-                    for mailbox in self._mailboxes:
+                    changes = await run_in_threadpool(self._read_changes)
+                    for mailbox in self._queues:
                         mailbox.put(changes)
-            except Exception:  # a database that is away comes back; followers go on waiting, and hear heartbeats
+            except Exception:  # a database failure passes; followers keep waiting and receive heartbeats
                 log.exception("could not read what changed")
-            told.set()
+            has_started_event.set()
             await asyncio.sleep(self._poll_s)
 
 
-def as_event(kind: str, content: dict[str, Any]) -> bytes:
-    """One server-sent event; JSON has no line breaks that would end it."""
+def encode_event(kind: str, content: dict[str, Any]) -> bytes:
+    """One server-sent event; JSON contains no line break that would end it early."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(content))
 
 
-def _named(change: Change) -> dict[str, Any]:
+def _content(change: Change) -> dict[str, Any]:
     return {"subject": change.subject}

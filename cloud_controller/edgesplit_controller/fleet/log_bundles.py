@@ -1,8 +1,8 @@
-"""Log bundles of devices: asked for, received in pieces in any order, checked, bounded, read.
+"""Log bundles of devices: requested, received in pieces in any order, verified, bounded, read.
 
-A bundle is what a device says of itself: gzip of one JSON object. It is unpacked within bounds when somebody reads it,
-and nothing in it is believed but that the device of that name sent it: pieces that nobody asked that device for are
-dropped.
+A log bundle is what a device reports about itself: gzip of one JSON object. It is unpacked within limits when it is
+read. Its content is trusted for nothing but its sender, the device in the topic; pieces that were not requested from
+that device are dropped.
 """
 
 from __future__ import annotations
@@ -18,84 +18,91 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import MalformedMessage, NotFound
-from edgesplit.mqtt.messages import BundlePiece, Job, JobRefused
-from edgesplit_controller.errors import Conflict, unknown
-from edgesplit_controller.storage.database import Database, Device, record
-from edgesplit_controller.storage.tables.device_state import BundlePieceRow, BundleRow
+from edgesplit.mqtt.messages import DeviceJob, JobRefused, LogPiece
+from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.storage.database import Database, Device, record_event
+from edgesplit_controller.storage.tables.device_state import LogBundleRow, LogPieceRow
 
-KEPT = 3
-"""Newest bundles of each device."""
-MOST_PIECES = 64
-ANSWER_S = 120.0
-"""A device that has not answered by then may be asked again."""
-KEPT_S = {"asked": 3_600.0, "here": 30 * 86_400.0}
-MOST_UNPACKED = 16 * 2**20
-Ask = Callable[[str, Job], None]
+MAX_BUNDLES = 3
+"""Newest log bundles that are kept per device."""
+MAX_PIECES = 64
+"""Limit of pieces of one log bundle."""
+REQUEST_TIMEOUT_S = 120.0
+"""Seconds without an answer after which a device may be asked again."""
+RETENTION_S = {"asked": 3_600.0, "here": 30 * 86_400.0}
+"""Seconds after which log bundles are deleted: incomplete ones (`asked`), complete ones (`here`)."""
+MAX_UNPACKED_BYTES = 16 * 2**20
+"""Limit of the unpacked size, in bytes."""
+SendJob = Callable[[str, DeviceJob], None]
+"""Sends a job to a device."""
 
 
-class Bundles:
+class LogBundleStore:
     """The log bundles of one controller. `ask` sends a job to a device."""
 
-    def __init__(self, database: Database, ask: Ask, *, now: Callable[[], float]) -> None:
+    def __init__(self, database: Database, send_job: SendJob, *, now: Callable[[], float]) -> None:
         self._database = database
-        self._ask = ask
+        self._send_job = send_job
         self._now = now
 
     def request(self, name: str, who: str) -> dict[str, Any]:
-        """Ask a device for its logs; Conflict where it is not here, or was asked a moment ago."""
-        job = Job(id=secrets.token_hex(8), what="logs")
+        """Request a device's logs; Conflict if it is offline. A request that is still open is returned instead of a new
+        one."""
+        job = DeviceJob(id=secrets.token_hex(8), what="logs")
         now = self._now()
         with self._database.write() as session:
             device = session.get(Device, name)
             if device is None:
-                raise unknown("device", name, session.scalars(select(Device.name)))
+                raise not_found("device", name, session.scalars(select(Device.name)))
             if device.revoked or not device.alive:
                 raise Conflict(f"{name} is not here: its logs can be asked for when it is online")
-            waits = select(BundleRow).where(
-                BundleRow.device == name, BundleRow.state.in_(("asked", "coming")), BundleRow.asked > now - ANSWER_S
+            open_requests = select(LogBundleRow).where(
+                LogBundleRow.device == name,
+                LogBundleRow.state.in_(("asked", "coming")),
+                LogBundleRow.asked > now - REQUEST_TIMEOUT_S,
             )
-            if (before := session.scalars(waits).first()) is not None:
-                return shown(before)
-            row = BundleRow(
+            if (existing := session.scalars(open_requests).first()) is not None:
+                return to_dict(existing)
+            row = LogBundleRow(
                 id=job.id, device=name, who=who, asked=now, state="asked", why="", total=0, received=0, sha256="",
             )  # fmt: skip
             session.add(row)
             session.flush()
-            _forget_old(session, name)
-            record(session, now, who, "device.logs", name, bundle=job.id)
-        self._ask(name, job)
-        return shown(row)
+            _delete_old(session, name)
+            record_event(session, now, who, "device.logs", name, bundle=job.id)
+        self._send_job(name, job)
+        return to_dict(row)
 
     def trim(self) -> None:
-        """Drop bundles that are old, and pieces of those that never became whole."""
+        """Delete old log bundles, and mark those that never became complete as failed."""
         with self._database.write() as session:
             now = self._now()
-            waits = (BundleRow.state.in_(("asked", "coming")), BundleRow.asked < now - KEPT_S["asked"])
-            for row in session.scalars(select(BundleRow).where(*waits)):
-                _spoil(session, row, "it never came")
-            old = list(session.scalars(select(BundleRow.id).where(BundleRow.asked < now - KEPT_S["here"])))
-            session.execute(delete(BundlePieceRow).where(BundlePieceRow.bundle.in_(old)))
-            session.execute(delete(BundleRow).where(BundleRow.id.in_(old)))
+            overdue = (LogBundleRow.state.in_(("asked", "coming")), LogBundleRow.asked < now - RETENTION_S["asked"])
+            for row in session.scalars(select(LogBundleRow).where(*overdue)):
+                _fail(session, row, "it never came")
+            old = list(session.scalars(select(LogBundleRow.id).where(LogBundleRow.asked < now - RETENTION_S["here"])))
+            session.execute(delete(LogPieceRow).where(LogPieceRow.bundle.in_(old)))
+            session.execute(delete(LogBundleRow).where(LogBundleRow.id.in_(old)))
 
-    def of(self, name: str) -> list[dict[str, Any]]:
-        """The bundles of a device, newest first."""
+    def of_device(self, name: str) -> list[dict[str, Any]]:
+        """The log bundles of a device, newest first."""
         with self._database.read() as session:
-            wanted = select(BundleRow).where(BundleRow.device == name).order_by(BundleRow.asked.desc())
-            return [shown(row) for row in session.scalars(wanted)]
+            query = select(LogBundleRow).where(LogBundleRow.device == name).order_by(LogBundleRow.asked.desc())
+            return [to_dict(row) for row in session.scalars(query)]
 
     def get(self, name: str, number: str) -> dict[str, Any]:
-        """One bundle, with what is in it once it is here."""
+        """One log bundle, with its content once it is complete."""
         with self._database.read() as session:
-            row = session.get(BundleRow, number)
+            row = session.get(LogBundleRow, number)
             if row is None or row.device != name:
                 raise NotFound(f"no bundle {number[:40]!r} of {name}: `edgectl device logs {name}` asks for one")
-            content = unpacked(row.content) if row.content is not None else None
-            return {**shown(row), "content": content}
+            content = unpack(row.content) if row.content is not None else None
+            return {**to_dict(row), "content": content}
 
 
-def take_in(session: Session, name: str, message: BundlePiece | JobRefused) -> None:
-    """A piece came, or word that none will. What nobody asked this device for changes nothing."""
-    row = session.get(BundleRow, message.id)
+def on_message(session: Session, name: str, message: LogPiece | JobRefused) -> None:
+    """Process a piece of a log bundle, or a device's refusal. Ignored if it was not requested from this device."""
+    row = session.get(LogBundleRow, message.id)
     if row is None or row.device != name or row.state not in ("asked", "coming"):
         return
     if isinstance(message, JobRefused):
@@ -104,61 +111,63 @@ def take_in(session: Session, name: str, message: BundlePiece | JobRefused) -> N
     if row.state == "asked":
         row.state, row.total, row.sha256 = "coming", message.total, message.sha256
     if (row.total, row.sha256) != (message.total, message.sha256) or message.offset + len(message.data) > row.total:
-        _spoil(session, row, "its pieces do not fit together")
+        _fail(session, row, "its pieces do not fit together")
         return
-    if session.get(BundlePieceRow, (row.id, message.offset)) is not None:
+    if session.get(LogPieceRow, (row.id, message.offset)) is not None:
         return
-    session.add(BundlePieceRow(bundle=row.id, offset=message.offset, data=message.data))
+    session.add(LogPieceRow(bundle=row.id, offset=message.offset, data=message.data))
     session.flush()
     _complete(session, row)
 
 
-def _complete(session: Session, row: BundleRow) -> None:
-    """Put the pieces together once all are here."""
-    mine = BundlePieceRow.bundle == row.id
+def _complete(session: Session, row: LogBundleRow) -> None:
+    """Join the pieces once all have arrived, and verify size and SHA-256."""
+    of_bundle = LogPieceRow.bundle == row.id
     count, received = session.execute(
-        select(func.count(), func.sum(func.length(BundlePieceRow.data))).where(mine)
+        select(func.count(), func.sum(func.length(LogPieceRow.data))).where(of_bundle)
     ).one()  # fmt: skip
     row.received = int(received or 0)
-    if row.received < row.total and count < MOST_PIECES:
+    if row.received < row.total and count < MAX_PIECES:
         return
-    pieces = session.scalars(select(BundlePieceRow).where(mine).order_by(BundlePieceRow.offset)).all()
+    pieces = session.scalars(select(LogPieceRow).where(of_bundle).order_by(LogPieceRow.offset)).all()
     whole = b"".join(piece.data for piece in pieces)
-    session.execute(delete(BundlePieceRow).where(mine))
+    session.execute(delete(LogPieceRow).where(of_bundle))
     if len(whole) != row.total or hashlib.sha256(whole).hexdigest() != row.sha256:
-        _spoil(session, row, "its pieces do not make what they should")
+        _fail(session, row, "its pieces do not make what they should")
         return
     row.content, row.state = whole, "here"
 
 
-def _spoil(session: Session, row: BundleRow, why: str) -> None:
-    session.execute(delete(BundlePieceRow).where(BundlePieceRow.bundle == row.id))
+def _fail(session: Session, row: LogBundleRow, why: str) -> None:
+    session.execute(delete(LogPieceRow).where(LogPieceRow.bundle == row.id))
     row.state, row.why, row.content = "spoilt", why, None
 
 
-def _forget_old(session: Session, name: str) -> None:
-    order = select(BundleRow.id).where(BundleRow.device == name).order_by(BundleRow.asked.desc(), BundleRow.id)
-    old = list(session.scalars(order.offset(KEPT)))
-    session.execute(delete(BundlePieceRow).where(BundlePieceRow.bundle.in_(old)))
-    session.execute(delete(BundleRow).where(BundleRow.id.in_(old)))
+def _delete_old(session: Session, name: str) -> None:
+    order = (
+        select(LogBundleRow.id).where(LogBundleRow.device == name).order_by(LogBundleRow.asked.desc(), LogBundleRow.id)
+    )
+    old = list(session.scalars(order.offset(MAX_BUNDLES)))
+    session.execute(delete(LogPieceRow).where(LogPieceRow.bundle.in_(old)))
+    session.execute(delete(LogBundleRow).where(LogBundleRow.id.in_(old)))
 
 
-def unpacked(content: bytes) -> dict[str, Any]:
-    """The JSON object in a bundle; MalformedMessage for anything else, and for what grows beyond bounds."""
-    unpack = zlib.decompressobj(wbits=31)
+def unpack(content: bytes) -> dict[str, Any]:
+    """The JSON object in a log bundle; MalformedMessage for anything else, and for more than `MOST_UNPACKED` bytes."""
+    decompressor = zlib.decompressobj(wbits=31)
     try:
-        raw = unpack.decompress(content, MOST_UNPACKED)
-        if not unpack.eof:
-            raise MalformedMessage(f"the bundle is longer than {MOST_UNPACKED} bytes, or was cut off")
-        found = json.loads(raw)
+        raw = decompressor.decompress(content, MAX_UNPACKED_BYTES)
+        if not decompressor.eof:
+            raise MalformedMessage(f"the bundle is longer than {MAX_UNPACKED_BYTES} bytes, or was cut off")
+        content_object = json.loads(raw)
     except (zlib.error, ValueError, RecursionError) as error:
         raise MalformedMessage(f"the bundle cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content_object, dict):
         raise MalformedMessage("the bundle is no JSON object")
-    return found
+    return content_object
 
 
-def shown(row: BundleRow) -> dict[str, Any]:
-    """A bundle, without what is in it."""
+def to_dict(row: LogBundleRow) -> dict[str, Any]:
+    """A log bundle as the API returns it, without its content."""
     names = ("id", "device", "who", "asked", "state", "why", "total", "received")
     return {name: getattr(row, name) for name in names}

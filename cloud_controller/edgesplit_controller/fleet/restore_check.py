@@ -1,4 +1,4 @@
-"""What a device's word says of a row that came from a backup: whether the device was told something newer since."""
+"""Checks a device row from a backup against the device's report: did the device receive a newer statement since?"""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from sqlalchemy.orm import Session
 
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
-from edgesplit_controller.storage.database import Device, record
+from edgesplit_controller.storage.database import Device, record_event
 
 
-def compare(session: Session, device: Device, acted_upon: int, now: float) -> None:
-    """The device acts upon the statement with that counter. A restored row is as good as any other once that is no
-    newer than the one in it; a newer one is counted from, and stays until an operator says otherwise."""
+def check_restored(session: Session, device: Device, acted_upon: int, now: float) -> None:
+    """Process a report that the device acts on the statement with counter `acted_upon`.
+
+    If that is not newer than the statement in the restored row, the row is current again. If it is newer, new
+    statements continue from its counter, and the row stays marked as restored until an operator decides.
+    """
     if acted_upon <= _counter_of(device.statement):
         device.restored = None
     elif acted_upon > device.counter:
         device.counter = acted_upon
-        record(session, now, device.name, "device.ahead", device.name, counter=acted_upon)
+        record_event(session, now, device.name, "device.ahead", device.name, counter=acted_upon)
 
 
 def _counter_of(statement: bytes | None) -> int:
-    """0 for a device that was never told anything."""
+    """Counter of the statement; 0 for a device without one."""
     return messages.decode(messages.decode(statement, Signed).payload, Statement).counter if statement else 0

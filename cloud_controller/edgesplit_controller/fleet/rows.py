@@ -1,14 +1,14 @@
-"""Rows of the database as the API shows them: plain values, named once."""
+"""Database rows as the API returns them: plain values."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from edgesplit_controller.storage.database import ClaimRow, Deployment, Event, Flood, Model
+from edgesplit_controller.storage.database import ClaimRow, Deployment, Event, FloodRow, Model
 
 
-def shown_model(model: Model) -> dict[str, Any]:
-    """A model with what people ask of it."""
+def model_to_dict(model: Model) -> dict[str, Any]:
+    """A model with its description."""
     return {
         "model": model.ref,
         "name": model.name,
@@ -23,8 +23,8 @@ def shown_model(model: Model) -> dict[str, Any]:
     }
 
 
-def shown_deployment(row: Deployment) -> dict[str, Any]:
-    """A deployment with the options it was made with."""
+def deployment_to_dict(row: Deployment) -> dict[str, Any]:
+    """A deployment with its options."""
     return {
         "id": row.id,
         "release": row.release,
@@ -36,21 +36,21 @@ def shown_deployment(row: Deployment) -> dict[str, Any]:
     }
 
 
-def narrowed(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """A deployment as it is shown to who may know of these devices only; None where none of them is in it."""
-    mine = [name for name in deployment["devices"] if name in names]
-    if len(mine) == len(deployment["devices"]):
+def limit_deployment(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
+    """A deployment limited to devices with these names; None if it has none of them."""
+    visible = [name for name in deployment["devices"] if name in names]
+    if len(visible) == len(deployment["devices"]):
         return deployment
-    return {**deployment, "devices": mine, "targets": mine} if mine else None
+    return {**deployment, "devices": visible, "targets": visible} if visible else None
 
 
-def shown_flood(flood: Flood) -> dict[str, Any]:
-    """When a device last flooded, and until when it is held off."""
+def flood_to_dict(flood: FloodRow) -> dict[str, Any]:
+    """When a device last flooded, and until when it is quarantined."""
     return {"at": flood.at, "times": flood.times, "dropped": flood.dropped, "held_until": flood.held_until}
 
 
-def shown_claim(claim: ClaimRow) -> dict[str, Any]:
-    """A device that was claimed and has not come yet."""
+def claim_to_dict(claim: ClaimRow) -> dict[str, Any]:
+    """An open claim, in the form of a device."""
     return {
         "name": claim.device,
         "state": "claimed",
@@ -69,6 +69,6 @@ def shown_claim(claim: ClaimRow) -> dict[str, Any]:
     }
 
 
-def shown_event(row: Event) -> dict[str, Any]:
-    """Who did what to what, and when."""
+def event_to_dict(row: Event) -> dict[str, Any]:
+    """An event."""
     return {"id": row.id, "at": row.at, "who": row.who, "what": row.what, "subject": row.subject, "detail": row.detail}

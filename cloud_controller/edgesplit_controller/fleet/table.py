@@ -1,7 +1,7 @@
-"""The fleet as one table: a line per device with what an operator looks for, small enough to send for thousands.
+"""The fleet as one table: a row per device, small enough to send for thousands.
 
-Says of each fact what it is: a device that is not online is shown with what it last said, and its state says so; what
-comes from an emulated device says `emulated`.
+A device that is not online is shown with its last reported values, and its state says so; an emulated device is marked
+as `emulated`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgesplit_controller.fleet import conditions
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.storage.database import Database, Desired, Device
 
-MOST_NAMES = 200
-"""Devices asked for by name at once; who wants more reads the whole table."""
+MAX_NAMES = 200
+"""Limit of devices that are requested by name; for more, read the whole table."""
 _COLUMNS = (
     Device.name, Device.device_class, Device.group, Device.labels, Device.enrolled, Device.revoked, Device.session,
     Device.alive, Device.last_seen, Device.birth, Device.reported, Device.telemetry, Device.counter,
@@ -26,37 +26,37 @@ _COLUMNS = (
 
 
 def fleet_rows(database: Database, devices: Devices, *, names: Collection[str] = ()) -> list[dict[str, Any]]:
-    """A row per device that exists for who asks, by name: those named, or all. Open claims among them."""
-    wanted = select(Device).options(load_only(*_COLUMNS)).order_by(Device.name)
-    told = select(Desired.device, Desired.model, Desired.release)
+    """A row per visible device, by name: those in `names`, or all; open claims are included."""
+    query = select(Device).options(load_only(*_COLUMNS)).order_by(Device.name)
+    desired_query = select(Desired.device, Desired.model, Desired.release)
     if names:
-        wanted, told = wanted.where(Device.name.in_(names)), told.where(Desired.device.in_(names))
+        query, desired_query = query.where(Device.name.in_(names)), desired_query.where(Desired.device.in_(names))
     if devices.groups is not None:
-        wanted = wanted.where(Device.group.in_(devices.groups))
+        query = query.where(Device.group.in_(devices.groups))
     desired: defaultdict[str, dict[str, str]] = defaultdict(dict)
     with database.read() as session:
-        rows = session.scalars(wanted).all()
-        for device, model, release in session.execute(told):
+        rows = session.scalars(query).all()
+        for device, model, release in session.execute(desired_query):
             desired[device][model] = release
-    there = {row.name for row in rows}
-    claims = [] if names and set(names) <= there else devices.open_claims()
-    waiting = [claim for claim in claims if claim.device not in there and (not names or claim.device in names)]
+    enrolled = {row.name for row in rows}
+    claims = [] if names and set(names) <= enrolled else devices.open_claims()
+    open_claims = [claim for claim in claims if claim.device not in enrolled and (not names or claim.device in names)]
     return [
         *(fleet_row(row, devices.state(row), desired[row.name]) for row in rows),
-        *(_claimed(claim.device, claim.device_class, claim.group, claim.labels) for claim in waiting),
+        *(_claim_row(claim.device, claim.device_class, claim.group, claim.labels) for claim in open_claims),
     ]
 
 
 def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[str, Any]:
-    """One device on one line."""
+    """The table's row of one device."""
     birth, reported, telemetry = device.birth or {}, device.reported or {}, device.telemetry or {}
     windows = {window["model"]: window for window in telemetry.get("models", [])}
-    models = [_model(one, windows.get(one["model"], {})) for one in reported.get("models", [])]
-    known = {one["model"].partition("@")[0] for one in models}
+    models = [_model(entry, windows.get(entry["model"], {})) for entry in reported.get("models", [])]
+    reported_models = {entry["model"].partition("@")[0] for entry in models}
     models += [
         {"model": model, "release": "", "wanted": release, "state": "told", "row": "", "detail": ""}
         for model, release in sorted(desired.items())
-        if model not in known
+        if model not in reported_models
     ]
     power = telemetry.get("power") or {}
     return {
@@ -76,7 +76,7 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
         "fallbacks": sum(window.get("fallbacks", 0) for window in windows.values()),
         "remote_ok": telemetry.get("remote_ok"),
         "celsius": power.get("celsius"),
-        "causes": conditions.in_words(reported, telemetry),
+        "causes": conditions.failure_causes(reported, telemetry),
     }
 
 
@@ -91,7 +91,7 @@ def _model(state: Mapping[str, Any], window: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _claimed(name: str, device_class: str, group: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def _claim_row(name: str, device_class: str, group: str, labels: Mapping[str, str]) -> dict[str, Any]:
     nothing: dict[str, Sequence[Any]] = {"models": [], "causes": []}
     return {
         "name": name, "state": "claimed", "group": group, "labels": dict(labels), "class": device_class,

@@ -1,7 +1,7 @@
-"""What telemetry adds up to in a minute, an hour, a day or a month: the arithmetic. Pure.
+"""Arithmetic of telemetry buckets: sums over a minute, an hour, a day or a month (pure functions).
 
-A content is sums, extremes and counts by name, so that two of them make one by `merged`, whatever they are of: the
-messages of a minute, the hours of a day, the devices of a fleet.
+A bucket's content maps names to sums, extremes and counts, so any two contents can be combined by `merged`: the
+messages of a minute, the hours of a day, or the devices of a fleet.
 """
 
 from __future__ import annotations
@@ -15,42 +15,48 @@ Content = dict[str, Any]
 Span = Literal["minute", "hour", "day", "month"]
 DAY_S = 86_400.0
 OTHER = "(other)"
-"""Models that a device was never told to run, together; and rows beyond `MOST_CUTS`."""
+"""Key under which traffic of models that are not assigned to the device is collected, and split points beyond
+`MOST_CUTS`."""
 MOST_CUTS = 64
+"""Distinct split points counted by name in one bucket."""
 _SUMS = ("requests", "failed", "fallbacks", "switches", "late", "up_bytes")
 _MEANS = ("device_s", "link_s", "remote_s", "latency_p50_s", "latency_p95_s", "predicted_s")
-_WEIGHED_BY: Mapping[str, str] = {"joules_sum": "weighed", "watts_sum": "watts_samples"}
+_WEIGHT_OF: Mapping[str, str] = {"joules_sum": "weighed", "watts_sum": "watts_samples"}
+"""Sums that are averaged over a count of their own (the value) instead of over all samples or requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """How long a bucket is, how long it is kept, and how much of them one answer may have."""
+class Retention:
+    """Length of a bucket, how long buckets are stored, and how long a period one query may return."""
 
-    seconds: int
-    """Of a month 30 days, its name: it begins on the first of its month."""
-    kept_s: float
-    answer_s: float
+    bucket_s: int
+    """Length of the bucket. A month counts as 30 days here, although its bucket begins on the first of the calendar
+    month."""
+    retention_s: float
+    """Age in seconds after which the bucket is deleted."""
+    max_query_s: float
+    """Longest period in seconds that one API response may cover."""
 
 
-SPANS: Mapping[Span, Kept] = {
-    "minute": Kept(60, 7 * DAY_S, 2 * DAY_S),
-    "hour": Kept(3_600, 100 * DAY_S, 100 * DAY_S),
-    "day": Kept(86_400, 1_100 * DAY_S, 1_100 * DAY_S),
-    "month": Kept(2_592_000, 3_700 * DAY_S, 3_700 * DAY_S),
+SPANS: Mapping[Span, Retention] = {
+    "minute": Retention(60, 7 * DAY_S, 2 * DAY_S),
+    "hour": Retention(3_600, 100 * DAY_S, 100 * DAY_S),
+    "day": Retention(86_400, 1_100 * DAY_S, 1_100 * DAY_S),
+    "month": Retention(2_592_000, 3_700 * DAY_S, 3_700 * DAY_S),
 }
 
 
-def begin_of(span: Span, at: float) -> float:
-    """Where the bucket begins in which that moment lies, in UTC."""
+def bucket_start(span: Span, at: float) -> float:
+    """Start of the bucket that contains the Unix time `at`, as a Unix time in UTC."""
     if span == "month":
         moment = datetime.fromtimestamp(at, UTC)
         return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-    seconds = SPANS[span].seconds
+    seconds = SPANS[span].bucket_s
     return float(at // seconds * seconds)
 
 
-def of_window(window: Mapping[str, Any]) -> Content:
-    """One window of a model's requests."""
+def content_of_window(window: Mapping[str, Any]) -> Content:
+    """Bucket content of one telemetry window of one model."""
     requests = int(window.get("requests", 0))
     weighed = requests if window.get("joules_basis") else 0
     return {
@@ -63,8 +69,8 @@ def of_window(window: Mapping[str, Any]) -> Content:
     }
 
 
-def of_message(message: Mapping[str, Any], *, late: bool) -> Content:
-    """What one message says that is the device's and no model's."""
+def content_of_message(message: Mapping[str, Any], *, late: bool) -> Content:
+    """Bucket content of the fields of a telemetry message that concern the device as a whole, not one model."""
     power = message.get("power") or {}
     queue = message.get("queue") or {}
     board = message.get("board") or {}
@@ -86,45 +92,45 @@ def of_message(message: Mapping[str, Any], *, late: bool) -> Content:
     }
 
 
-def merged(one: Content, other: Content) -> Content:
-    """Both together."""
-    made = dict(one)
-    for name, value in other.items():
-        before = made.get(name)
+def merged(first: Content, second: Content) -> Content:
+    """Combine two bucket contents; neither is changed. A value that is None counts as missing."""
+    result = dict(first)
+    for name, value in second.items():
+        before = result.get(name)
         if before is None or value is None:
-            made[name] = value if before is None else before
+            result[name] = value if before is None else before
         elif isinstance(value, dict):
-            made[name] = _counted(before, value)
-        elif (choose := _extreme_of(name)) is not None:
-            made[name] = choose(before, value)
+            result[name] = _add_counts(before, value)
+        elif (extreme := _extreme_for(name)) is not None:
+            result[name] = extreme(before, value)
         else:
-            made[name] = before + value
-    return made
+            result[name] = before + value
+    return result
 
 
-def shown(begins: float, span: Span, content: Content) -> dict[str, Any]:
-    """A bucket with means in place of sums."""
-    told: dict[str, Any] = {"at": begins, "span_s": SPANS[span].seconds}
-    usual = content.get("samples", content.get("requests", 0))
+def bucket_view(start: float, span: Span, content: Content) -> dict[str, Any]:
+    """The bucket as the API returns it, with means in place of sums."""
+    view: dict[str, Any] = {"at": start, "span_s": SPANS[span].bucket_s}
+    default_weight = content.get("samples", content.get("requests", 0))
     for name, value in content.items():
         if name.endswith("_sum"):
-            over = content.get(_WEIGHED_BY[name], 0) if name in _WEIGHED_BY else usual
-            told[name.removesuffix("_sum")] = value / over if over else None
-        elif name not in _WEIGHED_BY.values():
-            told[name] = value
-    return told
+            weight = content.get(_WEIGHT_OF[name], 0) if name in _WEIGHT_OF else default_weight
+            view[name.removesuffix("_sum")] = value / weight if weight else None
+        elif name not in _WEIGHT_OF.values():
+            view[name] = value
+    return view
 
 
-def _extreme_of(name: str) -> Callable[..., Any] | None:
+def _extreme_for(name: str) -> Callable[..., Any] | None:
     if name.endswith(("_max", "_worst_s")):
         return max
     return min if name.endswith("_min") else None
 
 
-def _counted(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """Counts by names that others chose, few of them."""
-    made = dict(counts)
+def _add_counts(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """Add counts by name; names beyond `MOST_CUTS` are counted as `OTHER`, because devices choose the names."""
+    total = dict(counts)
     for name, count in more.items():
-        kept = name if name in made or len(made) < MOST_CUTS else OTHER
-        made[kept] = made.get(kept, 0) + count
-    return made
+        key = name if name in total or len(total) < MOST_CUTS else OTHER
+        total[key] = total.get(key, 0) + count
+    return total

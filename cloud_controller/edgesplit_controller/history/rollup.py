@@ -1,7 +1,7 @@
-"""Telemetry rolled up by minutes, hours, days and months (`buckets`), of each device and of each model in a fleet.
+"""Roll-up of telemetry into buckets of a minute, an hour, a day and a month, per device and per model of a fleet.
 
-Raw messages are added up after they were stored, in the order of their rows, late ones too; how far that has come is a
-row itself. `step` may run in one controller at a time.
+Raw messages are added after they were stored, in the order of their row ids, late messages included. The id of the last
+row added is itself a row (the cursor). `RollUp.step` may run in only one controller process at a time.
 """
 
 from __future__ import annotations
@@ -21,221 +21,251 @@ from edgesplit_controller.history.buckets import (
     SPANS,
     Content,
     Span,
-    begin_of,
+    bucket_start,
+    bucket_view,
+    content_of_message,
+    content_of_window,
     merged,
-    of_message,
-    of_window,
-    shown,
 )
 from edgesplit_controller.storage.database import Database, Desired, Device, TelemetryRow
 from edgesplit_controller.storage.engines import POSTGRESQL
-from edgesplit_controller.storage.tables.device_state import HeardRow, MarkRow, ModelRolledRow, RolledRow
+from edgesplit_controller.storage.tables.device_state import (
+    CursorRow,
+    DeviceBucketRow,
+    DeviceSessionRow,
+    ModelBucketRow,
+)
 
-MARK = "telemetry rolled up to row"
-AT_ONCE = 50_000
-"""Messages added up in one transaction at most: the more, the fewer times a bucket is written."""
-READ_AT_ONCE = 2_000
-KEYS_AT_ONCE = 200
-ROWS_AT_ONCE = 1_000
-DEVICES_AT_ONCE = 500
-RAW_S = 30 * DAY_S
-"""Of a device that goes on talking far fewer are kept (`devices.HISTORY`)."""
+CURSOR = "telemetry rolled up to row"
+"""Name of the cursor row."""
+MESSAGES_PER_TRANSACTION = 50_000
+"""Messages added up in one transaction at most: the larger, the fewer times a bucket is rewritten."""
+MESSAGES_PER_READ = 2_000
+"""Messages read by one query."""
+KEYS_PER_QUERY = 200
+"""Devices (or models) named in one query for existing buckets."""
+ROWS_PER_STATEMENT = 1_000
+"""Buckets written by one statement."""
+DEVICES_PER_TRANSACTION = 500
+"""Devices whose old messages are deleted in one transaction."""
+RAW_RETENTION_S = 30 * DAY_S
+"""Age at which a raw message is deleted. Devices that keep sending have far fewer (`fleet.devices.HISTORY`)."""
 SETTLED_S = 10.0
-"""Rows are numbered before they are committed: so long after one was stored, none with a lower number comes."""
-DEVICE = ""
-"""In the place of a model: the device itself."""
-_OF_RAW = (
+"""Row ids are assigned before the commit. This many seconds after a row was stored, no row with a lower id can appear.
+"""
+DEVICE_ITSELF = ""
+"""Stands in the model column of a bucket that belongs to the device itself."""
+_RAW_COLUMNS = (
     TelemetryRow.id, TelemetryRow.device, TelemetryRow.at, TelemetryRow.stored, TelemetryRow.late, TelemetryRow.content,
 )  # fmt: skip
+"""Columns read of a raw message."""
 Key = tuple[str, str, int, float]
-"""Device and model, or model and group; span, beginning."""
-_KEYS: Mapping[type[RolledRow | ModelRolledRow], tuple[str, ...]] = {
-    RolledRow: ("device", "model", "span_s", "begins"),
-    ModelRolledRow: ("model", "group", "span_s", "begins"),
+"""Primary key of a bucket: device and model (or model and group), length in seconds, start."""
+_KEY_COLUMNS: Mapping[type[DeviceBucketRow | ModelBucketRow], tuple[str, ...]] = {
+    DeviceBucketRow: ("device", "model", "span_s", "begins"),
+    ModelBucketRow: ("model", "group", "span_s", "begins"),
 }
+"""Primary key columns of each bucket table."""
 
 
-class Rolling:
-    """Adds telemetry up."""
+class RollUp:
+    """Adds new telemetry to the buckets and deletes what is too old."""
 
     def __init__(self, database: Database, *, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
 
     def step(self) -> int:
-        """Add up what was stored since the last step, at most so much that it takes a moment; how many messages."""
-        with self._database.hear() as session:
-            mark = session.get(MarkRow, MARK)
-            if mark is None:
-                mark = MarkRow(name=MARK, value=0)
-                session.add(mark)
-            sums, count = _Fleet(), 0
-            while count < AT_ONCE and (rows := self._settled(session, mark.value)):
+        """Add up messages stored since the last step, at most about `MESSAGES_PER_TRANSACTION`; return how many."""
+        # The buckets and the cursor change in one transaction: a message is added exactly once, also after a crash.
+        with self._database.write_concurrent() as session:
+            cursor = session.get(CursorRow, CURSOR)
+            if cursor is None:
+                cursor = CursorRow(name=CURSOR, value=0)
+                session.add(cursor)
+            sums, count = _FleetSums(), 0
+            while count < MESSAGES_PER_TRANSACTION and (rows := self._settled(session, cursor.value)):
                 sums.add(session, rows)
-                mark.value, count = rows[-1].id, count + len(rows)
+                cursor.value, count = rows[-1].id, count + len(rows)
             sums.store(session)
             return count
 
     def _settled(self, session: Session, after: int) -> list[Any]:
-        """The next ones that are whole."""
-        new = select(*_OF_RAW).where(TelemetryRow.id > after).order_by(TelemetryRow.id).limit(READ_AT_ONCE)
+        """The next messages after row `after` that no lower row id can precede any more."""
+        # Ids are assigned at insertion, but rows appear at commit: a slow transaction may commit a lower id after a
+        # higher one was read. So the read stops at the first row that is younger than `SETTLED_S`.
+        new = select(*_RAW_COLUMNS).where(TelemetryRow.id > after).order_by(TelemetryRow.id).limit(MESSAGES_PER_READ)
         settled = self._now() - SETTLED_S
         return list(takewhile(lambda row: row.stored <= settled, session.execute(new)))
 
     def trim(self) -> None:
-        """Drop what is too old: buckets, and raw messages of devices that say nothing more."""
+        """Delete buckets past their retention, and raw messages older than `RAW_RETENTION_S` of devices that went
+        silent."""
         with self._database.write() as session:
-            for kept in SPANS.values():
-                for table in _KEYS:
-                    old = (table.span_s == kept.seconds, table.begins < self._now() - kept.kept_s)
-                    session.execute(delete(table).where(*old))
+            for retention in SPANS.values():
+                for table in _KEY_COLUMNS:
+                    expired = (table.span_s == retention.bucket_s, table.begins < self._now() - retention.retention_s)
+                    session.execute(delete(table).where(*expired))
         after = ""
-        while names := self._drop_raw(after):
+        while names := self._delete_raw(after):
             after = names[-1]
 
-    def _drop_raw(self, after: str) -> list[str]:
-        """Of some devices, the next ones by name; device by device, for that is how messages are found."""
+    def _delete_raw(self, after: str) -> list[str]:
+        """Delete old messages of the next devices after `after` by name; return their names. One statement per device,
+        because the index on telemetry begins with the device."""
         with self._database.write() as session:
-            some = select(Device.name).where(Device.name > after).order_by(Device.name).limit(DEVICES_AT_ONCE)
-            names = list(session.scalars(some))
-            oldest = self._now() - RAW_S
+            batch = select(Device.name).where(Device.name > after).order_by(Device.name).limit(DEVICES_PER_TRANSACTION)
+            names = list(session.scalars(batch))
+            oldest = self._now() - RAW_RETENTION_S
             for name in names:
                 session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, TelemetryRow.at < oldest))
         return names
 
-    def behind(self) -> int:
-        """About how many messages are not added up yet."""
+    def backlog(self) -> int:
+        """Approximate number of messages that are not in the buckets yet."""
         with self._database.read() as session:
             newest = session.scalar(select(func.max(TelemetryRow.id))) or 0
-            mark = session.get(MarkRow, MARK)
-            return max(0, newest - (mark.value if mark is not None else 0))
+            cursor = session.get(CursorRow, CURSOR)
+            return max(0, newest - (cursor.value if cursor is not None else 0))
 
-    def history(self, device: str, span: Span, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
-        """By model (and the empty name for the device itself), the buckets of that time, oldest first."""
-        found: dict[str, list[dict[str, Any]]] = {}
-        wanted = select(RolledRow).where(RolledRow.device == device, *_within(RolledRow, span, since, until))
+    def device_history(self, device: str, span: Span, since: float, until: float) -> dict[str, list[dict[str, Any]]]:
+        """Buckets of a device between two Unix times, oldest first, by model; the empty name holds the device's own."""
+        by_model: dict[str, list[dict[str, Any]]] = {}
+        query = select(DeviceBucketRow).where(
+            DeviceBucketRow.device == device, *_in_range(DeviceBucketRow, span, since, until)
+        )
         with self._database.read() as session:
-            for row in session.scalars(wanted.order_by(RolledRow.begins)):
-                found.setdefault(row.model, []).append(shown(row.begins, span, row.content))
-        return found
+            for row in session.scalars(query.order_by(DeviceBucketRow.begins)):
+                by_model.setdefault(row.model, []).append(bucket_view(row.begins, span, row.content))
+        return by_model
 
-    def of_model(
+    def model_history(
         self, model: str, span: Span, since: float, until: float, groups: Collection[str] | None = None
     ) -> list[dict[str, Any]]:
-        """The same of one model (by name) on all devices that run it, or on those of some groups."""
-        wanted = select(ModelRolledRow).where(ModelRolledRow.model == model)
-        wanted = wanted.where(*_within(ModelRolledRow, span, since, until))
+        """Buckets of a model (by name) between two Unix times, oldest first, over all devices that run it or those of
+        `groups`."""
+        query = select(ModelBucketRow).where(ModelBucketRow.model == model)
+        query = query.where(*_in_range(ModelBucketRow, span, since, until))
         if groups is not None:
-            wanted = wanted.where(ModelRolledRow.group.in_(sorted(groups)))
+            query = query.where(ModelBucketRow.group.in_(sorted(groups)))
         sums: dict[float, Content] = {}
         with self._database.read() as session:
-            for row in session.scalars(wanted):
+            for row in session.scalars(query):
                 sums[row.begins] = merged(sums.get(row.begins, {}), row.content)
-        return [shown(begins, span, sums[begins]) for begins in sorted(sums)]
+        return [bucket_view(begins, span, sums[begins]) for begins in sorted(sums)]
 
 
 @dataclass(slots=True)
-class _Sums:
-    """What is to be added to the buckets of one table."""
+class _TableSums:
+    """Contents to be added to the buckets of one table."""
 
-    table: type[RolledRow | ModelRolledRow]
+    table: type[DeviceBucketRow | ModelBucketRow]
     by_minute: dict[tuple[str, str, float], Content] = field(default_factory=dict)
 
     def add(self, first: str, second: str, at: float, content: Content) -> None:
-        """To the minute of that moment."""
-        key = (first, second, begin_of("minute", at))
+        """Add `content` to the minute that contains the Unix time `at`; `first` and `second` are the names in the
+        key."""
+        key = (first, second, bucket_start("minute", at))
         self.by_minute[key] = merged(self.by_minute[key], content) if key in self.by_minute else content
 
     def store(self, session: Session) -> None:
-        """To the minute's row, and to those of its hour, its day and its month."""
+        """Merge the sums into the stored buckets of each minute, and of its hour, day and month."""
         sums: dict[Key, Content] = {}
         for (first, second, minute), content in self.by_minute.items():
-            for span, kept in SPANS.items():
-                key = (first, second, kept.seconds, begin_of(span, minute))
+            for span, retention in SPANS.items():
+                key = (first, second, retention.bucket_s, bucket_start(span, minute))
                 sums[key] = merged(sums.get(key, {}), content)
-        there = _contents(session, self.table, sums)
-        names = _KEYS[self.table]
+        stored = _stored_contents(session, self.table, sums)
+        names = _KEY_COLUMNS[self.table]
         rows = [
-            {**dict(zip(names, key, strict=True)), "content": merged(there[key], content) if key in there else content}
+            {
+                **dict(zip(names, key, strict=True)),
+                "content": merged(stored[key], content) if key in stored else content,
+            }
             for key, content in sums.items()
         ]
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            session.execute(_put(session, self.table), rows[start : start + ROWS_AT_ONCE])
+        for start in range(0, len(rows), ROWS_PER_STATEMENT):
+            session.execute(_upsert(session, self.table), rows[start : start + ROWS_PER_STATEMENT])
 
 
 @dataclass(frozen=True, slots=True)
-class _Speaker:
-    """What is known of the device that a message is of."""
+class _Sender:
+    """Facts about the device that sent a message."""
 
     group: str
     simulated: bool
-    told: frozenset[str]
-    """Models that it shall run."""
+    assigned_models: frozenset[str]
+    """Names of the models assigned to it."""
 
 
 @dataclass(slots=True)
-class _Fleet:
-    """What is to be added to the buckets of devices and of models."""
+class _FleetSums:
+    """Contents to be added to the bucket tables of devices and of models."""
 
-    devices: _Sums = field(default_factory=lambda: _Sums(RolledRow))
-    models: _Sums = field(default_factory=lambda: _Sums(ModelRolledRow))
+    devices: _TableSums = field(default_factory=lambda: _TableSums(DeviceBucketRow))
+    models: _TableSums = field(default_factory=lambda: _TableSums(ModelBucketRow))
 
     def add(self, session: Session, rows: Sequence[Any]) -> None:
-        """Some messages."""
-        speakers = _speakers(session, {row.device for row in rows})
+        """Add these raw messages."""
+        senders = _senders(session, {row.device for row in rows})
         for row in rows:
-            speaker, message = speakers[row.device], row.content
-            self.devices.add(row.device, DEVICE, row.at, of_message(message, late=bool(row.late)))
-            made_up = "simulated" if speaker.simulated else "emulated" if message.get("emulated") else "real"
+            sender, message = senders[row.device], row.content
+            self.devices.add(row.device, DEVICE_ITSELF, row.at, content_of_message(message, late=bool(row.late)))
+            origin = "simulated" if sender.simulated else "emulated" if message.get("emulated") else "real"
             for window in message.get("models", ()):
-                content = of_window(window)
-                known = str(window["model"]) if window["model"] in speaker.told else OTHER
-                self.devices.add(row.device, known, row.at, content)
-                origins = {**content, "origins": {made_up: content["requests"]}}
-                self.models.add(known, speaker.group, row.at, origins)
+                content = content_of_window(window)
+                model = str(window["model"]) if window["model"] in sender.assigned_models else OTHER
+                self.devices.add(row.device, model, row.at, content)
+                with_origin = {**content, "origins": {origin: content["requests"]}}
+                self.models.add(model, sender.group, row.at, with_origin)
 
     def store(self, session: Session) -> None:
         self.devices.store(session)
         self.models.store(session)
 
 
-def _speakers(session: Session, names: Collection[str]) -> dict[str, _Speaker]:
+def _senders(session: Session, names: Collection[str]) -> dict[str, _Sender]:
     ordered = sorted(names)
-    told: dict[str, set[str]] = {}
+    assigned: dict[str, set[str]] = {}
     for desired in session.scalars(select(Desired).where(Desired.device.in_(ordered))):
-        told.setdefault(desired.device, set()).add(desired.model)
-    known = select(Device.name, Device.group, HeardRow.simulated).outerjoin(HeardRow, HeardRow.device == Device.name)
+        assigned.setdefault(desired.device, set()).add(desired.model)
+    query = select(Device.name, Device.group, DeviceSessionRow.simulated).outerjoin(
+        DeviceSessionRow, DeviceSessionRow.device == Device.name
+    )
     return {
-        name: _Speaker(group, bool(simulated), frozenset(told.get(name, ())))
-        for name, group, simulated in session.execute(known.where(Device.name.in_(ordered)))
+        name: _Sender(group, bool(simulated), frozenset(assigned.get(name, ())))
+        for name, group, simulated in session.execute(query.where(Device.name.in_(ordered)))
     }
 
 
-def _contents(session: Session, table: type[RolledRow | ModelRolledRow], keys: Collection[Key]) -> dict[Key, Content]:
-    """Of those of them that are there. Asked for by the first part of the key, which the index is ordered by."""
-    columns = [getattr(table, name) for name in _KEYS[table]]
+def _stored_contents(
+    session: Session, table: type[DeviceBucketRow | ModelBucketRow], keys: Collection[Key]
+) -> dict[Key, Content]:
+    """Stored contents of those `keys` that exist. Queried by the first column of the key, by which the index is
+    ordered."""
+    columns = [getattr(table, name) for name in _KEY_COLUMNS[table]]
     firsts = sorted({key[0] for key in keys})
     spans, begins = sorted({key[2] for key in keys}), sorted({key[3] for key in keys})
-    found: dict[Key, Content] = {}
-    for start in range(0, len(firsts), KEYS_AT_ONCE):
-        asked = select(*columns, table.content).where(
-            columns[0].in_(firsts[start : start + KEYS_AT_ONCE]), table.span_s.in_(spans), table.begins.in_(begins)
+    stored: dict[Key, Content] = {}
+    for start in range(0, len(firsts), KEYS_PER_QUERY):
+        query = select(*columns, table.content).where(
+            columns[0].in_(firsts[start : start + KEYS_PER_QUERY]), table.span_s.in_(spans), table.begins.in_(begins)
         )
-        for row in session.execute(asked):
+        for row in session.execute(query):
             if (key := (row[0], row[1], row[2], row[3])) in keys:
-                found[key] = row[4]
-    return found
+                stored[key] = row[4]
+    return stored
 
 
-def _put(session: Session, table: type[RolledRow | ModelRolledRow]) -> Any:
-    """Insert rows, or put their contents in the place of what is there."""
-    names, of = _KEYS[table], table.__table__
+def _upsert(session: Session, table: type[DeviceBucketRow | ModelBucketRow]) -> Any:
+    """Statement that inserts a bucket, or replaces the content of the stored one."""
+    names, bucket_table = _KEY_COLUMNS[table], table.__table__
     if session.get_bind().dialect.name == POSTGRESQL:
-        there = postgresql.insert(of)  # type: ignore[arg-type]
-        return there.on_conflict_do_update(index_elements=names, set_={"content": there.excluded.content})
-    here = sqlite.insert(of)  # type: ignore[arg-type]
-    return here.on_conflict_do_update(index_elements=names, set_={"content": here.excluded.content})
+        insert = postgresql.insert(bucket_table)  # type: ignore[arg-type]
+        return insert.on_conflict_do_update(index_elements=names, set_={"content": insert.excluded.content})
+    sqlite_insert = sqlite.insert(bucket_table)  # type: ignore[arg-type]
+    return sqlite_insert.on_conflict_do_update(index_elements=names, set_={"content": sqlite_insert.excluded.content})
 
 
-def _within(table: type[RolledRow | ModelRolledRow], span: Span, since: float, until: float) -> Iterable[Any]:
-    return (table.span_s == SPANS[span].seconds, table.begins >= begin_of(span, since), table.begins < until)
+def _in_range(table: type[DeviceBucketRow | ModelBucketRow], span: Span, since: float, until: float) -> Iterable[Any]:
+    return (table.span_s == SPANS[span].bucket_s, table.begins >= bucket_start(span, since), table.begins < until)

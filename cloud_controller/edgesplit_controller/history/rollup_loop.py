@@ -1,4 +1,4 @@
-"""The loop around `rolling`: adds up what devices measured, every so often, in the process that leads."""
+"""Background thread that runs the telemetry roll-up periodically, in the process that holds the lease."""
 
 from __future__ import annotations
 
@@ -8,43 +8,47 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from time import monotonic
 
-from edgesplit_controller.history.rollup import AT_ONCE, Rolling
+from edgesplit_controller.history.rollup import MESSAGES_PER_TRANSACTION, RollUp
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 15.0
-LONGEST_S = 60.0
-REST = 20.0
-"""So many times as long as it took is rested, up to `LONGEST_S`: what a large fleet says in a minute is then written
-once."""
-TRIM_S = 3_600.0
+"""Shortest pause between two runs."""
+LONGEST_PAUSE_S = 60.0
+"""Longest pause between two runs."""
+PAUSE_FACTOR = 20.0
+"""The pause is this many times as long as the run took, up to `LONGEST_PAUSE_S`: with a large fleet, a minute's
+messages are then written at once."""
+TRIM_EVERY_S = 3_600.0
+"""Pause between two deletions of old rows."""
 
 
-def add_up(
-    rolling: Rolling,
+def start_rollup(
+    rollup: RollUp,
     trims: Sequence[Callable[[], None]],
-    leads: Callable[[], bool],
+    is_leader: Callable[[], bool],
     stack: ExitStack,
     ending: threading.Event,
     every_s: float = EVERY_S,
 ) -> None:
-    """Begin; `stack` waits for the end, which `ending` asks for. `trims` drop what is too old, once an hour."""
+    """Start the thread; `stack` joins it on exit, after setting `ending`. `is_leader` reports whether this process may
+    run the roll-up; `trims` delete old rows, once an hour."""
 
     def run() -> None:
         trimmed_at = float("-inf")
-        rest_s = every_s
-        while not ending.wait(rest_s):
-            began, rest_s = monotonic(), every_s
-            if not leads():
+        pause_s = every_s
+        while not ending.wait(pause_s):
+            began, pause_s = monotonic(), every_s
+            if not is_leader():
                 continue
             try:
-                while rolling.step() >= AT_ONCE and leads() and not ending.is_set():
+                while rollup.step() >= MESSAGES_PER_TRANSACTION and is_leader() and not ending.is_set():
                     pass
-                if monotonic() - trimmed_at >= TRIM_S:
+                if monotonic() - trimmed_at >= TRIM_EVERY_S:
                     trimmed_at = monotonic()
                     for trim in trims:
                         trim()
-                rest_s = max(every_s, min(LONGEST_S, REST * (monotonic() - began)))
+                pause_s = max(every_s, min(LONGEST_PAUSE_S, PAUSE_FACTOR * (monotonic() - began)))
             except Exception:
                 log.exception("what devices measured could not be added up")
 

@@ -1,9 +1,10 @@
-"""The message broker: mosquitto as a supervised child, its configuration written by us.
+"""The embedded MQTT broker: mosquitto as a supervised child process, with a generated configuration.
 
-Promises: TLS 1.3 with client certificates only, the certificate's name is user and client id, everything not allowed
-is denied (`access_rules`); it dies with us, a leftover of a killed controller does not block the next start, and one
-that dies is started again. Retained messages survive a clean restart; after a SIGKILL of the broker those of the last
-`SAVE_EVERY_S` seconds may be lost, so a controller publishes its own again in `on_connect`.
+Promises: only TLS 1.3 with client certificates is accepted; the certificate's name is both user name and client id;
+everything that `access_rules` does not allow is denied. mosquitto ends with the controller, a process left over from a
+killed controller does not block the next start, and mosquitto is restarted when it dies. Retained messages survive a
+clean restart; after a SIGKILL of the broker those of the last `SAVE_EVERY_S` seconds may be lost, so a controller
+publishes its own again in `on_connect`.
 """
 
 from __future__ import annotations
@@ -30,31 +31,37 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
-from edgesplit.mqtt.session import PACKET_BYTES
-from edgesplit.process.lifecycle import ending_with_us
+from edgesplit.mqtt.session import MAX_PACKET_BYTES
+from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.settings import PROCESSES
+from edgesplit_controller.settings import MAX_PROCESSES
 
 CONTROLLER: Final = "controller"
-"""The certificate name that may read and write everything of ours."""
-CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, PROCESSES + 1)))
-"""Of each process of one controller; no device can be called so, for their names have no dot."""
+"""Certificate name that may read and write every topic of this installation."""
+CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, MAX_PROCESSES + 1)))
+"""Certificate names of the processes of one controller. No device can have such a name, because device names contain no
+dot."""
 DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
 DEVICE_READS: Final = ("desired", "fetched", "kept", "job")
 SAVE_EVERY_S: Final = 30
+"""Interval at which mosquitto saves its database."""
 FIRST_DELAY_S: Final = 0.1
+"""First back-off delay before a restart."""
 LONGEST_DELAY_S: Final = 5.0
+"""Longest back-off delay before a restart."""
 STEADY_S: Final = 10.0
-"""A broker that ran so long did not die of its start."""
+"""A broker that ran for longer than this did not fail at its start: the back-off begins anew."""
 STOP_S: Final = 5.0
-_READY: Final = b" running"
-_CLIENT: Final = re.compile(rb"New client connected from \S+ as (\S{1,128}) \(")
-"""What mosquitto says when it has let a client in. The client id is its certificate's name."""
+"""How long mosquitto is given to end before it is killed."""
+_READY_LOG: Final = b" running"
+"""Log text of mosquitto when it listens."""
+_CLIENT_LOG: Final = re.compile(rb"New client connected from \S+ as (\S{1,128}) \(")
+"""Log line of mosquitto for an accepted client. The client id is the name in its certificate."""
 _log = logging.getLogger("edgesplit.broker")
 
 
 def access_rules() -> str:
-    """Who may do what, as mosquitto's acl_file: a device writes and reads under its own name, and reads chunks."""
+    """mosquitto's acl_file: a device writes and reads topics under its own name, and reads chunks."""
     lines = [line for name in CONTROLLERS for line in (f"user {name}", f"topic readwrite {ROOT}/#", "")]
     lines += [f"pattern write {ROOT}/%u/{kind}" for kind in DEVICE_WRITES]
     lines += [f"pattern read {ROOT}/%u/{kind}" for kind in DEVICE_READS]
@@ -65,7 +72,7 @@ def access_rules() -> str:
 def configuration(
     folder: Path, credentials: Credentials, host: str, port: int, user: str, revoked_file: Path | None = None
 ) -> str:
-    """mosquitto.conf for one TLS listener; `folder` holds the access rules and what mosquitto keeps."""
+    """mosquitto.conf for one TLS listener; `folder` holds the access rules and mosquitto's database."""
     settings: dict[str, object] = {
         "per_listener_settings": "false",
         "listener": f"{port} {host}".strip(),
@@ -80,7 +87,7 @@ def configuration(
         "acl_file": folder / "acl",
         "set_tcp_nodelay": "true",
         "message_size_limit": LIMITS.message_bytes,
-        "max_packet_size": PACKET_BYTES,
+        "max_packet_size": MAX_PACKET_BYTES,
         "max_queued_messages": 256,
         "max_queued_bytes": 16 * 2**20,
         "max_keepalive": 120,
@@ -100,7 +107,8 @@ def configuration(
 
 
 class Broker:
-    """mosquitto on `host:port`, its files in `folder`. `credentials` are a server's; port 0 picks a free one."""
+    """mosquitto listening on `host:port`, its files in `folder`. `credentials` are those of a server; port 0 picks a
+    free port."""
 
     def __init__(
         self,
@@ -113,8 +121,9 @@ class Broker:
         revoked_file: Path | None = None,
         on_client: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`revoked_file` is a revocation list (PEM), there before `start`; `reload` has it read again. `on_client` is
-        told the name of each client that is let in, on the supervisor's thread, and must return at once."""
+        """`revoked_file` is the certificate revocation list (PEM), which must exist before `start`; `reload` makes
+        mosquitto read it again. `on_client` receives the name of each accepted client, on the supervisor thread, and
+        must return at once."""
         self._on_client = on_client
         self._revoked_file = revoked_file
         self._folder = folder.resolve()
@@ -123,7 +132,7 @@ class Broker:
         self.host = host
         self.port = port
         self.restarts = 0
-        """How often it died and was started again."""
+        """Number of restarts after mosquitto died."""
         self._command: list[str] = []
         self._ever_ready = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,15 +145,15 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        """Of the mosquitto that runs now."""
+        """Process id of the running mosquitto; None if it does not run."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self, timeout_s: float = 15.0) -> None:
-        """Start mosquitto and wait until it listens. UsageError says what stands in the way."""
-        program = _find(self._program)
+        """Start mosquitto and wait until it accepts connections. Raises UsageError with the reason if it cannot."""
+        program = _find_program(self._program)
         self._prepare_folder()
-        _end_leftover(self._pid_file, self._config_file)
+        _end_orphan(self._pid_file, self._config_file)
         if self.port == 0:
             self.port = _free_port(self.host)
         else:
@@ -161,15 +170,17 @@ class Broker:
         try:
             problem = self._outcome.get(timeout=timeout_s)
             if problem is None:
-                _knock(self.host, self.port, deadline)
+                _wait_until_serving(self.host, self.port, deadline)
         except (queue.Empty, TimeoutError):
-            problem = UsageError(f"mosquitto did not listen on port {self.port} within {timeout_s:g} s{self._said()}")
+            problem = UsageError(
+                f"mosquitto did not listen on port {self.port} within {timeout_s:g} s{self._exit_reason()}"
+            )
         if problem is not None:
             self.stop()
             raise problem
 
     def stop(self) -> None:
-        """End mosquitto, letting it save what it keeps. Idempotent."""
+        """Stop mosquitto after letting it save its database. Idempotent."""
         self._stopping.set()
         with self._lock:
             process = self._process
@@ -182,7 +193,7 @@ class Broker:
             process.wait()
 
     def reload(self) -> None:
-        """Have mosquitto read its revocation list again; sessions that exist stay."""
+        """Make mosquitto read its revocation list again (SIGHUP); existing sessions stay."""
         with self._lock:
             process = self._process
             if process is not None and process.poll() is None:
@@ -219,16 +230,16 @@ class Broker:
             if not was_ready:
                 self._set_database_aside()
             if not self._ever_ready and self.restarts > 0:
-                self._outcome.put(UsageError(f"mosquitto cannot start{self._said()}"))
+                self._outcome.put(UsageError(f"mosquitto cannot start{self._exit_reason()}"))
                 return
             self.restarts += 1
             code = self._process.returncode if self._process is not None else None
-            _log.warning("mosquitto ended with status %s%s; starting it again", code, self._said())
+            _log.warning("mosquitto ended with status %s%s; starting it again", code, self._exit_reason())
             delay = FIRST_DELAY_S if monotonic() - began > STEADY_S else min(2 * delay, LONGEST_DELAY_S)
             self._stopping.wait(delay)
 
     def _run_once(self) -> bool:
-        """One life of mosquitto; whether it ever listened."""
+        """Run mosquitto until it exits; return whether it ever listened."""
         try:
             process = self._spawn()
         except OSError as error:
@@ -241,9 +252,9 @@ class Broker:
             for line in lines:
                 self._last_lines.append(line.decode(errors="replace").rstrip())
                 _log.debug("%s", self._last_lines[-1])
-                if client := _CLIENT.match(line):
+                if client := _CLIENT_LOG.match(line):
                     self._on_client(client[1].decode(errors="replace"))
-                if not ready and _READY in line:
+                if not ready and _READY_LOG in line:
                     ready = True
                     self._ever_ready = True
                     self._outcome.put(None)
@@ -251,7 +262,7 @@ class Broker:
         return ready
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
-        """A new mosquitto, or None where we were told to stop meanwhile."""
+        """Start a new mosquitto; None if `stop` was called meanwhile."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -261,32 +272,34 @@ class Broker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
-                preexec_fn=ending_with_us(),
+                start_new_session=True,  # a Ctrl-C at the terminal is handled by the controller
+                preexec_fn=die_with_starting_thread(),
             )
             write_durably(self._pid_file, f"{self._process.pid}\n".encode())
             return self._process
 
     def _set_database_aside(self) -> None:
-        """mosquitto refuses to start on a spoiled database; what was in it, the controller can publish again."""
+        """Move a corrupt database away, because mosquitto refuses to start on it. The controller can publish its
+        content again."""
         database = self._folder / "mosquitto.db"
-        said = "\n".join(self._last_lines).lower()
-        if database.exists() and ("persist" in said or "database" in said):
+        log_text = "\n".join(self._last_lines).lower()
+        if database.exists() and ("persist" in log_text or "database" in log_text):
             _log.warning("mosquitto cannot read %s: setting it aside", database)
             os.replace(database, database.with_suffix(".db.spoiled"))
 
-    def _said(self) -> str:
-        """The reason it gave in its last life, if it gave one: its first error, which names the file or the port."""
-        said = [line for line in self._last_lines if "rror" in line]
-        return f": {said[0]}" if said else ""
+    def _exit_reason(self) -> str:
+        """The reason mosquitto gave for its last exit, as a suffix for an error message: its first error line, which
+        names the file or the port. Empty if there was none."""
+        errors = [line for line in self._last_lines if "rror" in line]
+        return f": {errors[0]}" if errors else ""
 
 
-def _find(program: str | None) -> str:
-    wanted = program or "mosquitto"
-    found = shutil.which(wanted, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
-    if found is None:
-        raise UsageError(f"{wanted} is not installed; on Debian or Ubuntu: apt-get install mosquitto")
-    return found
+def _find_program(program: str | None) -> str:
+    name = program or "mosquitto"
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin")
+    if path is None:
+        raise UsageError(f"{name} is not installed; on Debian or Ubuntu: apt-get install mosquitto")
+    return path
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
@@ -294,7 +307,7 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
 
 
 def _check_port(host: str, port: int) -> None:
-    """UsageError if we could not listen there."""
+    """Raise UsageError if nothing can listen on that port."""
     family, address = _address(host, port)
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -309,11 +322,12 @@ def _check_port(host: str, port: int) -> None:
         ) from error
 
 
-def _knock(host: str, port: int, deadline: float) -> None:
-    """Return once a connection there is looked after; TimeoutError at the monotonic `deadline`.
+def _wait_until_serving(host: str, port: int, deadline: float) -> None:
+    """Return once mosquitto serves a connection on that port; TimeoutError at the monotonic `deadline`.
 
-    mosquitto forgets a SIGTERM that reaches it between saying that it runs and beginning its loop: whoever died in
-    that moment would leave it behind. A connection that we end at once, it ends only from its loop.
+    mosquitto loses a SIGTERM that arrives between its "running" log line and the start of its event loop, so a
+    controller that died in that moment would leave it running. A connection that is half-closed at once is closed by
+    mosquitto only from its loop.
     """
     address = _address(host, port)[1]
     try:
@@ -323,7 +337,7 @@ def _knock(host: str, port: int, deadline: float) -> None:
                 pass
     except TimeoutError:
         raise
-    except OSError:  # reset, or mosquitto has died, which the supervisor sees to
+    except OSError:  # reset, or mosquitto has died, which the supervisor handles
         return
 
 
@@ -334,8 +348,8 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _end_leftover(pid_file: Path, config_file: Path) -> None:
-    """End the mosquitto of a controller that was killed: known by its pid and its command line."""
+def _end_orphan(pid_file: Path, config_file: Path) -> None:
+    """End the mosquitto of a controller that was killed, identified by its pid and its command line."""
     try:
         pid = int(pid_file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -349,8 +363,8 @@ def _end_leftover(pid_file: Path, config_file: Path) -> None:
         return
     try:
         _log.warning("ending mosquitto %d, left over from a controller that was killed", pid)
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            signal.pidfd_send_signal(descriptor, how)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            signal.pidfd_send_signal(descriptor, number)
             if select.select([descriptor], [], [], STOP_S)[0]:
                 return
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""What a broker that somebody else runs needs of us: its configuration, who may do what, certificates, the revocation
-list, and a page that says which file goes where (`edgectl up --print-broker-config`).
+"""Files for an external broker, operated by someone else: configuration, access rules, certificates, the revocation
+list, and a README on where each file goes (`edgectl up --print-broker-config`).
 
-The rules are those of the embedded broker. mosquitto's files are started and attacked by the tests; EMQX's follow its
-documentation (5.8) and its grammar is checked, but no EMQX has run with them here.
+The rules are those of the embedded broker. The files for mosquitto are started and attacked by the tests; those for
+EMQX follow its documentation (5.8) and their grammar is checked, but no EMQX was run with them here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
-from edgesplit.mqtt.session import PACKET_BYTES
+from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.trust.identity import Credentials
 from edgesplit_controller.messaging.broker import CONTROLLER, DEVICE_READS, DEVICE_WRITES, access_rules, configuration
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import BrokerKind
 
-SERVER: Final = "broker-elsewhere"
-"""Whose certificate it is, in the controller's keys folder."""
+EXTERNAL_BROKER: Final = "broker-elsewhere"
+"""Name of the external broker's certificate in the controller's keys folder."""
 
 
 def write_broker_files(
@@ -36,19 +36,20 @@ def write_broker_files(
     *,
     installed_at: Path | None = None,
 ) -> list[Path]:
-    """Write into `folder` what a broker needs that is reached as `hosts`; the files. They name each other as they will
-    lie in `installed_at`, where that is another folder. `revoked` is the revocation list as it is now."""
+    """Write what a broker reachable as `hosts` needs into `folder`; return the files. Paths inside the files refer to
+    `installed_at`, if that is another folder. `revoked` is the current revocation list. Raises UsageError if the folder
+    cannot be written."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give another with --out")
-    issued = authority.issue_server(SERVER, hosts)
-    place = (installed_at or folder).absolute()
-    credentials = Credentials(place / "broker.key", place / "broker.pem", place / "ca.pem")
+    issued = authority.issue_server(EXTERNAL_BROKER, hosts)
+    target = (installed_at or folder).absolute()
+    credentials = Credentials(target / "broker.key", target / "broker.pem", target / "ca.pem")
     files = {
         "ca.pem": authority.ca_pem.encode(),
         "broker.pem": issued.certificate_file.read_bytes(),
         "broker.key": issued.key_file.read_bytes(),
         "revoked.pem": revoked,
-        **{name: text.encode() for name, text in _FILES[kind](place, credentials, port).items()},
+        **{name: text.encode() for name, text in _FILES[kind](target, credentials, port).items()},
     }
     try:
         for name, data in files.items():
@@ -58,24 +59,24 @@ def write_broker_files(
     return [folder / name for name in sorted(files)]
 
 
-def _mosquitto(place: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+def _mosquitto(folder: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
     return {
-        "mosquitto.conf": configuration(place, credentials, "", port, "mosquitto", place / "revoked.pem"),
+        "mosquitto.conf": configuration(folder, credentials, "", port, "mosquitto", folder / "revoked.pem"),
         "acl": access_rules(),
-        "README.txt": _MOSQUITTO.format(place=place),
+        "README.txt": _MOSQUITTO.format(place=folder),
     }
 
 
-def _emqx(place: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
+def _emqx(folder: Path, credentials: Credentials, port: int) -> Mapping[str, str]:
     return {
-        "emqx.conf": emqx_configuration(place, credentials, port),
+        "emqx.conf": emqx_configuration(folder, credentials, port),
         "acl.conf": emqx_rules(),
-        "README.txt": _EMQX.format(place=place),
+        "README.txt": _EMQX.format(place=folder),
     }
 
 
-def emqx_configuration(place: Path, credentials: Credentials, port: int) -> str:
-    """What goes at the end of emqx.conf, in HOCON."""
+def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str:
+    """Lines to append to emqx.conf, in HOCON."""
 
     def quoted(value: object) -> str:
         return json.dumps(str(value))
@@ -98,7 +99,7 @@ def emqx_configuration(place: Path, credentials: Credentials, port: int) -> str:
         "mqtt {",
         "  peer_cert_as_username = cn",
         "  peer_cert_as_clientid = cn",
-        f"  max_packet_size = {PACKET_BYTES}B",
+        f"  max_packet_size = {MAX_PACKET_BYTES}B",
         "  max_mqueue_len = 256",
         "  mqueue_store_qos0 = true",
         "  shared_subscription = true",
@@ -111,7 +112,7 @@ def emqx_configuration(place: Path, credentials: Credentials, port: int) -> str:
         "  no_match = deny",
         "  deny_action = ignore",
         "  sources = [",
-        f"    {{ type = file, enable = true, path = {quoted(place / 'acl.conf')} }}",
+        f"    {{ type = file, enable = true, path = {quoted(folder / 'acl.conf')} }}",
         "  ]",
         "}",
     ]

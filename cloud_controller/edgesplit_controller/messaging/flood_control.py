@@ -1,8 +1,9 @@
-"""Who sends more than any correct agent does: a purse of units for each device, filled at a steady rate.
+"""Rate limiting of devices by a token bucket each (units refilled at a steady rate). Sans I/O: no threads, no clock of
+its own.
 
-A device that empties its purse floods. It stays so until the purse is half full again, and is told of anew every
-`RETELL_S` while it goes on. The rates are far above what an agent does that fetches at 140 MB/s (decision 18), and the
-purse pays for a burst: only a sustained flood is one. No threads, no clock of its own.
+A device that empties its bucket floods. It is limited until the bucket is half full again, and reported anew every
+`REPORT_EVERY_S` while it goes on. The rates are far above those of an agent that fetches at 140 MB/s (decision 18), and
+a full bucket pays for a burst: only a sustained flood is limited.
 """
 
 from __future__ import annotations
@@ -11,74 +12,86 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PER_S = 1_000.0
-"""Units that a device earns, each second."""
-PURSE = 10_000.0
-RETELL_S = 5.0
-MESSAGE: Mapping[str, float] = {"fetch": 0.25}
-"""Units that a message costs, by its kind: a fast fetch asks hundreds of times a second. Any other kind costs 1."""
-MALFORMED = 10.0
-"""No correct agent sends one."""
-AGAIN = 4.0
-"""For a chunk that the same device asked for within `LATELY_S`: some are lost on the way, not all of them."""
-CONNECTION = 100.0
-"""A handshake costs the broker as much as many messages; an agent waits before it comes back."""
+UNITS_PER_S = 1_000.0
+"""Units refilled per second."""
+CAPACITY = 10_000.0
+"""Capacity of a bucket, in units."""
+REPORT_EVERY_S = 5.0
+"""Interval between two reports of a flood that goes on."""
+MESSAGE_UNITS: Mapping[str, float] = {"fetch": 0.25}
+"""Units that a message costs, by its kind; any other kind costs 1. A fast fetch sends hundreds of requests a second, so
+these are cheaper."""
+MALFORMED_UNITS = 10.0
+"""Units that a malformed message costs; a correct agent sends none."""
+REPEATED_CHUNK_UNITS = 4.0
+"""Units that a chunk costs which the same device requested within `REPEAT_WINDOW_S`. Some chunks are lost on the way,
+but not all."""
+CONNECTION_UNITS = 100.0
+"""Units that a connection costs: a handshake costs the broker as much as many messages, and an agent backs off before
+it reconnects."""
 BYTES_PER_UNIT = 4_096
-"""Of what a device sends, and of the metadata that it asks for."""
-LATELY_S = 30.0
-REMEMBERED = 65_536
-"""Chunks, of all devices together."""
+"""Bytes per unit, of messages sent by a device and of the metadata it requests."""
+REPEAT_WINDOW_S = 30.0
+"""Time within which a repeated chunk request is charged."""
+REMEMBERED_REQUESTS = 65_536
+"""Chunk requests remembered, of all devices together."""
 
 
 @dataclass(slots=True)
-class _Purse:
+class _TokenBucket:
     units: float
-    at: float
+    refilled_at: float
     flooding: bool = False
-    told: float = float("-inf")
+    reported_at: float = float("-inf")
 
 
 @dataclass(slots=True)
-class Purses:
-    """One purse per device that was heard lately; a full one is forgotten."""
+class TokenBuckets:
+    """Token buckets of the devices that were heard lately; full ones are dropped from memory."""
 
-    _of: dict[str, _Purse] = field(default_factory=dict)
-    _asked: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)
+    _buckets: dict[str, _TokenBucket] = field(default_factory=dict)
+    _requested_at: OrderedDict[tuple[str, str], float] = field(default_factory=OrderedDict)
 
-    def spend(self, device: str, units: float, now: float) -> bool:
-        """Take these units. True if it is time to tell that the device floods."""
-        purse = self._of.get(device)
-        if purse is None:
-            self._forget_full(now)
-            purse = self._of[device] = _Purse(PURSE, now)
-        purse.units = min(PURSE, purse.units + (now - purse.at) * PER_S) - units
-        purse.at = now
-        if purse.units < 0:
-            purse.units, purse.flooding = 0.0, True
-        elif purse.units >= PURSE / 2:
-            purse.flooding = False
-        if purse.flooding and now - purse.told >= RETELL_S:
-            purse.told = now
+    def consume(self, device: str, units: float, now: float) -> bool:
+        """Charge a device. True if its flood is to be reported now."""
+        bucket = self._buckets.get(device)
+        if bucket is None:
+            self._drop_full(now)
+            bucket = self._buckets[device] = _TokenBucket(CAPACITY, now)
+        # Token bucket: refill for the time since the last charge, up to the capacity, then pay. The debt is cut at
+        # zero, so that a device recovers CAPACITY / 2 / UNITS_PER_S seconds after its flood ends, however large it was.
+        bucket.units = min(CAPACITY, bucket.units + (now - bucket.refilled_at) * UNITS_PER_S) - units
+        bucket.refilled_at = now
+        if bucket.units < 0:
+            bucket.units, bucket.flooding = 0.0, True
+        elif bucket.units >= CAPACITY / 2:  # hysteresis: limited until half full, so that the state does not flap
+            bucket.flooding = False
+        if bucket.flooding and now - bucket.reported_at >= REPORT_EVERY_S:
+            bucket.reported_at = now
             return True
         return False
 
-    def flooding(self, device: str) -> bool:
-        """Nothing of this device is taken in now."""
-        purse = self._of.get(device)
-        return purse is not None and purse.flooding
+    def is_limited(self, device: str) -> bool:
+        """Whether messages of this device are dropped now."""
+        bucket = self._buckets.get(device)
+        return bucket is not None and bucket.flooding
 
-    def again(self, device: str, chunks: tuple[str, ...], now: float) -> int:
-        """How many of these chunks the device asked for a moment ago."""
+    def count_repeated(self, device: str, chunks: tuple[str, ...], now: float) -> int:
+        """How many of these chunks the device requested within `REPEAT_WINDOW_S`; notes this request."""
         repeated = 0
         for chunk in chunks:
-            before = self._asked.pop((device, chunk), None)
-            repeated += before is not None and now - before < LATELY_S
-            self._asked[device, chunk] = now
-        while len(self._asked) > REMEMBERED:
-            self._asked.popitem(last=False)
+            before = self._requested_at.pop((device, chunk), None)
+            repeated += before is not None and now - before < REPEAT_WINDOW_S
+            self._requested_at[device, chunk] = now
+        while len(self._requested_at) > REMEMBERED_REQUESTS:
+            self._requested_at.popitem(last=False)
         return repeated
 
-    def _forget_full(self, now: float) -> None:
-        full = [name for name, one in self._of.items() if one.units + (now - one.at) * PER_S >= PURSE]
+    def _drop_full(self, now: float) -> None:
+        full = [
+            name
+            for name, bucket in self._buckets.items()
+            if bucket.units + (now - bucket.refilled_at) * UNITS_PER_S >= CAPACITY
+        ]
         for name in full:
-            del self._of[name]
+            del self._buckets[name]

@@ -1,8 +1,9 @@
-"""Which process sees to what, where several are here: each chunk has one that publishes it, whoever was asked for it.
+"""Sharding of chunks over the processes of a controller: each chunk is published by one process, whichever process
+received the request.
 
-Rendezvous hashing over the processes that have a place: all of them come to the same answer without a word, and when
-one comes or goes only its own part moves. What was passed on to one that has just died is asked for again by the
-devices, and by then somebody else's.
+Rendezvous hashing over the processes that hold a lease: all of them compute the same owner without communication, and
+when a process comes or goes only its own share moves. Requests forwarded to a process that has just died are sent again
+by the devices, and by then belong to another process.
 """
 
 from __future__ import annotations
@@ -20,83 +21,87 @@ from edgesplit.errors import EdgeError
 from edgesplit.mqtt.messages import ROOT
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.storage.database import Database
-from edgesplit_controller.storage.leases import clock_of
+from edgesplit_controller.storage.leases import database_time
 from edgesplit_controller.storage.tables.leases import LeaseRow
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0
-"""The processes that are here are looked up at most so often."""
-MOST_PASSED = 96
-"""Chunks in one message, which is as short as a device's may be."""
+REFRESH_S = 1.0
+"""Shortest interval between two queries for the living processes."""
+MOST_FORWARDED = 96
+"""Chunks in one forwarded message, which may be no longer than a device's."""
 
 
-class PassedOn(msgspec.Struct, frozen=True):
-    """A device asked one process for chunks that another sees to. Topic `edgesplit/v1/{process}/passed`, QoS 0."""
+class ForwardedChunks(msgspec.Struct, frozen=True):
+    """A device's request for chunks, forwarded to the process that publishes them. Topic
+    `edgesplit/v1/{process}/passed`, QoS 0."""
 
     device: str
     release: str
     chunks: tuple[str, ...]
     own: bool = False
-    """Of `FetchChunks`."""
+    """The device accepts a copy of its own, as in `FetchChunks.own`."""
 
 
-class Colleagues(Protocol):
-    """Who sees to what."""
+class ProcessSharding(Protocol):
+    """Assignment of chunks to processes."""
 
-    own: int
-    """This process' number."""
+    own_number: int
+    """Number of this process."""
 
-    def sees_to(self, chunk: str) -> int:
-        """The process that publishes this chunk now."""
+    def owner_of(self, chunk: str) -> int:
+        """Number of the process that publishes this chunk now."""
         ...
 
 
-class Alone:
-    """A process that has no colleagues."""
+class SingleProcess:
+    """The only process of a controller."""
 
-    own = 1
+    own_number = 1
 
-    def sees_to(self, chunk: str) -> int:
-        """This one, whichever chunk it is."""
-        return responsible(chunk, (self.own,))
+    def owner_of(self, chunk: str) -> int:
+        """This process, for every chunk."""
+        return owner_by_hash(chunk, (self.own_number,))
 
 
-class OnDatabase:
-    """The processes that have a lease on a place. One thread."""
+class LeasedProcesses:
+    """Sharding over the processes that hold a lease in the database. For use by one thread."""
 
     def __init__(self, database: Database, own: int, *, now: Callable[[], float] = monotonic) -> None:
-        self.own = own
+        self.own_number = own
         self._database = database
         self._now = now
-        self._here: tuple[int, ...] = (own,)
+        self._living: tuple[int, ...] = (own,)
         self._read_at = float("-inf")
 
-    def sees_to(self, chunk: str) -> int:
-        """The process that publishes this chunk now, as far as is known."""
-        if self._now() - self._read_at >= AGAIN_S:
+    def owner_of(self, chunk: str) -> int:
+        """Number of the process that publishes this chunk now, as far as is known."""
+        if self._now() - self._read_at >= REFRESH_S:
             self._read_at = self._now()
             self._read()
-        return responsible(chunk, self._here)
+        return owner_by_hash(chunk, self._living)
 
     def _read(self) -> None:
         try:
             with self._database.read() as session:
                 held = select(LeaseRow.name).where(
-                    LeaseRow.name.startswith("process "), LeaseRow.holder != "", LeaseRow.expires > clock_of(session)
+                    LeaseRow.name.startswith("process "),
+                    LeaseRow.holder != "",
+                    LeaseRow.expires > database_time(session),
                 )
                 numbers = {int(name.removeprefix("process ")) for name in session.scalars(held)}
         except EdgeError as error:
             log.info("who else is here could not be read: %s", error)
             return
-        self._here = tuple(sorted({*numbers, self.own}))
+        self._living = tuple(sorted({*numbers, self.own_number}))
 
 
-def responsible(chunk: str, numbers: Iterable[int]) -> int:
-    """Of these processes the one for that chunk."""
+def owner_by_hash(chunk: str, numbers: Iterable[int]) -> int:
+    """The process, of these, that publishes that chunk (the highest hash wins)."""
     return max(numbers, key=lambda number: blake2b(f"{number} {chunk}".encode(), digest_size=8).digest())
 
 
-def passed_topic(number: int) -> str:
-    """Where that process hears what others pass on. No device can be called so, and none may write there."""
+def forwarded_topic(number: int) -> str:
+    """Topic on which process `number` receives forwarded requests. No device can have such a name, and none may write
+    there."""
     return f"{ROOT}/{CONTROLLERS[number - 1]}/passed"

@@ -1,8 +1,9 @@
-"""Golden inputs: what the whole model answers, so that a device can tell whether what it put together answers the same.
+"""Golden pairs of a release: sample requests with the answers of the whole model, by which a device verifies that the
+slices it assembled give the same answers.
 
-The model runs in a child process (`golden_run`), not optimised further, on one
-thread: as exact slices run it. A child that crashes is the model's refusal, not our end. Bodies too large for a
-chunk are left out; a release without golden inputs is still a release.
+The model runs in a child process (`golden_child`), not optimised further and on one thread, as a device in exact mode
+runs its slices. A crash of the child is reported as ModelRefused and does not end the controller. Bodies too large for
+a chunk are left out; a release without golden pairs is still valid.
 """
 
 from __future__ import annotations
@@ -26,81 +27,86 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_controller.model_registry.golden_child import INPUTS, OUTPUTS, SLICE, load, save
 from edgesplit_controller.model_registry.registry import LoadedModel
-from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_runs, whole_slice
-from edgesplit_partitioner.profiling.layers import stand_in_frame
+from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks, whole_model_slice
+from edgesplit_partitioner.profiling.layers import synthetic_frame
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 
 LIMIT_S = 300.0
-MOST = 2
+"""Time limit of the child process."""
+MOST_PAIRS = 2
+"""Golden pairs of one release."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoldenPair:
-    """A request's body, and that of the whole model's answer."""
+    """Body of an inference request, and of the whole model's response."""
 
     request: bytes
     response: bytes
 
 
 def golden_pairs(loaded: LoadedModel, samples: Sequence[bytes | Tensors], model: str) -> list[GoldenPair]:
-    """Up to `MOST` samples (a made-up one where there is none) with the whole model's answers, if they fit a chunk."""
+    """Up to `MOST_PAIRS` samples (a synthetic one where there is none) with the whole model's responses, as far as both
+    bodies fit into a chunk."""
     pairs = []
-    for given in list(samples[:MOST]) or [made_up(loaded)]:
-        request = _joined(oip.encode_request(oip.InferRequest(inputs=as_inputs(loaded, given), id="golden"))[0])
+    for sample in list(samples[:MOST_PAIRS]) or [synthetic_sample(loaded)]:
+        request = _joined(oip.encode_request(oip.InferRequest(inputs=request_inputs(loaded, sample), id="golden"))[0])
         if len(request) > LIMITS.chunk_bytes:
             continue
-        outputs = run_whole(loaded.prepared, first_tensors(loaded, given))
+        outputs = run_whole(loaded.prepared, model_inputs(loaded, sample))
         response = _joined(oip.encode_response(oip.InferResponse(model=model, outputs=outputs, id="golden"))[0])
         if len(response) <= LIMITS.chunk_bytes:
             pairs.append(GoldenPair(request, response))
     return pairs
 
 
-def made_up(loaded: LoadedModel) -> bytes | Tensors:
-    """A stand-in's frame, or seeded noise: the same at every call."""
-    return stand_in_frame(loaded.spec) if loaded.spec is not None else noise(loaded.prepared.inputs)
+def synthetic_sample(loaded: LoadedModel) -> bytes | Tensors:
+    """A synthetic sample: a stand-in frame, or seeded noise. The same at every call."""
+    return synthetic_frame(loaded.spec) if loaded.spec is not None else noise(loaded.prepared.inputs)
 
 
-def as_inputs(loaded: LoadedModel, given: bytes | Tensors) -> Tensors:
-    """What an application would send."""
-    if isinstance(given, bytes):
-        return {FRAME: np.frombuffer(given, np.uint8), **_beside_the_frame(loaded)}
-    return given
+def request_inputs(loaded: LoadedModel, sample: bytes | Tensors) -> Tensors:
+    """The tensors of the request that an application would send for this sample."""
+    if isinstance(sample, bytes):
+        return {FRAME: np.frombuffer(sample, np.uint8), **_other_inputs(loaded)}
+    return sample
 
 
-def first_tensors(loaded: LoadedModel, given: bytes | Tensors) -> Tensors:
-    """What the model without its input layer reads."""
-    if not isinstance(given, bytes):
-        return given
+def model_inputs(loaded: LoadedModel, sample: bytes | Tensors) -> Tensors:
+    """The input tensors of the model without its input layer. ModelRefused for a frame where the model has no input
+    spec."""
+    if not isinstance(sample, bytes):
+        return sample
     if loaded.spec is None:
         raise ModelRefused("a frame for a model without an input spec")
-    return {loaded.spec.tensor: prepare(loaded.spec, given), **_beside_the_frame(loaded)}
+    return {loaded.spec.tensor: prepare(loaded.spec, sample), **_other_inputs(loaded)}
 
 
 def noise(specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
-    """Seeded noise for these tensors, zeros where they hold whole numbers; open lengths are 1."""
-    source = np.random.default_rng(0)
-    made: dict[str, Tensor] = {}
+    """Seeded noise for these tensors, zeros for integer tensors; open dimensions have length 1."""
+    rng = np.random.default_rng(0)
+    tensors: dict[str, Tensor] = {}
     for spec in specs:
         lengths, dtype = [max(length, 1) for length in spec.shape], oip.DTYPES[spec.datatype]
-        made[spec.name] = source.random(lengths).astype(dtype) if dtype.kind == "f" else np.zeros(lengths, dtype)
-    return made
+        tensors[spec.name] = rng.random(lengths).astype(dtype) if dtype.kind == "f" else np.zeros(lengths, dtype)
+    return tensors
 
 
-def _beside_the_frame(loaded: LoadedModel) -> dict[str, Tensor]:
-    """The inputs that the input spec does not feed."""
-    fed = loaded.spec.tensor if loaded.spec else ""
-    return noise(spec for spec in loaded.prepared.inputs if spec.name != fed)
+def _other_inputs(loaded: LoadedModel) -> dict[str, Tensor]:
+    """Noise for the inputs that the input spec does not feed."""
+    frame_tensor = loaded.spec.tensor if loaded.spec else ""
+    return noise(spec for spec in loaded.prepared.inputs if spec.name != frame_tensor)
 
 
 def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
-    """The whole model's outputs, from a child process; ModelRefused if it cannot give them."""
+    """The whole model's outputs, computed in a child process; ModelRefused if it fails or does not end within
+    `LIMIT_S`."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-golden-") as name:
         folder = Path(name)
-        for file, runs in whole_runs(model).items():
+        for file, runs in whole_model_chunks(model).items():
             with (folder / file).open("wb") as target:
                 target.writelines(runs)
-        (folder / SLICE).write_bytes(msgspec.json.encode(whole_slice(model)))
+        (folder / SLICE).write_bytes(msgspec.json.encode(whole_model_slice(model)))
         save(folder / INPUTS, inputs)
         command = [sys.executable, "-m", "edgesplit_controller.model_registry.golden_child", str(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -112,8 +118,10 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
             raise ModelRefused(f"the model does not answer within {LIMIT_S:.0f} s") from error
         if child.returncode:
             check_not_interrupted(child.returncode)
-            last = (child.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"])[-1]
-            raise ModelRefused(f"the runtime cannot run this model: {last[:300]}")
+            reason = (child.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"])[
+                -1
+            ]
+            raise ModelRefused(f"the runtime cannot run this model: {reason[:300]}")
         return load(folder / OUTPUTS)
 
 

@@ -1,7 +1,7 @@
-"""Models by `name@version`, immutable, with their input spec and their samples.
+"""Registry of models by `name@version`, immutable, with their input spec and their samples.
 
-A push of the same content (file, input spec and bindings) under the same name is the version that is there already.
-What a model file must be is `edgesplit_partitioner.onnx_format.model`'s to say; here it is kept and found again.
+Pushing the same content (file, input spec and bindings) under the same name returns the existing version. Which model
+files are accepted is decided in `edgesplit_partitioner.onnx_format.model`; here they are stored and found.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from edgesplit.identifiers import ModelRef, model_name
 from edgesplit.input_spec import InputSpec, parse_input_spec, prepare
 from edgesplit.limits import LIMITS
 from edgesplit.oip.protocol import check_tensors as check_inputs
-from edgesplit.release.agent_release import AGENT
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.runtime import Tensors
-from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.storage.blobs import BlobStore, map_file
-from edgesplit_controller.storage.database import Database, Measurement, Model, Sample, record
+from edgesplit_controller.storage.database import Database, Measurement, Model, Sample, record_event
 from edgesplit_partitioner.costs.build import main_operator
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
-from edgesplit_partitioner.onnx_format.archive import Data, write_parts
+from edgesplit_partitioner.onnx_format.archive import Data, write_stored_form
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 
-MODELS = Model.name != AGENT
-"""Rows of that name are the agent's own versions (`agent_releases`)."""
+MODELS = Model.name != AGENT_MODEL
+"""Query condition for models proper: rows of the name `AGENT` are versions of the agent (`releases.agent_releases`)."""
 LABELS = "labels"
-"""Kind of the record that holds the classes of a model's samples."""
-SAMPLES = 64
-"""Kept per model, at most."""
-LOADED = 2
-"""Models kept in memory, parsed."""
+"""Kind of the measurement row that holds the class labels of a model's samples."""
+MOST_SAMPLES = 64
+"""Samples stored per model, at most."""
+LOADED_MODELS = 2
+"""Parsed models kept in memory (LRU cache)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to plan and to cut: with the input layer, where there is an input spec."""
+    """A parsed model, ready for planning and slicing: with the input layer, where there is an input spec."""
 
     prepared: PreparedModel
     graph: LayerGraph
@@ -60,19 +60,20 @@ class LoadedModel:
 
 
 class Registry:
-    """The models of one controller."""
+    """The models of one controller. Thread-safe."""
 
     def __init__(self, database: Database, blobs: BlobStore, *, now: Callable[[], float]) -> None:
         self._database = database
         self._blobs = blobs
         self._now = now
         self._loaded: OrderedDict[tuple[str, str], LoadedModel] = OrderedDict()
-        self._loading = threading.Lock()
+        self._loading = threading.Lock()  # held while parsing, so that two callers do not parse the same model
 
     def push(self, part: Path, name: str, input_text: str = "", bindings: Mapping[str, int] | None = None) -> Model:
-        """Keep the model file at `part` (it is moved away); ModelRefused or UsageError say why not."""
-        if model_name(name) == AGENT:
-            raise UsageError(f"{AGENT} is the agent itself: `edgectl agent push` takes a kit of it")
+        """Store the model file at `part` (which is moved away). Raises ModelRefused or UsageError with the reason if it
+        is not accepted."""
+        if model_name(name) == AGENT_MODEL:
+            raise UsageError(f"{AGENT_MODEL} is the agent itself: `edgectl agent push` takes a kit of it")
         bound = dict(bindings or {})
         text = " ".join(input_text.split())
         try:
@@ -81,36 +82,36 @@ class Registry:
             digest = self._blobs.put_file(part)
         finally:
             part.unlink(missing_ok=True)
-        optimised = self._keep_optimised(loaded)
+        optimised = self._store_optimised(loaded)
         with self._database.write() as session:
-            same = (Model.name == name, Model.sha256 == digest, Model.input_text == text)
-            for there in session.scalars(select(Model).where(*same)):
-                if there.bindings == bound:
-                    return there
+            same_content = (Model.name == name, Model.sha256 == digest, Model.input_text == text)
+            for existing in session.scalars(select(Model).where(*same_content)):
+                if existing.bindings == bound:
+                    return existing
             newest = session.scalar(select(func.max(Model.version)).where(Model.name == name)) or 0
             model = Model(
                 name=name, version=newest + 1, sha256=digest, optimised_sha256=optimised, bytes=size, input_text=text,
-                bindings=bound, shown=_shown(loaded), created=self._now(),
+                bindings=bound, shown=_description(loaded), created=self._now(),
             )  # fmt: skip
             session.add(model)
-            record(session, self._now(), "operator", "model.pushed", model.ref, sha256=digest)
-        self._remember(model, loaded)
+            record_event(session, self._now(), "operator", "model.pushed", model.ref, sha256=digest)
+        self._cache(model, loaded)
         return model
 
     def get(self, reference: str) -> Model:
-        """The model meant by `name` (its newest version) or `name@version`, with near matches in the error."""
+        """The model named `name` (its newest version) or `name@version`; NotFound lists near matches."""
         wanted = ModelRef.parse(reference)
-        if wanted.name == AGENT:
-            raise UsageError(f"{AGENT} is the agent itself, and no model: see `edgectl agent`")
+        if wanted.name == AGENT_MODEL:
+            raise UsageError(f"{AGENT_MODEL} is the agent itself, and no model: see `edgectl agent`")
         with self._database.read() as session:
-            of_name = select(Model).where(Model.name == wanted.name).order_by(Model.version.desc())
-            versions = session.scalars(of_name).all()
+            query = select(Model).where(Model.name == wanted.name).order_by(Model.version.desc())
+            versions = session.scalars(query).all()
             if not versions:
-                raise unknown("model", wanted.name, session.scalars(select(Model.name).where(MODELS).distinct()))
+                raise not_found("model", wanted.name, session.scalars(select(Model.name).where(MODELS).distinct()))
         for model in versions:
             if wanted.version in (None, model.version):
                 return model
-        raise unknown("model", str(wanted), (model.ref for model in versions))
+        raise not_found("model", str(wanted), (model.ref for model in versions))
 
     def all(self) -> Sequence[Model]:
         """Every model, by name and version."""
@@ -118,14 +119,14 @@ class Registry:
             return session.scalars(select(Model).where(MODELS).order_by(Model.name, Model.version)).all()
 
     def load(self, model: Model) -> LoadedModel:
-        """The model, parsed; the last few are kept in memory."""
+        """The parsed model, from the cache if possible."""
         key = _key(model)
         with self._loading:
             if key in self._loaded:
                 self._loaded.move_to_end(key)
                 return self._loaded[key]
             loaded = load_model(self._blobs.mapped(model.sha256), model.input_text, model.bindings)
-        self._remember(model, loaded)
+        self._cache(model, loaded)
         return loaded
 
     def add_samples(
@@ -136,9 +137,10 @@ class Registry:
         *,
         labels: Mapping[bytes, int] | None = None,
     ) -> int:
-        """Keep sample inputs (JPEG frames; tensors by name as .npz); how many the model has now.
+        """Store sample inputs (JPEG frames, or named tensors as .npz); return how many the model has now. Conflict
+        beyond `MOST_SAMPLES`.
 
-        `labels` gives the class that a sample, by its bytes, shows.
+        `labels` gives the class that a sample, identified by its bytes, shows.
         """
         loaded = self.load(model)
         checked = [("frame", check_frame(loaded, frame)) for frame in frames]
@@ -147,61 +149,62 @@ class Registry:
         with self._database.write() as session:
             known = set(session.scalars(select(Sample.sha256).where(Sample.model_id == model.id)))
             fresh = {digest: kind for (kind, _), digest in zip(checked, digests, strict=True) if digest not in known}
-            if len(known) + len(fresh) > SAMPLES:
+            if len(known) + len(fresh) > MOST_SAMPLES:
                 raise Conflict(
-                    f"{model.ref} has {len(known)} samples; {len(fresh)} more are over the limit of {SAMPLES}"
+                    f"{model.ref} has {len(known)} samples; {len(fresh)} more are over the limit of {MOST_SAMPLES}"
                 )
             session.add_all(Sample(model_id=model.id, sha256=digest, kind=kind) for digest, kind in fresh.items())
-            named = {hashlib.sha256(sample).hexdigest(): label for sample, label in (labels or {}).items()}
-            if named:
-                kept = _labels_of(session, model)
-                kept.content = {**kept.content, **named}
+            label_of = {hashlib.sha256(sample).hexdigest(): label for sample, label in (labels or {}).items()}
+            if label_of:
+                row = _labels_row(session, model)
+                row.content = {**row.content, **label_of}
             return len(known) + len(fresh)
 
-    def samples(self, model: Model, most: int = SAMPLES) -> list[bytes | Tensors]:
+    def samples(self, model: Model, limit: int = MOST_SAMPLES) -> list[bytes | Tensors]:
         """The model's samples, oldest first: a frame as bytes, tensors as arrays by name."""
         with self._database.read() as session:
             rows = session.scalars(
-                select(Sample).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
+                select(Sample).where(Sample.model_id == model.id).order_by(Sample.id).limit(limit)
             ).all()
         return [_sample(row.kind, self._blobs.get(row.sha256)) for row in rows]
 
-    def labels(self, model: Model, most: int = SAMPLES) -> list[int | None]:
-        """The classes that these samples show; None where that was not told."""
-        chosen = select(Sample.sha256).where(Sample.model_id == model.id).order_by(Sample.id).limit(most)
+    def labels(self, model: Model, limit: int = MOST_SAMPLES) -> list[int | None]:
+        """The class of each of these samples; None where no label was given."""
+        chosen = select(Sample.sha256).where(Sample.model_id == model.id).order_by(Sample.id).limit(limit)
         with self._database.read() as session:
-            known = session.scalars(_labels_query(model)).first()
-            return [(known.content if known else {}).get(digest) for digest in session.scalars(chosen)]
+            row = session.scalars(_labels_query(model)).first()
+            return [(row.content if row else {}).get(digest) for digest in session.scalars(chosen)]
 
-    def _keep_optimised(self, loaded: LoadedModel) -> str:
-        """As it is measured and cut; written piece by piece, for it may be larger than the memory."""
+    def _store_optimised(self, loaded: LoadedModel) -> str:
+        """Store the optimised model, which is measured and sliced. Written in parts, because it may be larger than the
+        memory."""
         part = self._blobs.incoming_file()
         try:
             with part.open("wb") as target:
-                write_parts(*loaded.prepared.parts_of_file, target)
+                write_stored_form(*loaded.prepared.message_and_data, target)
             return self._blobs.put_file(part)
         finally:
             part.unlink(missing_ok=True)
 
-    def _remember(self, model: Model, loaded: LoadedModel) -> None:
+    def _cache(self, model: Model, loaded: LoadedModel) -> None:
         with self._loading:
             self._loaded[_key(model)] = loaded
-            while len(self._loaded) > LOADED:
+            while len(self._loaded) > LOADED_MODELS:
                 self._loaded.popitem(last=False)
 
 
 def load_model(raw: Data, input_text: str, bindings: Mapping[str, int]) -> LoadedModel:
-    """A model file, read and checked, with its input layer if `input_text` spells one."""
+    """Parse and check a model file, with its input layer if `input_text` gives an input spec."""
     spec = parse_input_spec(input_text) if input_text else None
     prepared = prepare_model(raw, bindings)
     if spec is None:
         return LoadedModel(prepared, prepared.graph, None)
-    graph, filled = with_input_layer(prepared, spec)
-    return LoadedModel(prepared, graph, filled)
+    graph, fed_spec = with_input_layer(prepared, spec)
+    return LoadedModel(prepared, graph, fed_spec)
 
 
 def check_frame(loaded: LoadedModel, frame: bytes) -> bytes:
-    """`frame` if the model's input spec can read it; UsageError otherwise."""
+    """Return `frame` if the model's input spec can decode it; UsageError otherwise."""
     if loaded.spec is None:
         raise UsageError("this model takes tensors, not frames: it was pushed without an input spec")
     try:
@@ -212,14 +215,14 @@ def check_frame(loaded: LoadedModel, frame: bytes) -> bytes:
 
 
 def check_tensors(loaded: LoadedModel, archive: bytes) -> bytes:
-    """`archive` if it holds exactly the tensors that the model reads, in their shapes; UsageError otherwise."""
+    """Return `archive` if it holds exactly the tensors that the model reads, in their shapes; UsageError otherwise."""
     if loaded.spec is not None:
         raise UsageError(f"this model takes frames ({loaded.spec.media}), not tensors")
     check_inputs(read_tensors(archive), loaded.prepared.inputs)
     return archive
 
 
-_NO_ARRAYS = (
+_ARCHIVE_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, NotImplementedError, MemoryError,
     SyntaxError, OverflowError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -227,15 +230,16 @@ _NO_ARRAYS = (
 
 
 def read_tensors(archive: bytes) -> dict[str, Any]:
-    """The arrays of an .npz by name; nothing is ever unpickled, and no more unpacked than a request could hold."""
+    """The arrays of an .npz file by name. Nothing is unpickled, and no more is unpacked than a request could hold;
+    UsageError otherwise."""
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as listed:
-            unpacked = sum(member.file_size for member in listed.infolist())
+        with zipfile.ZipFile(io.BytesIO(archive)) as zip_file:
+            unpacked = sum(member.file_size for member in zip_file.infolist())
         if unpacked > LIMITS.http_body_bytes:
             raise UsageError(f"a sample has {unpacked} bytes unpacked, at most {LIMITS.http_body_bytes}")
-        with np.load(io.BytesIO(archive), allow_pickle=False) as opened:
-            return {name: opened[name] for name in opened.files}
-    except _NO_ARRAYS as error:
+        with np.load(io.BytesIO(archive), allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except _ARCHIVE_ERRORS as error:
         raise UsageError(f"a sample is no .npz of plain arrays: {error}") from error
 
 
@@ -247,8 +251,8 @@ def _labels_query(model: Model) -> Select[Measurement]:
     return select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == LABELS)
 
 
-def _labels_of(session: Session, model: Model) -> Measurement:
-    """Where the labels of a model's samples are kept: class by digest."""
+def _labels_row(session: Session, model: Model) -> Measurement:
+    """The row with the labels of a model's samples (class by digest); created if there is none."""
     row = session.scalars(_labels_query(model)).first()
     if row is None:
         row = Measurement(model_id=model.id, kind=LABELS, place="operator", content={}, taken=0.0)
@@ -260,11 +264,11 @@ def _key(model: Model) -> tuple[str, str]:
     return model.ref, model.sha256
 
 
-def _shown(loaded: LoadedModel) -> dict[str, Any]:
-    """What people ask of a model: what it reads, what it answers, its layers."""
+def _description(loaded: LoadedModel) -> dict[str, Any]:
+    """Description of a model for the API: its inputs, outputs and layers."""
     tensors = loaded.graph.tensors
 
-    def shown(names: Iterable[str]) -> list[dict[str, Any]]:
+    def tensor_views(names: Iterable[str]) -> list[dict[str, Any]]:
         return [
             {"name": name, "datatype": tensors[name].datatype, "shape": list(tensors[name].shape)} for name in names
         ]
@@ -279,5 +283,5 @@ def _shown(loaded: LoadedModel) -> dict[str, Any]:
         for layer in loaded.graph.layers
     ]
     spec = msgspec.to_builtins(loaded.spec) if loaded.spec is not None else None
-    ends = {"inputs": shown(loaded.graph.inputs), "outputs": shown(loaded.graph.outputs)}
+    ends = {"inputs": tensor_views(loaded.graph.inputs), "outputs": tensor_views(loaded.graph.outputs)}
     return {**ends, "layers": layers, "input_spec": spec}

@@ -1,6 +1,5 @@
-"""What the controller counts of its API, its broker session and its database, and reads of its fleet when Prometheus
-asks: counts that the database makes, whatever the number of devices.
-"""
+"""Prometheus metrics of the controller: its API, its broker session, its database, and its fleet. Counts of the fleet
+are computed by database queries at each scrape."""
 
 from __future__ import annotations
 
@@ -13,41 +12,41 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import edgesplit
 from edgesplit.observability import metrics
-from edgesplit.observability.registry import Ledger, Series, gauge
-from edgesplit_controller.fleet.ingest import Taken
-from edgesplit_controller.fleet.overview import Fleet
-from edgesplit_controller.history.rollup import Rolling
-from edgesplit_controller.rollout.metrics import Count
+from edgesplit.observability.registry import MetricRegistry, Series, gauge_series
+from edgesplit_controller.fleet.ingest import IngestResult
+from edgesplit_controller.fleet.overview import FleetOverview
+from edgesplit_controller.history.rollup import RollUp
+from edgesplit_controller.rollout.metrics import RolloutCounter
 
 METHODS = frozenset({"GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS", "PATCH"})
 STATES = ("online", "stale", "offline", "claimed", "revoked")
 STATEMENTS = frozenset({"select", "insert", "update", "delete"})
-Reading = Callable[[], Mapping[str, float]]
-"""What waits now, by queue; and `broker`, 1 where it is connected."""
+QueueLengths = Callable[[], Mapping[str, float]]
+"""Returns queue lengths by queue, and `broker`: 1 while connected, else 0."""
 
 
 class CountedRequests:
-    """ASGI middleware: each request under its route's template, whatever path was asked."""
+    """ASGI middleware: counts and times each request under the template of its route, whatever path was requested."""
 
-    def __init__(self, app: ASGIApp, ledger: Ledger) -> None:
+    def __init__(self, app: ASGIApp, ledger: MetricRegistry) -> None:
         self._app = app
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, counted when its answer is sent, or has failed."""
+        """Handle one request, counted when it was answered or has failed."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began, status = perf_counter(), 500
 
-        async def told(message: Message) -> None:
+        async def observe_and_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(message["status"])
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, observe_and_send)
         finally:
             method = scope["method"] if scope["method"] in METHODS else ""
             route = str(getattr(scope.get("route"), "path", ""))
@@ -59,19 +58,19 @@ class CountedRequests:
             )
 
 
-def heard(ledger: Ledger, taken: Taken, seconds: float) -> None:
-    """A batch of messages was taken in."""
+def record_ingest(ledger: MetricRegistry, taken: IngestResult, seconds: float) -> None:
+    """Record a batch of ingested device messages and the seconds it took."""
     ledger.record(
         [
-            (metrics.CONTROLLER_HEAR_S, (), seconds),
+            (metrics.CONTROLLER_INGEST_S, (), seconds),
             *((metrics.CONTROLLER_MESSAGES, key, float(count)) for key, count in taken.outcomes.items()),
-            *((metrics.CONTROLLER_LATE_S, (), lag_s) for lag_s in taken.lags_s),
+            *((metrics.CONTROLLER_BACKLOG_AGE_S, (), lag_s) for lag_s in taken.lags_s),
         ]
     )
 
 
-def watch(engine: Engine, ledger: Ledger) -> None:
-    """Time every statement from now on."""
+def observe_statements(engine: Engine, ledger: MetricRegistry) -> None:
+    """Time every SQL statement of `engine` from now on."""
 
     @event.listens_for(engine, "before_cursor_execute")
     def before(_connection: Any, _cursor: Any, _statement: str, _parameters: Any, context: Any, _many: bool) -> None:
@@ -85,18 +84,34 @@ def watch(engine: Engine, ledger: Ledger) -> None:
         ledger.observe(metrics.CONTROLLER_STATEMENT_S, kind, value=seconds)
 
 
-def series(ledger: Ledger, fleet: Fleet, rolling: Rolling, rollouts: Count, reading: Reading = dict) -> list[Series]:
-    """All that is shown."""
-    states, now, counted = fleet.states(), reading(), rollouts()
+def series(
+    ledger: MetricRegistry,
+    fleet: FleetOverview,
+    rollup: RollUp,
+    rollouts: RolloutCounter,
+    queue_lengths: QueueLengths = dict,
+) -> list[Series]:
+    """All metrics as they are exposed. `queue_lengths` provides queue lengths."""
+    states, lengths, rollout_counts = fleet.states(), queue_lengths(), rollouts()
     return [
-        gauge(metrics.CONTROLLER_INFO, 1.0, edgesplit.__version__),
+        gauge_series(metrics.CONTROLLER_INFO, 1.0, edgesplit.__version__),
         *ledger.series(),
-        *(gauge(metrics.CONTROLLER_DEVICES, states[state], state) for state in STATES),
-        *(gauge(metrics.CONTROLLER_CONDITIONS, one["devices"], one["kind"]) for one in fleet.conditions()),
-        *(gauge(metrics.CONTROLLER_RUNNING, count, model, state) for model, state, count in fleet.running()),
-        *(gauge(metrics.CONTROLLER_ROLLOUTS, count, state) for state, count in counted.rollouts.items()),
-        *(gauge(metrics.CONTROLLER_ROLLOUT_DEVICES, count, state) for state, count in counted.devices.items()),
-        *(gauge(metrics.CONTROLLER_WAITING, value, queue) for queue, value in now.items() if queue != "broker"),
-        *(gauge(metrics.CONTROLLER_BROKER, value) for queue, value in now.items() if queue == "broker"),
-        gauge(metrics.CONTROLLER_UNROLLED, rolling.behind()),
+        *(gauge_series(metrics.CONTROLLER_DEVICES, states[state], state) for state in STATES),
+        *(
+            gauge_series(metrics.CONTROLLER_CONDITIONS, condition["devices"], condition["kind"])
+            for condition in fleet.conditions()
+        ),
+        *(gauge_series(metrics.CONTROLLER_RUNNING, count, model, state) for model, state, count in fleet.running()),
+        *(gauge_series(metrics.CONTROLLER_ROLLOUTS, count, state) for state, count in rollout_counts.rollouts.items()),
+        *(
+            gauge_series(metrics.CONTROLLER_ROLLOUT_DEVICES, count, state)
+            for state, count in rollout_counts.devices.items()
+        ),
+        *(
+            gauge_series(metrics.CONTROLLER_WAITING, value, queue)
+            for queue, value in lengths.items()
+            if queue != "broker"
+        ),
+        *(gauge_series(metrics.CONTROLLER_BROKER, value) for queue, value in lengths.items() if queue == "broker"),
+        gauge_series(metrics.CONTROLLER_ROLLUP_BACKLOG, rollup.backlog()),
     ]

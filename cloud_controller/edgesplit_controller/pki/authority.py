@@ -1,8 +1,9 @@
-"""The certificate authority of one installation: makes itself once, issues to servers, clients and enrolled devices.
+"""The certificate authority (CA) of one installation: created on first use, it issues certificates to servers, clients
+and enrolled devices.
 
-Promises: an authority of ten years (what its key is: `authority_keys`), leaves of one year with one purpose each (a
-device's certificate serves nobody), chains that pass OpenSSL's strict verification. Whether a claim is good is decided
-before it is asked.
+Promises: a CA certificate of ten years (its key: `pki.keys`), leaf certificates of one year with one purpose each (a
+device's certificate cannot authenticate a server), chains that pass OpenSSL's strict verification. Whether an enrolment
+claim is valid is decided by the caller.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.trust.identity import Credentials, load_or_make_key, private_pem
-from edgesplit_controller.pki.keys import load_or_make_authority_key, load_or_make_web_key, raw_bytes, signed
+from edgesplit_controller.pki.keys import load_or_make_authority_key, load_or_make_web_key, private_bytes, sign_with
 
 LeafKey = Ed25519PublicKey | EllipticCurvePublicKey
 AUTHORITY: Final = "edgesplit authority"
 AUTHORITY_LIFE: Final = timedelta(days=3650)
+"""Validity of the CA certificate."""
 LEAF_LIFE: Final = timedelta(days=365)
+"""Validity of a leaf certificate."""
 RENEW_BEFORE: Final = timedelta(days=30)
+"""A stored leaf certificate is renewed when it is valid for less than this."""
 TAKEOVER_LIFE: Final = timedelta(minutes=10)
-"""Of a certificate by which the controller takes over, and so ends, a device's session."""
+"""Validity of a certificate with which the controller takes over, and thereby ends, a device's broker session."""
 BACKDATE: Final = timedelta(days=1)
-"""Devices without a clock of their own are a little behind."""
+"""Start of validity lies this far in the past, because the clocks of devices without a battery are a little behind."""
 CSR_BYTES: Final = 8_192
-_NOTHING: Final = {
+"""Size limit of a certificate request and of a presented certificate."""
+_NO_OTHER_USAGE: Final = {
     "content_commitment": False,
     "key_encipherment": False,
     "data_encipherment": False,
@@ -49,10 +54,11 @@ _NOTHING: Final = {
     "encipher_only": False,
     "decipher_only": False,
 }
+"""Key usages that no certificate of ours has."""
 
 
 class Authority:
-    """The authority kept in `folder`, made there if there is none. Its key never leaves the folder."""
+    """The CA stored in `folder`, created there if there is none. Its private key never leaves the folder."""
 
     def __init__(self, folder: Path, name: str = AUTHORITY) -> None:
         self._folder = folder
@@ -67,44 +73,44 @@ class Authority:
 
     @property
     def ca_pem(self) -> str:
-        """The authority's certificate: what everybody else needs."""
+        """The CA certificate (PEM), by which peers verify certificates of this installation."""
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
-    def issue_server(self, name: str, hosts: Sequence[str], *, to_browsers: bool = False) -> Credentials:
-        """Credentials of a server of ours, reachable as `hosts` (DNS names and addresses). Kept, renewed when due.
-        `to_browsers`: with a key that these understand."""
+    def issue_server(self, name: str, hosts: Sequence[str], *, for_browsers: bool = False) -> Credentials:
+        """Credentials of one of our servers, reachable as `hosts` (DNS names and addresses). Stored, and renewed when
+        due. `for_browsers`: with a key type that browsers support."""
         if not hosts:
             raise UsageError(f"server {name!r} needs at least one host name or address")
-        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, _alternative_names(hosts), web=to_browsers)
+        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, _alternative_names(hosts), web=for_browsers)
 
     def issue_client(self, name: str) -> Credentials:
-        """Credentials of a client of ours, such as `controller`. Kept, renewed when due."""
+        """Credentials of one of our clients, such as `controller`. Stored, and renewed when due."""
         return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, None)
 
     def sign_request(self, csr_pem: bytes, name: str) -> bytes:
-        """A device's certificate (PEM) for the key in `csr_pem`. `name` is the claim's; the request's is ignored."""
+        """A device's certificate (PEM) for the public key in `csr_pem`. The subject is `name`, from the claim; the
+        request's subject is ignored."""
         subject = identifiers.device_name(name)
         certificate = self._leaf(subject, _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH, None)
         return certificate.public_bytes(Encoding.PEM)
 
     def sign_operator(self, csr_pem: bytes, name: str, expires: float | None) -> bytes:
-        """An operator's certificate (PEM) for the key in `csr_pem`, good until then, and a year at most."""
-        left = timedelta(seconds=expires - time.time()) if expires is not None else LEAF_LIFE
+        """An operator's certificate (PEM) for the public key in `csr_pem`, valid until `expires`, but a year at
+        most."""
+        remaining = timedelta(seconds=expires - time.time()) if expires is not None else LEAF_LIFE
         key, purpose = _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH
-        return self._leaf(name, key, purpose, None, min(LEAF_LIFE, left)).public_bytes(Encoding.PEM)
+        return self._leaf(name, key, purpose, None, min(LEAF_LIFE, remaining)).public_bytes(Encoding.PEM)
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
-        """The certificate (PEM) of that gateway's server, for the key in `csr_pem`: good for its own name and no other,
-        wherever it is reached."""
+        """Certificate (PEM) of that gateway's server, for the public key in `csr_pem`: valid for the gateway's own host
+        name and no other, at whatever address it is reached."""
         host = identifiers.gateway_host(name)
         key, purpose = _requested_key(csr_pem), ExtendedKeyUsageOID.SERVER_AUTH
         return self._leaf(host, key, purpose, _alternative_names([host])).public_bytes(Encoding.PEM)
 
-    def recognise(self, certificate_pem: bytes) -> x509.Certificate:
-        """A device's certificate that we once issued, expired or not; MalformedMessage for anything else.
-
-        Whether it was revoked is not looked at.
-        """
+    def parse_device_certificate(self, certificate_pem: bytes) -> x509.Certificate:
+        """Parse a device's certificate that this CA issued, expired or not; MalformedMessage for anything else.
+        Revocation is not checked."""
         if len(certificate_pem) > CSR_BYTES:
             raise MalformedMessage(f"certificate of {len(certificate_pem)} bytes, at most {CSR_BYTES}")
         try:
@@ -118,9 +124,9 @@ class Authority:
         return certificate
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
-        """A signed list (PEM) of the certificates that are not to be believed any more.
+        """A signed certificate revocation list (PEM) of these serial numbers.
 
-        It never expires before the authority does: a list that has run out would lock everybody out.
+        It does not expire before the CA does: an expired list would lock out every client.
         """
         now = datetime.now(timezone.utc)
         builder = x509.CertificateRevocationListBuilder(
@@ -130,20 +136,22 @@ class Authority:
             entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=now)
             builder = builder.add_revoked_certificate(entry.build())
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        listed = builder.add_extension(issuer, critical=False).add_extension(
+        unsigned_list = builder.add_extension(issuer, critical=False).add_extension(
             x509.CRLNumber(int(now.timestamp() * 1000)), critical=False
         )
-        return signed(listed, self._key).public_bytes(Encoding.PEM)
+        return sign_with(unsigned_list, self._key).public_bytes(Encoding.PEM)
 
-    def secret(self, purpose: str) -> str:
-        """A word for that purpose which every process of this installation knows, and nobody else."""
-        key = raw_bytes(self._key)
+    def derive_secret(self, purpose: str) -> str:
+        """A secret (hex) for that purpose, derived from the CA key: the same in every process of this installation, and
+        unknown to others."""
+        key = private_bytes(self._key)
         return HKDF(algorithm=SHA256(), length=16, salt=None, info=f"edgesplit {purpose}".encode()).derive(key).hex()
 
     def takeover_context(self, name: str) -> ssl.SSLContext:
-        """For connecting once under a device's own name, so that the broker ends the session which that name has.
+        """TLS context for one connection under a device's own name, so that the broker ends the existing session of
+        that name.
 
-        The certificate lives for minutes, and its key nowhere but in memory.
+        The certificate is valid for minutes, and its private key exists only in memory.
         """
         key = Ed25519PrivateKey.generate()
         subject = identifiers.device_name(name)
@@ -162,11 +170,11 @@ class Authority:
         builder = (
             _builder(subject, subject, public, AUTHORITY_LIFE)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
         )
-        certificate = signed(builder, self._key)
+        certificate = sign_with(builder, self._key)
         write_durably(self.certificate_file, certificate.public_bytes(Encoding.PEM))
         return certificate
 
@@ -178,17 +186,17 @@ class Authority:
         *,
         web: bool = False,
     ) -> Credentials:
-        """What is on disk if it still does, else anew."""
+        """The stored credentials if they are still valid for this use, else new ones."""
         identifiers.slice_name(name)  # safe as a file name
         credentials = Credentials(self._folder / f"{name}.key", self._folder / f"{name}.pem", self.certificate_file)
         load = load_or_make_web_key if web else load_or_make_key
         public = load(credentials.key_file).public_key()
-        if not self._still_good(_load_certificate(credentials.certificate_file), public, purpose, alternatives):
+        if not self._is_valid_for(_load_certificate(credentials.certificate_file), public, purpose, alternatives):
             certificate = self._leaf(name, public, purpose, alternatives)
             write_durably(credentials.certificate_file, certificate.public_bytes(Encoding.PEM))
         return credentials
 
-    def _still_good(
+    def _is_valid_for(
         self,
         certificate: x509.Certificate | None,
         public: LeafKey,
@@ -218,14 +226,14 @@ class Authority:
         builder = (
             _builder(_name(name), self._certificate.subject, public, life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
         )
         if alternatives is not None:
             builder = builder.add_extension(alternatives, critical=False)
-        return signed(builder, self._key)
+        return sign_with(builder, self._key)
 
 
 def _name(text: str) -> x509.Name:
@@ -245,13 +253,13 @@ def _builder(subject: x509.Name, issuer: x509.Name, public: LeafKey, life: timed
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    """An authority signs certificates and revocation lists; anyone else signs handshakes."""
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    """A CA signs certificates and revocation lists; a leaf signs handshakes."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        **_NOTHING,
+        **_NO_OTHER_USAGE,
     )
 
 
@@ -287,16 +295,16 @@ def _load_certificate(path: Path) -> x509.Certificate | None:
 
 
 def _requested_key(csr_pem: bytes) -> Ed25519PublicKey:
-    """The public key of a request that its owner signed; MalformedMessage for anything else."""
+    """The public key of a certificate request with a valid self-signature; MalformedMessage for anything else."""
     if len(csr_pem) > CSR_BYTES:
         raise MalformedMessage(f"certificate request of {len(csr_pem)} bytes, at most {CSR_BYTES}")
     try:
         request = x509.load_pem_x509_csr(csr_pem)
-        public, signed = request.public_key(), request.is_signature_valid
+        public, is_self_signed = request.public_key(), request.is_signature_valid
     except Exception as error:  # OpenSSL has many ways to dislike bytes, and none of them is ours to handle
         raise MalformedMessage(f"not a certificate request: {error}") from error
     if not isinstance(public, Ed25519PublicKey):
         raise MalformedMessage("certificate request for a key that is not Ed25519")
-    if not signed:
+    if not is_self_signed:
         raise MalformedMessage("certificate request not signed by its own key")
     return public

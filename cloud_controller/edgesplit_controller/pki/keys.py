@@ -1,6 +1,7 @@
-"""Keys of the authority and of the servers that browsers talk to: ECDSA over P-256, for browsers know no Ed25519.
+"""Private keys of the CA and of the servers that browsers connect to: ECDSA over P-256, because browsers do not support
+Ed25519.
 
-An installation whose authority was made with Ed25519 keeps it: devices believe it as before, and browsers warn.
+An installation whose CA was created with Ed25519 keeps that key: devices trust it as before, and browsers warn.
 Devices' own keys are Ed25519 either way (`edgesplit.trust.identity`).
 """
 
@@ -23,38 +24,39 @@ Signed = TypeVar("Signed", covariant=True)
 
 
 class Builder(Protocol[Signed]):
-    """A certificate, or a revocation list, to be signed."""
+    """A builder of a certificate or a revocation list (of `cryptography.x509`)."""
 
     def sign(self, private_key: AuthorityKey, algorithm: SHA256 | None) -> Signed:
-        """It, signed."""
+        """Return the signed object."""
         ...
 
 
 def load_or_make_authority_key(path: Path) -> AuthorityKey:
-    """The key kept in `path`, of either kind; one that browsers understand is made there if there is none."""
-    found = _load(path)
-    if found is None:
+    """The key stored in `path`, of either type; a P-256 key is created there if there is none. UsageError if the file
+    holds no such key."""
+    key = _load(path)
+    if key is None:
         return _make(path)
-    if not isinstance(found, Ed25519PrivateKey | EllipticCurvePrivateKey):
+    if not isinstance(key, Ed25519PrivateKey | EllipticCurvePrivateKey):
         raise UsageError(f"{path} holds no key of an authority; restore it from a backup")
     if path.stat().st_mode & 0o077:
         os.chmod(path, 0o600)
-    return found
+    return key
 
 
 def load_or_make_web_key(path: Path) -> EllipticCurvePrivateKey:
-    """The key of a server that browsers talk to. One that they do not understand makes way for another."""
-    found = _load(path)
-    return found if isinstance(found, EllipticCurvePrivateKey) else _make(path)
+    """The key of a server that browsers connect to. A key of another type is replaced."""
+    key = _load(path)
+    return key if isinstance(key, EllipticCurvePrivateKey) else _make(path)
 
 
-def signed(builder: Builder[Signed], key: AuthorityKey) -> Signed:
-    """What was built, signed as this kind of key signs."""
+def sign_with(builder: Builder[Signed], key: AuthorityKey) -> Signed:
+    """Sign what was built, with the hash that this type of key takes (Ed25519 takes none)."""
     return builder.sign(key, None if isinstance(key, Ed25519PrivateKey) else SHA256())
 
 
-def raw_bytes(key: AuthorityKey) -> bytes:
-    """The secret number alone, to derive other secrets from."""
+def private_bytes(key: AuthorityKey) -> bytes:
+    """The private scalar or seed alone (32 bytes), to derive other secrets from."""
     if isinstance(key, Ed25519PrivateKey):
         return key.private_bytes_raw()
     return key.private_numbers().private_value.to_bytes(32, "big")

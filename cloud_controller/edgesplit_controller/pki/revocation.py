@@ -1,9 +1,10 @@
-"""What makes a revocation true: the list that broker and offload servers go by, and the end of the session that lives.
+"""Revocation of certificates: publishes the revocation list that broker and offload servers check, and ends the broker
+session of a revoked device.
 
-A list only keeps a certificate from connecting again, so the session that exists is ended besides: we connect once
-under the device's own name, with a certificate of minutes, and the broker throws the older session of that name off
-(MQTT 5, 3.1.4-3). That needs nothing of the broker but what it promises every client. A device that is heard although
-it was revoked slipped in between the two: whoever hears it calls `cut` again.
+A list only keeps a certificate from connecting again, so the existing session is ended besides: the controller connects
+once under the device's own name, with a certificate valid for minutes, and the broker disconnects the older session of
+that client id (MQTT 5, 3.1.4-3). That needs only behaviour that every broker guarantees. A device that is heard
+although it was revoked connected between the two steps; the receiver of its message calls `end_session` again.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from edgesplit_controller.pki.authority import Authority
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
+"""Timeout of one attempt to connect."""
 TRIES = 3
+"""Attempts to end one session."""
 
 
 class ListReader(Protocol):
-    """Somebody who goes by a list in a file, and reads it again when told."""
+    """A server that checks a revocation list in a file."""
 
     def reload(self) -> None:
-        """The file has changed."""
+        """Read the file again, because it has changed."""
         ...
 
 
 class Revocations:
-    """The revocation list of one installation, and the sessions that it ends. `start` before `cut`."""
+    """The revocation list of one installation, and the end of revoked sessions. Call `start` before `end_session`."""
 
     def __init__(
         self,
@@ -45,95 +48,99 @@ class Revocations:
         files: Sequence[Path],
         broker: tuple[str, int],
     ) -> None:
-        """The first of `files` is what `notice` looks at; the lock lies beside it."""
+        """`revoked` returns the serial numbers to list. The list is written to each of `files`; `reload_if_changed`
+        checks the first, and the lock file lies beside it."""
         self._authority = authority
         self._revoked = revoked
         self._files = files
         self._broker = broker
         self._readers: list[ListReader] = []
-        self._watching: list[ListReader] = []
+        self._readers_of_all: list[ListReader] = []
         self._publishing = threading.Lock()
         self._listed: frozenset[int] | None = None
-        """What this process published last."""
-        self._noticed = 0
-        self._due: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._waiting: set[str] = set()
-        self._thread = threading.Thread(target=self._work, name="revocations", daemon=True)
+        """Serial numbers that this process published last."""
+        self._seen_modified_ns = 0
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._queued: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="revocations", daemon=True)
 
-    def tell(self, reader: ListReader, *, of_others: bool = False) -> None:
-        """Let `reader` know of every list that this process publishes, and with `of_others` of every list."""
+    def add_reader(self, reader: ListReader, *, of_others: bool = False) -> None:
+        """Register a reader for lists published by this process, and with `of_others` also for those of other
+        processes."""
         self._readers.append(reader)
         if of_others:
-            self._watching.append(reader)
+            self._readers_of_all.append(reader)
 
     def publish(self) -> None:
-        """Write the list as it is now, and let everybody read it."""
-        with self._publishing, self._alone():
+        """Write the current list and make every registered reader reload it."""
+        # The serial numbers are read under both locks: otherwise an older list could be written over a newer one.
+        with self._publishing, self._file_lock():
             self._listed = frozenset(self._revoked())
-            listed = self._authority.revocation_list(self._listed)
+            list_pem = self._authority.revocation_list(self._listed)
             for file in self._files:
-                write_durably(file, listed)
-            self._noticed = self._changed()
+                write_durably(file, list_pem)
+            self._seen_modified_ns = self._modified_ns()
             for reader in self._readers:
                 reader.reload()
 
     def publish_if_changed(self) -> None:
-        """Publish where something else is stored than this process published last."""
+        """Publish if the revoked serial numbers differ from those this process published last."""
         if frozenset(self._revoked()) != self._listed:
             self.publish()
 
-    def notice(self) -> None:
-        """Let the readers know that another process has published."""
-        changed = self._changed()
-        if changed != self._noticed:
-            self._noticed = changed
-            for reader in self._watching:
+    def reload_if_changed(self) -> None:
+        """Make readers reload if another process has published a list."""
+        changed = self._modified_ns()
+        if changed != self._seen_modified_ns:
+            self._seen_modified_ns = changed
+            for reader in self._readers_of_all:
                 reader.reload()
 
-    def _changed(self) -> int:
+    def _modified_ns(self) -> int:
         try:
             return self._files[0].stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process publishes meanwhile."""
+    def _file_lock(self) -> Iterator[None]:
+        """Exclude publication by other processes (lock file)."""
         lock = self._files[0].with_name(".publishing")
         make_folders(lock.parent)
         with lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def cut(self, device: str) -> None:
-        """End, soon, the session that this device has with the broker. Returns at once."""
-        if device not in self._waiting:
-            self._waiting.add(device)
-            self._due.put(device)
+    def end_session(self, device: str) -> None:
+        """End the broker session of this device, soon. Returns at once."""
+        if device not in self._queued:
+            self._queued.add(device)
+            self._queue.put(device)
 
     def start(self) -> None:
-        """Begin to end sessions."""
+        """Start the thread that ends sessions."""
         self._thread.start()
 
     def stop(self) -> None:
-        """No more."""
-        self._due.put(None)
+        """Stop the thread after the session it is ending."""
+        self._queue.put(None)
         if self._thread.ident is not None:
             self._thread.join(CONNECT_S * TRIES)
 
-    def _work(self) -> None:
-        while (device := self._due.get()) is not None:
-            self._waiting.discard(device)
+    def _run(self) -> None:
+        while (device := self._queue.get()) is not None:
+            self._queued.discard(device)  # before the attempt, so that a request made during it is not lost
             try:
-                self._take_over(device)
-            except Exception:  # whatever ails one session's end, the next device's must not wait for it
+                self._end_session_now(device)
+            except Exception:  # a failure for one device must not stop the thread for the next
                 log.exception("could not end the session of %s", device)
 
-    def _take_over(self, device: str) -> None:
-        """Be the device for a moment."""
+    def _end_session_now(self, device: str) -> None:
+        """Connect as the device for a moment, so that the broker ends its session."""
         host, port = self._broker
         problem = ""
         for _ in range(TRIES):
+            # MQTT 5, 3.1.4-3: a second connection with the same client id ends the first.
             session = Session(host, port, device, self._authority.takeover_context(device), on_message=lambda *_: None)
             session.start()
             connected = session.wait_connected(CONNECT_S)

@@ -1,8 +1,8 @@
-"""Brings each new revocation list to a broker that somebody else runs, by a command that the operator gave.
+"""Delivers each new revocation list to an external broker, by a shell command that the operator configured.
 
-The command runs in a shell with the list's file in $EDGESPLIT_CRL. It runs again until it succeeds; lists that come
-meanwhile are brought by its next run. That a certificate is on a list which arrives late is made good by the end of its
-session (`revocations`): a device that comes back before then is cut again when it speaks.
+The command runs with the path of the list in $EDGESPLIT_CRL. It is retried until it succeeds; a list published
+meanwhile is delivered by the next run. The effect of a late list is limited by the end of the session
+(`pki.revocation`): a device that reconnects before the list arrives is disconnected again when it sends a message.
 """
 
 from __future__ import annotations
@@ -15,55 +15,57 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-RUN_S = 30.0
-AGAIN_S = 5.0
+TIMEOUT_S = 30.0
+"""Timeout of one run of the command."""
+RETRY_S = 5.0
+"""Pause before a failed command is retried."""
 
 
 class RevocationCommand:
-    """A reader of revocation lists (`revocations.ListReader`) that hands them on."""
+    """A reader of revocation lists (`pki.revocation.ListReader`) that runs the operator's command for each."""
 
     def __init__(self, command: str, revoked_file: Path) -> None:
         self._command = command
         self._file = revoked_file
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="revocation-command", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="revocation-command", daemon=True)
 
     def start(self) -> None:
-        """Begin with the list that there is."""
+        """Start the thread; the command runs for the present list first."""
         self._changed.set()
         self._thread.start()
 
     def reload(self) -> None:
-        """The list has changed. Returns at once."""
+        """Run the command, because the list has changed. Returns at once."""
         self._changed.set()
 
     def stop(self) -> None:
-        """No more; a command that runs is waited for."""
+        """Stop the thread, after a command that is running."""
         self._stopping.set()
         self._changed.set()
         if self._thread.ident is not None:
-            self._thread.join(RUN_S)
+            self._thread.join(TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _loop(self) -> None:
         while True:
             self._changed.wait()
             if self._stopping.is_set():
                 return
-            self._changed.clear()
-            if problem := self._run():
+            self._changed.clear()  # before the run: a list published during it leads to another run
+            if problem := self._run_command():
                 log.error("--on-revocation failed, the broker may go by an old list: %s", problem)
-                self._stopping.wait(AGAIN_S)
+                self._stopping.wait(RETRY_S)
                 self._changed.set()
 
-    def _run(self) -> str:
-        """What went wrong; empty for nothing."""
+    def _run_command(self) -> str:
+        """Run the command once; return the error, empty for success."""
         try:
-            done = subprocess.run(
-                self._command, shell=True, timeout=RUN_S, stdin=subprocess.DEVNULL, capture_output=True,
+            result = subprocess.run(
+                self._command, shell=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, capture_output=True,
                 env={**os.environ, "EDGESPLIT_CRL": str(self._file)},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
-        said = done.stderr.decode(errors="replace").strip()[-300:]
-        return f"status {done.returncode}: {said}" if done.returncode else ""
+        error_text = result.stderr.decode(errors="replace").strip()[-300:]
+        return f"status {result.returncode}: {error_text}" if result.returncode else ""

@@ -1,7 +1,8 @@
-"""A release's plan as curves over the uplink's bandwidth: what each row of the table takes, which is best, and where a
-device is on them now.
+"""A release's plan as curves over uplink bandwidth: the cost of each row of the table, the best row, and the current
+position of a device.
 
-The arithmetic is `edgesplit.plan`'s, which agents choose by: a page that draws these points computes nothing.
+The arithmetic is that of `edgesplit.plan`, by which agents select rows, so the page that draws these points computes
+nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import msgspec
 from edgesplit.plan import Conditions, Link, Plan, Row, cost, latency_s, link_s
 
 POINTS = 97
-FAR = 300.0
-"""A switch between rows farther than this from the planned link is of no interest to people."""
-AROUND = 10.0
-"""The picture reaches this far beyond the planned link, and `BEYOND` beyond the device's own."""
-BEYOND = 2.0
+"""Points on the bandwidth axis."""
+AXIS_LIMIT = 300.0
+"""A change of the best row farther than this factor from the planned link is not shown."""
+PLANNED_MARGIN = 10.0
+"""The axis reaches this factor beyond the planned bandwidth on both sides."""
+MEASURED_MARGIN = 2.0
+"""The axis reaches this factor beyond the device's measured bandwidth."""
 
 
 def curves(plan: Plan, now: Link | None = None) -> dict[str, Any]:
-    """The table of a plan at the round trip of `now`, or of the planned link where that is not known."""
+    """Curves of a plan, at the round-trip time of the measured link `now`, or of the planned link where that is not
+    known."""
     link = msgspec.structs.replace(plan.link, rtt_s=now.rtt_s) if now is not None else plan.link
     rates = bandwidths(plan.link.up_bytes_per_s, now.up_bytes_per_s if now is not None else None)
     lines = {row.name: [_cost(plan, row, link, rate) for rate in rates] for row in plan.rows}
@@ -36,31 +40,31 @@ def curves(plan: Plan, now: Link | None = None) -> dict[str, Any]:
         "fallback": plan.fallback,
         "limits": plan.limits,
         "tiers": list(plan.tiers or ("device", "cloud")),
-        "link": _shown_link(plan.link),
+        "link": _link_view(plan.link),
         "rtt_s": link.rtt_s,
         "up_bytes_per_s": rates,
         "best": best_rows(lines, len(rates)),
-        "rows": [{**shown_row(row, plan.link), "line": lines[row.name]} for row in plan.rows],
+        "rows": [{**row_view(row, plan.link), "line": lines[row.name]} for row in plan.rows],
         "gain": gain(plan),
     }
 
 
 def bandwidths(planned: float, now: float | None = None) -> list[float]:
-    """Bytes per second, evenly spread on a logarithmic axis, around the planned link and the one measured now."""
-    low, high = planned / AROUND, planned * AROUND
-    if now is not None and planned / FAR < now < planned * FAR:
-        low, high = min(low, now / BEYOND), max(high, now * BEYOND)
+    """Bytes per second, evenly spaced on a logarithmic axis, around the planned bandwidth and the one measured now."""
+    low, high = planned / PLANNED_MARGIN, planned * PLANNED_MARGIN
+    if now is not None and planned / AXIS_LIMIT < now < planned * AXIS_LIMIT:
+        low, high = min(low, now / MEASURED_MARGIN), max(high, now * MEASURED_MARGIN)
     step = math.log(high / low) / (POINTS - 1)
-    return [low * math.exp(step * place) for place in range(POINTS)]
+    return [low * math.exp(step * index) for index in range(POINTS)]
 
 
 def best_rows(lines: Mapping[str, Sequence[float]], points: int) -> list[str]:
-    """The name of the row that is best at each point."""
-    return [min(lines, key=lambda name: lines[name][place]) for place in range(points)] if lines else []
+    """The name of the best row at each point."""
+    return [min(lines, key=lambda name: lines[name][index]) for index in range(points)] if lines else []
 
 
-def shown_row(row: Row, link: Link) -> dict[str, Any]:
-    """One row with what it takes on the planned link, split into device, link and remote."""
+def row_view(row: Row, link: Link) -> dict[str, Any]:
+    """One row with its seconds on the planned link, split into device, link and remote."""
     return {
         "name": row.name,
         "after": row.after,
@@ -77,14 +81,14 @@ def shown_row(row: Row, link: Link) -> dict[str, Any]:
 
 
 def gain(plan: Plan) -> dict[str, float | str | None]:
-    """What the best row of the planned link saves over all-local and all-remote, as factors of the objective; None for
-    a mode that the table does not hold."""
-    here = Conditions(link=plan.link)
-    value = {row.name: cost(row, here, plan.weights, plan.power) for row in plan.rows}
-    best = min(value, key=lambda name: value[name])
-    remote = [value[row.name] for row in plan.rows if not row.device and not row.is_local]
-    local = [value[row.name] for row in plan.rows if row.is_local]
-    return {"best": best, "over_local": _factor(local, value[best]), "over_remote": _factor(remote, value[best])}
+    """What the best row at the planned link saves over all-local and all-remote, as factors of the objective; None for
+    a placement that the table does not contain."""
+    conditions = Conditions(link=plan.link)
+    cost_of = {row.name: cost(row, conditions, plan.weights, plan.power) for row in plan.rows}
+    best = min(cost_of, key=lambda name: cost_of[name])
+    remote = [cost_of[row.name] for row in plan.rows if not row.device and not row.is_local]
+    local = [cost_of[row.name] for row in plan.rows if row.is_local]
+    return {"best": best, "over_local": _factor(local, cost_of[best]), "over_remote": _factor(remote, cost_of[best])}
 
 
 def _factor(values: Sequence[float], best: float) -> float | None:
@@ -92,17 +96,17 @@ def _factor(values: Sequence[float], best: float) -> float | None:
 
 
 def _cost(plan: Plan, row: Row, link: Link, up_bytes_per_s: float) -> float:
-    here = Conditions(link=msgspec.structs.replace(link, up_bytes_per_s=up_bytes_per_s))
-    return cost(row, here, plan.weights, plan.power)
+    conditions = Conditions(link=msgspec.structs.replace(link, up_bytes_per_s=up_bytes_per_s))
+    return cost(row, conditions, plan.weights, plan.power)
 
 
 def _unit(plan: Plan) -> str:
-    """`s`, `J`, or nothing where several are weighed against each other."""
+    """`s`, `J`, or empty where several objectives are weighed against each other."""
     if not plan.weights or set(plan.weights) <= {"latency", "throughput"}:
         return "s"
     return "J" if set(plan.weights) == {"energy"} else ""
 
 
-def _shown_link(link: Link) -> dict[str, Any]:
+def _link_view(link: Link) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(link)
     return shown

@@ -1,9 +1,10 @@
-"""From plans to a signed release: slices cut, manifest signed, chunks kept, the offload server's folder written.
+"""Builds signed releases from plans: slices cut, manifest signed, chunks stored, and the offload server's folder
+written.
 
-One release serves every target of a deployment: a plan per device class, slices that all plans share, each weight once.
-The same model with the same plans is the same release again. A model's first release needs the release key; after it,
-another cut can be signed by the planner (`recut_of`), which devices believe as far as it is one. Callers run this in a
-worker thread, one at a time.
+One release serves every target of a deployment: a plan per device class, slices shared by all plans, each weight stored
+once. The same model with the same plans gives the same release again. A model's first release needs the release key.
+After it, another cut can be signed with the delegated planner key (`recut_of`), which devices accept only if it is a
+valid recut of that release. Callers run this in a worker thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from edgesplit.errors import MalformedMessage, ModelRefused, NotFound, TrustErro
 from edgesplit.identifiers import ModelRef, sha256_hex
 from edgesplit.limits import LIMITS
 from edgesplit.plan import Link, Plan
-from edgesplit.release.agent_release import is_agent
-from edgesplit.release.fingerprint import anatomy_file, decode_anatomy, encode_anatomy
+from edgesplit.release.agent_release import is_agent_release
+from edgesplit.release.fingerprint import decode_fingerprint, encode_fingerprint, fingerprint_file
 from edgesplit.release.manifest import (
     Chunk,
-    Golden,
+    GoldenExample,
     Manifest,
     Slice,
     TensorSpec,
@@ -40,60 +41,61 @@ from edgesplit.release.manifest import (
 from edgesplit.release.recut import check_recut
 from edgesplit.release_store import stored_releases, write_release
 from edgesplit.trust.store import PLANNER
-from edgesplit_controller.errors import unknown
+from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
-from edgesplit_controller.planning.planner_service import Planning, Through, Wish, device_profile
+from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
-from edgesplit_controller.storage.database import Database, Model, Release, record
+from edgesplit_controller.storage.database import Database, Model, ReleaseRow, record_event
 from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE
-from edgesplit_partitioner.costs.from_telemetry import Measured
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.slicing import CutSlice, as_release_plan, atoms, cut_sets, cut_slices
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_sets, cut_slices, to_release_plan
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 8
-"""Releases whose manifest is kept in memory."""
+CACHED_MANIFESTS = 8
+"""Manifests kept in memory."""
 
 
-class Repository(Protocol):
-    """What is needed of the TUF repository."""
+class ReleaseSigner(Protocol):
+    """The part of the TUF repository that is needed here."""
 
     @property
     def root_bytes(self) -> bytes:
-        """The root that devices begin to trust with."""
+        """The root metadata with which devices bootstrap trust."""
         ...
 
     def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target; its digest. Conflict where the release key lies elsewhere."""
+        """Sign the manifest as a target and return its digest. Conflict if the release key is not on this
+        controller."""
         ...
 
     def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
-        """Publish a list of releases that was signed elsewhere."""
+        """Publish targets metadata (the list of releases) that was signed elsewhere."""
         ...
 
     def releases(self) -> Sequence[str]:
-        """Digests of what the release key signed."""
+        """Digests of releases signed with the release key."""
         ...
 
     def add_recut(self, raw_manifest: bytes) -> str:
-        """Sign the manifest with the planner's key as another cut of a release; its digest."""
+        """Sign the manifest with the planner key as a recut of a release; return its digest."""
         ...
 
     def add_anatomy(self, raw: bytes) -> None:
-        """Keep what a release's manifest calls its model's anatomy."""
+        """Store a model's anatomy (fingerprint file), to which its manifest refers."""
         ...
 
     @property
     def signs_releases(self) -> bool:
-        """Does the release key lie here?"""
+        """Whether the release key is on this controller."""
         ...
 
     def recuts(self) -> Sequence[str]:
-        """Digests of what the planner's key signed."""
+        """Digests of recuts signed with the planner key."""
         ...
 
     def proof(self, digest: str) -> Mapping[str, bytes]:
@@ -101,7 +103,7 @@ class Repository(Protocol):
         ...
 
 
-class Releasing:
+class ReleaseBuilder:
     """The releases of one controller."""
 
     def __init__(
@@ -109,8 +111,8 @@ class Releasing:
         database: Database,
         blobs: BlobStore,
         registry: Registry,
-        planning: Planning,
-        repository: Repository,
+        planning: PlanningService,
+        repository: ReleaseSigner,
         *,
         offload_releases: Path,
         content_keys: ContentKeys,
@@ -131,18 +133,18 @@ class Releasing:
         self,
         model: Model,
         links: Mapping[str, Link],
-        wish: Wish,
+        options: PlanOptions,
         *,
         recut: bool = False,
-        through: Mapping[str, Through] | None = None,
-        measured: Mapping[str, Measured] | None = None,
+        gateways: Mapping[str, GatewayHop] | None = None,
+        measured: Mapping[str, FieldMeasurements] | None = None,
     ) -> tuple[str, Manifest]:
-        """The release of `model` for these device classes (each with the first link that it is planned for, the gateway
-        at its end, if there is one, and what it measured at work, if that shall count), to be signed: with `recut` by
-        the planner, as another cut of the model's newest release.
+        """Digest and manifest of a release of `model`, to be signed; with `recut` as another cut of the model's newest
+        release, to be signed by the planner.
 
-        Everything that a device or the offload server may ask for is kept; nothing is known of it yet. UsageError where
-        there is no release to cut anew.
+        `links` maps each device class to the first link it is planned for; `gateways` to the gateway at the end of that
+        link; `measured` to times measured in use. All chunks that a device or the offload server may request are
+        stored, but the release is not published yet. UsageError if there is no release to recut.
         """
         base = self._newest_base(model) if recut else None
         if recut and base is None:
@@ -153,50 +155,57 @@ class Releasing:
         loaded = self._registry.load(model)
         planned = {
             device_class: self._planning.plan(
-                model, device_class, link, wish, (through or {}).get(device_class), (measured or {}).get(device_class)
+                model,
+                device_class,
+                link,
+                options,
+                (gateways or {}).get(device_class),
+                (measured or {}).get(device_class),
             )
             for device_class, link in links.items()
         }
         tables = {
             device_class: msgspec.structs.replace(
-                one.table, offload=wish.offload, providers=device_profile(device_class).providers
+                result.table, offload=options.offload, providers=device_profile(device_class).providers
             )
-            for device_class, one in planned.items()
+            for device_class, result in planned.items()
         }
         layer_s = {
-            device_class: {layer.name: layer.seconds["device"] for layer in one.costs.layers}
-            for device_class, one in planned.items()
+            device_class: {layer.name: layer.seconds["device"] for layer in result.costs.layers}
+            for device_class, result in planned.items()
         }
         if base is not None:
-            return self._recut(model, loaded, base, tables, layer_s, wish)
+            return self._recut(model, loaded, base, tables, layer_s, options)
         cut = cut_for(loaded, tables.values())
         plans = {
             device_class: release_plan(table, cut, layer_s[device_class]) for device_class, table in tables.items()
         }
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
-        compiled = [one for name, plan in plans.items() for one in compiled_for(loaded, cut, name, plan)]
+        compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        anatomy = b"" if wish.encrypt else anatomy_of(loaded)  # digests of weights would tell what is encrypted
+        anatomy = b"" if options.encrypt else anatomy_of(loaded)  # digests of weights would reveal the encrypted ones
+        # Anatomy: fingerprints of the model's weights by which devices check a recut against its base (`check_recut`).
         made = msgspec.structs.replace(
             made,
-            compiled=tuple(one.compiled for one in compiled),
-            anatomy=anatomy_file(anatomy) if anatomy else None,
+            compiled=tuple(half.compiled for half in compiled),
+            anatomy=fingerprint_file(anatomy) if anatomy else None,
         )
-        contents = [*cut, *(one.cut for one in compiled)]
-        if wish.encrypt:
+        contents = [*cut, *(half.cut for half in compiled)]
+        if options.encrypt:
             made, contents, pairs = self._content_keys.seal(made, contents, pairs)
         if anatomy:
             self._repository.add_anatomy(anatomy)
             self._blobs.put(anatomy)
         manifest = self._with_known_date(model, made)
-        return self._keep(model, manifest, contents, pairs), manifest
+        return self._store(model, manifest, contents, pairs), manifest
 
     def _newest_base(self, model: Model) -> tuple[str, Manifest] | None:
-        """The newest release of the model that the release key signed."""
+        """Digest and manifest of the model's newest release that was signed with the release key; None if there is
+        none."""
         signed = set(self._repository.releases())
         with self._database.read() as session:
-            of_model = select(Release.digest).where(Release.model_id == model.id).order_by(Release.created.desc())
-            digests = session.scalars(of_model).all()
+            query = select(ReleaseRow.digest).where(ReleaseRow.model_id == model.id).order_by(ReleaseRow.created.desc())
+            digests = session.scalars(query).all()
         newest = next((digest for digest in digests if digest in signed), None)
         return None if newest is None else (newest, self.manifest(newest))
 
@@ -207,71 +216,77 @@ class Releasing:
         base_release: tuple[str, Manifest],
         tables: Mapping[str, Plan],
         layer_s: Mapping[str, Mapping[str, float]],
-        wish: Wish,
+        options: PlanOptions,
     ) -> tuple[str, Manifest]:
-        """The base in other tables: over its own slices where they do, else cut anew. The base itself where nothing
-        differs from it."""
+        """A recut of the base with other plan tables: over its own slices where every row is a union of them, else
+        newly cut. Returns the base itself if nothing differs. UsageError if the planner key may not sign it."""
         digest, base = base_release
-        if wish.encrypt and not base.is_encrypted:
+        if options.encrypt and not base.is_encrypted:
             raise UsageError(f"release {digest[:12]} is in clear: to encrypt it needs the release key")
-        as_they_are = all(fits(table, base.slices) for table in tables.values())
-        cut = [CutSlice(one, {}) for one in base.slices] if as_they_are else cut_for(loaded, tables.values())
+        reuses_slices = all(is_union_of(table, base.slices) for table in tables.values())
+        cut = (
+            [CutSlice(base_slice, {}) for base_slice in base.slices]
+            if reuses_slices
+            else cut_for(loaded, tables.values())
+        )
         plans = {name: release_plan(table, cut, layer_s[name]) for name, table in tables.items()}
-        if as_they_are and plans == base.plans:
+        if reuses_slices and plans == base.plans:
             return digest, base
-        made = msgspec.structs.replace(
+        recut = msgspec.structs.replace(
             base,
-            slices=tuple(one.slice for one in cut),
+            slices=tuple(cut_slice.slice for cut_slice in cut),
             plans=plans,
-            compiled=base.compiled if as_they_are else (),
+            compiled=base.compiled if reuses_slices else (),
             anatomy=None,
             recut_of=digest,
         )
         raw_anatomy = self._blobs.get(base.anatomy.sha256) if base.anatomy else b""
-        if base.anatomy and not as_they_are and anatomy_of(loaded) != raw_anatomy:
+        if base.anatomy and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
             raise UsageError(
                 f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
                 " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
             )
         try:
-            check_recut(made, base, decode_anatomy(raw_anatomy, base.anatomy) if base.anatomy else None)
+            check_recut(recut, base, decode_fingerprint(raw_anatomy, base.anatomy) if base.anatomy else None)
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
-        manifest = self._with_known_date(model, made)
-        return self._keep(model, manifest, [] if as_they_are else cut, []), manifest
+        manifest = self._with_known_date(model, recut)
+        return self._store(model, manifest, [] if reuses_slices else cut, []), manifest
 
     def manifest(self, digest: str) -> Manifest:
-        """The manifest of a release that is known; NotFound otherwise."""
-        found = self._known(digest)
-        if found is None:
-            raise unknown("release", digest, (release.digest for release in self.all()))
-        return found[0]
+        """The manifest of a published release; NotFound otherwise."""
+        cached = self._cached(digest)
+        if cached is None:
+            raise not_found("release", digest, (release.digest for release in self.all()))
+        return cached[0]
 
     def find(self, digest: str) -> Manifest | None:
-        """The manifest of a release, None for one that is not known."""
-        found = self._known(digest)
-        return found[0] if found else None
+        """The manifest of a published release; None for an unknown one."""
+        cached = self._cached(digest)
+        return cached[0] if cached else None
 
     def split_by_gateway(self, digest: str) -> str:
-        """The model's name, where some plan of that release has a tier between device and cloud; empty for any other,
-        and for a release that is not known."""
+        """The model's name if some plan of that release has a gateway tier; empty otherwise, and for an unknown
+        release."""
         manifest = self.find(digest)
         if manifest is None or not any(plan.has_gateway for plan in manifest.plans.values()):
             return ""
         return ModelRef.parse(manifest.model).name
 
     def chunks_of(self, digest: str) -> tuple[str, ...]:
-        """The chunks of a release in the order in which devices count them; none for a release that is not known."""
-        found = self._known(digest)
-        return found[1] if found else ()
+        """The chunks of a release in the order of its manifest, by which devices number them; empty for an unknown
+        release."""
+        cached = self._cached(digest)
+        return cached[1] if cached else ()
 
-    def all(self) -> Sequence[Release]:
+    def all(self) -> Sequence[ReleaseRow]:
         """Every release, oldest first."""
         with self._database.read() as session:
-            return session.scalars(select(Release).order_by(Release.created)).all()
+            return session.scalars(select(ReleaseRow).order_by(ReleaseRow.created)).all()
 
-    def publish(self, model: Model, digest: str, wish: Wish, signed: bytes | None = None) -> None:
-        """Make a prepared release known: signed here, or by `signed`, a list of releases with it, signed elsewhere."""
+    def publish(self, model: Model, digest: str, options: PlanOptions, signed: bytes | None = None) -> None:
+        """Publish a prepared release: signed here, or by `signed`, targets metadata that lists it and was signed
+        elsewhere."""
         raw = self._blobs.get(digest)
         manifest = decode_manifest(raw)
         if manifest.recut_of:
@@ -280,16 +295,22 @@ class Releasing:
             self._repository.add_signed(signed, [raw])
         else:
             self._repository.add_release(raw)
-        self._shelve(digest, raw)
+        self._export_to_offload(digest, raw)
         with self._database.write() as session:
-            if session.get(Release, digest) is None:
-                by = {**signature(manifest), "key": "elsewhere" if signed is not None else "controller"}
-                options = {**wish.as_options(), **signature(manifest)}
-                session.add(Release(digest=digest, model_id=model.id, created=self._now(), options=options))
-                record(session, self._now(), "operator", "release.made", digest, model=model.ref, **by)
+            if session.get(ReleaseRow, digest) is None:
+                signature_detail = {
+                    **signature_view(manifest),
+                    "key": "elsewhere" if signed is not None else "controller",
+                }
+                stored_options = {**options.as_options(), **signature_view(manifest)}
+                session.add(ReleaseRow(digest=digest, model_id=model.id, created=self._now(), options=stored_options))
+                record_event(
+                    session, self._now(), "operator", "release.made", digest, model=model.ref, **signature_detail
+                )
 
     def prepared(self, model: Model, digest: str) -> Manifest:
-        """The manifest of a release that was prepared for that model; NotFound for another."""
+        """The manifest of a release prepared for that model. NotFound if it was not prepared here, UsageError if it is
+        of another model."""
         try:
             manifest = decode_manifest(self._blobs.get(sha256_hex(digest)))
         except (BlobLost, MalformedMessage) as error:
@@ -299,29 +320,31 @@ class Releasing:
         return manifest
 
     def raw(self, digest: str) -> bytes:
-        """The manifest of a prepared release, as it is signed."""
+        """The manifest bytes of a prepared release, as they are signed."""
         return self._blobs.get(digest)
 
-    def follow_keys(self) -> None:
-        """After the release key or the root changed: what the offload server has is proved by the newest root."""
-        on_shelf = set(stored_releases(self._offload_releases))
+    def refresh_proofs(self) -> None:
+        """After a change of the release key or the root: rewrite the proofs in the offload server's folder under the
+        newest root."""
+        exported = set(stored_releases(self._offload_releases))
         signed = {*self._repository.releases(), *self._repository.recuts()}
         for release in self.all():
-            if release.digest in on_shelf & signed:
-                self._shelve(release.digest, self._blobs.get(release.digest))
+            if release.digest in exported & signed:
+                self._export_to_offload(release.digest, self._blobs.get(release.digest))
 
-    def shelve_all(self) -> None:
-        """Put every signed release on the offload server's shelf that is not there: after a restore."""
-        on_shelf = set(stored_releases(self._offload_releases))
-        for digest in sorted({*self._repository.releases(), *self._repository.recuts()} - on_shelf):
+    def export_missing(self) -> None:
+        """After a restore: write every signed release that is missing into the offload server's folder."""
+        exported = set(stored_releases(self._offload_releases))
+        for digest in sorted({*self._repository.releases(), *self._repository.recuts()} - exported):
             try:
-                self._shelve(digest, self._blobs.get(digest))
+                self._export_to_offload(digest, self._blobs.get(digest))
             except BlobLost as error:
                 log.error("release %s cannot be served by the offload server: %s", digest[:12], error)
 
-    def _shelve(self, digest: str, raw: bytes) -> None:
+    def _export_to_offload(self, digest: str, raw: bytes) -> None:
+        """Write a release into the offload server's folder, with its proof and its keys."""
         manifest = decode_manifest(raw)
-        if is_agent(manifest):
+        if is_agent_release(manifest):
             return  # no half of it runs here
         write_release(
             self._offload_releases, digest, raw, self._repository.proof(digest), self._blobs.get,
@@ -330,78 +353,81 @@ class Releasing:
         if manifest.is_encrypted:
             write_keys(self._offload_releases / digest, self._content_keys.remote_keys(manifest))
 
-    def _keep(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:
-        """Keep everything a device or the offload server may ask for."""
+    def _store(self, model: Model, manifest: Manifest, cut: Sequence[CutSlice], pairs: Sequence[GoldenPair]) -> str:
+        """Store everything that a device or the offload server may request; return the digest. ModelRefused if the
+        manifest is too large."""
         raw = encode_manifest(manifest)
         if len(raw) > LIMITS.manifest_bytes:
             raise ModelRefused(f"{model.ref}: its manifest has {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
         decode_manifest(raw)
-        self._blobs.put_all(chunk for one in cut for runs in one.runs.values() for chunk in runs)
+        self._blobs.put_all(chunk for cut_slice in cut for runs in cut_slice.runs.values() for chunk in runs)
         self._blobs.put_all(body for pair in pairs for body in (pair.request, pair.response))
         return self._blobs.put(raw)
 
-    def take(self, model: Model, made: Manifest) -> tuple[str, Manifest]:
-        """A release whose chunks are kept already, to be signed; with the date of the same one, where it is known."""
-        manifest = self._with_known_date(model, made)
-        return self._keep(model, manifest, [], []), manifest
+    def prepare_stored(self, model: Model, undated: Manifest) -> tuple[str, Manifest]:
+        """Digest and manifest of a release whose chunks are stored already, to be signed. The date is that of an
+        identical release, if there is one."""
+        manifest = self._with_known_date(model, undated)
+        return self._store(model, manifest, [], []), manifest
 
     def _with_known_date(self, model: Model, manifest: Manifest) -> Manifest:
-        """With the date of a release that is the same in all else, so that it is that release."""
+        """The manifest with the date of a release that is identical otherwise, so that both have one digest; else with
+        the date of now."""
         with self._database.read() as session:
-            of_model = select(Release.digest).where(Release.model_id == model.id).order_by(Release.created.desc())
-            known = session.scalars(of_model.limit(REMEMBERED)).all()
-        for digest in known:
+            query = select(ReleaseRow.digest).where(ReleaseRow.model_id == model.id).order_by(ReleaseRow.created.desc())
+            digests = session.scalars(query.limit(CACHED_MANIFESTS)).all()
+        for digest in digests:
             dated = msgspec.structs.replace(manifest, created=self.manifest(digest).created)
             if release_digest(encode_manifest(dated)) == digest:
                 return dated
         return msgspec.structs.replace(manifest, created=iso_time(self._now()))
 
-    def _known(self, digest: str) -> tuple[Manifest, tuple[str, ...]] | None:
+    def _cached(self, digest: str) -> tuple[Manifest, tuple[str, ...]] | None:
         with self._lock:
             if digest in self._manifests:
                 self._manifests.move_to_end(digest)
                 return self._manifests[digest]
         with self._database.read() as session:
-            if session.get(Release, digest) is None:
+            if session.get(ReleaseRow, digest) is None:
                 return None
         manifest = decode_manifest(self._blobs.get(digest))
-        found = manifest, tuple(manifest.chunk_list())
+        entry = manifest, tuple(manifest.chunk_list())
         with self._lock:
-            self._manifests[digest] = found
-            while len(self._manifests) > REMEMBERED:
+            self._manifests[digest] = entry
+            while len(self._manifests) > CACHED_MANIFESTS:
                 self._manifests.popitem(last=False)
-        return found
+        return entry
 
 
-def signature(manifest: Manifest) -> dict[str, str]:
-    """Who signed a release, and the release that it is another cut of where the planner did, for people."""
+def signature_view(manifest: Manifest) -> dict[str, str]:
+    """The role that signed a release, and the release of which it is a recut, as JSON."""
     if not manifest.recut_of:
         return {"signed_by": "targets"}
     return {"signed_by": PLANNER, "recut_of": manifest.recut_of}
 
 
-def fits(table: Plan, slices: Iterable[Slice]) -> bool:
-    """Is every row of the table (in layers) a union of these slices?"""
+def is_union_of(table: Plan, slices: Iterable[Slice]) -> bool:
+    """Whether every row of the table (in layers) is a union of these slices."""
     rows = cut_sets(table)
-    return all(row.issuperset(one.layers) or row.isdisjoint(one.layers) for one in slices for row in rows)
+    return all(row.issuperset(piece.layers) or row.isdisjoint(piece.layers) for piece in slices for row in rows)
 
 
 def anatomy_of(loaded: LoadedModel) -> bytes:
-    """The model's anatomy as it is signed; empty where it has none, or one that no device would read."""
+    """The model's anatomy as it is signed; empty if it has none, or one above devices' size limit."""
     anatomy = loaded.prepared.anatomy(loaded.graph)
-    raw = b"" if anatomy is None else encode_anatomy(anatomy)
-    return raw if len(raw) <= LIMITS.anatomy_bytes else b""
+    raw = b"" if anatomy is None else encode_fingerprint(anatomy)
+    return raw if len(raw) <= LIMITS.fingerprint_bytes else b""
 
 
 def cut_for(loaded: LoadedModel, tables: Iterable[Plan]) -> list[CutSlice]:
-    """Slices of which every row of every table is a union."""
-    sets = {one for table in tables for one in cut_sets(table)}
+    """Slices such that every row of every table is a union of some."""
+    sets = {row_layers for table in tables for row_layers in cut_sets(table)}
     pieces = atoms(loaded.graph, sorted(sets, key=lambda layers: (len(layers), sorted(layers))))
     return cut_slices(loaded.prepared, loaded.graph, pieces, loaded.spec)
 
 
 def compiled_for(loaded: LoadedModel, cut: Sequence[CutSlice], device_class: str, plan: Plan) -> list[CompiledCut]:
-    """The plan's device halves for this class's accelerator, where it has one."""
+    """The plan's device halves compiled for this class's accelerator; empty if it has none."""
     if not is_edge_tpu(device_profile(device_class)):
         return []
     rows = [frozenset(row.device) for row in plan.rows]
@@ -409,15 +435,15 @@ def compiled_for(loaded: LoadedModel, cut: Sequence[CutSlice], device_class: str
 
 
 def release_plan(table: Plan, cut: Sequence[CutSlice], layer_s: Mapping[str, float]) -> Plan:
-    """The table in slices, with what each slice takes on this device class."""
-    slice_s = {one.slice.name: sum(layer_s[layer] for layer in one.slice.layers) for one in cut}
-    return as_release_plan(table, cut, slice_s)
+    """The table in slices instead of layers, with the seconds of each slice on this device class."""
+    slice_s = {cut_slice.slice.name: sum(layer_s[layer] for layer in cut_slice.slice.layers) for cut_slice in cut}
+    return to_release_plan(table, cut, slice_s)
 
 
 def make_manifest(
     model: Model, loaded: LoadedModel, cut: Sequence[CutSlice], plans: Mapping[str, Plan], pairs: Sequence[GoldenPair]
 ) -> Manifest:
-    """The release's description, its date still to be set."""
+    """The release's manifest, without its date."""
     return Manifest(
         model=model.ref,
         model_sha256=model.sha256,
@@ -425,14 +451,14 @@ def make_manifest(
         input_spec=loaded.spec,
         inputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.inputs),
         outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs),
-        slices=tuple(one.slice for one in cut),
+        slices=tuple(cut_slice.slice for cut_slice in cut),
         plans=dict(plans),
         golden=tuple(_golden(pair) for pair in pairs),
     )
 
 
 def iso_time(seconds: float) -> str:
-    """UTC, ISO 8601, to the second."""
+    """UTC in ISO 8601, to the second."""
     return datetime.fromtimestamp(int(seconds), timezone.utc).isoformat().replace("+00:00", "Z")
 
 
@@ -441,8 +467,8 @@ def _spec(graph: LayerGraph, name: str) -> TensorSpec:
     return TensorSpec(name=name, datatype=tensor.datatype, shape=tensor.shape)
 
 
-def _golden(pair: GoldenPair) -> Golden:
-    return Golden(request=_chunk(pair.request), response=_chunk(pair.response))
+def _golden(pair: GoldenPair) -> GoldenExample:
+    return GoldenExample(request=_chunk(pair.request), response=_chunk(pair.response))
 
 
 def _chunk(data: bytes) -> Chunk:

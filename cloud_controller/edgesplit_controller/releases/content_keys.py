@@ -1,7 +1,9 @@
-"""Content keys of encrypted releases: made from one secret of this installation, and handed to who runs the slices.
+"""Content keys of encrypted releases: derived from one secret of this installation, and wrapped to the devices that run
+the slices.
 
-The secret lies in `keys/content.key` (0600). A content key follows from it and what is encrypted, so none is kept in
-the database, the same slice is the same ciphertext again, and a backup of that file opens every release.
+The secret is stored in `keys/content.key` (0600). A content key is derived from it and the encrypted content. So no key
+is stored in the database, the same slice gives the same ciphertext again, and a backup of that file opens every
+release.
 """
 
 from __future__ import annotations
@@ -16,11 +18,26 @@ import msgspec
 from cryptography import x509
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.crypto.key_wrapping import check_introduction, wrap
-from edgesplit.crypto.slice_encryption import KEY_BYTES, ContentKey, is_key_of, needed_keys, seal_golden, seal_slice
+from edgesplit.crypto.key_wrapping import verify_encryption_key, wrap
+from edgesplit.crypto.slice_encryption import (
+    KEY_BYTES,
+    ContentKey,
+    encrypt_golden,
+    encrypt_slice,
+    is_key_of,
+    needed_keys,
+)
 from edgesplit.errors import TrustError, UsageError
-from edgesplit.release.manifest import Chunk, Golden, Manifest, Sealed, device_slices, gateway_slices, remote_slices
-from edgesplit_controller.errors import Conflict, Forbidden
+from edgesplit.release.manifest import (
+    Chunk,
+    EncryptionInfo,
+    GoldenExample,
+    Manifest,
+    device_slices,
+    gateway_slices,
+    remote_slices,
+)
+from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.model_registry.golden import GoldenPair
 from edgesplit_controller.storage.database import Device
 from edgesplit_partitioner.slicing import CutSlice
@@ -35,23 +52,25 @@ class ContentKeys:
     def seal(
         self, manifest: Manifest, contents: Sequence[CutSlice], pairs: Sequence[GoldenPair]
     ) -> tuple[Manifest, list[CutSlice], list[GoldenPair]]:
-        """The release with every slice and golden input encrypted, and what is to be kept of it."""
-        sealed = [CutSlice(*seal_slice(one.slice, one.runs, self._secret)) for one in contents]
-        by_name = {one.slice.name: one.slice for one in sealed}
+        """Encrypt every slice and golden pair of a release: the new manifest, and the contents to store."""
+        sealed = [CutSlice(*encrypt_slice(piece.slice, piece.runs, self._secret)) for piece in contents]
+        by_name = {piece.slice.name: piece.slice for piece in sealed}
         bodies = [body for pair in pairs for body in (pair.request, pair.response)]
-        golden_seal, bodies = seal_golden(bodies, self._secret)
+        golden_seal, bodies = encrypt_golden(bodies, self._secret)
         pairs = [GoldenPair(*bodies[at : at + 2]) for at in range(0, len(bodies), 2)]
         encrypted = msgspec.structs.replace(
             manifest,
-            slices=tuple(by_name[one.name] for one in manifest.slices),
-            compiled=tuple(msgspec.structs.replace(one, slice=by_name[one.slice.name]) for one in manifest.compiled),
-            golden=tuple(Golden(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs),
+            slices=tuple(by_name[piece.name] for piece in manifest.slices),
+            compiled=tuple(
+                msgspec.structs.replace(piece, slice=by_name[piece.slice.name]) for piece in manifest.compiled
+            ),
+            golden=tuple(GoldenExample(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs),
         )
         return encrypted, sealed, pairs
 
-    def keys_for(self, manifest: Manifest, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
-        """These content keys; Conflict where our secret is not the one that the release was encrypted with."""
-        keys = {key_id: ContentKey.named(self._secret, key_id).secret for key_id in needed}
+    def keys_for(self, manifest: Manifest, needed: Mapping[str, EncryptionInfo]) -> dict[str, bytes]:
+        """These content keys by id; Conflict if the release was encrypted with another secret."""
+        keys = {key_id: ContentKey.from_key_id(self._secret, key_id).secret for key_id in needed}
         if not all(is_key_of(sealed, keys[key_id]) for key_id, sealed in needed.items()):
             raise Conflict(
                 f"{manifest.model}: keys/content.key is not the secret that this release was encrypted with: restore it"
@@ -60,11 +79,11 @@ class ContentKeys:
         return keys
 
     def remote_keys(self, manifest: Manifest) -> dict[str, bytes]:
-        """What the offload server needs: the keys of every slice that some row runs there."""
+        """Keys for the offload server: those of every slice that some row runs there."""
         return self.keys_for(manifest, needed_keys(manifest, remote_slices(manifest), golden=False))
 
-    def wrapped(self, device: Device, release: str, manifest: Manifest) -> bytes:
-        """The keys of what this device runs of a release, wrapped to it; empty where all of it is in clear."""
+    def wrap_for_device(self, device: Device, release: str, manifest: Manifest) -> bytes:
+        """Keys of the slices that this device runs, wrapped to its public key; empty for a release in clear."""
         plan = manifest.plans.get(device.device_class)
         if not manifest.is_encrypted or plan is None:
             return b""
@@ -72,8 +91,8 @@ class ContentKeys:
         keys = self.keys_for(manifest, needed_keys(manifest, device_slices(plan, manifest)))
         return wrap(keys, device.encryption_key, device.name, release)
 
-    def wrapped_far(self, gateway: Device, release: str, manifest: Manifest) -> bytes:
-        """The keys of what a gateway runs of a release, wrapped to it; empty where all of it is in clear."""
+    def wrap_for_gateway(self, gateway: Device, release: str, manifest: Manifest) -> bytes:
+        """Keys of the slices that a gateway runs, wrapped to its public key; empty for a release in clear."""
         if not manifest.is_encrypted:
             return b""
         check_can_decrypt([gateway])
@@ -82,7 +101,7 @@ class ContentKeys:
 
 
 def load_or_make_content_keys(path: Path) -> ContentKeys:
-    """The keys of the secret in `path`, which is made there if there is none; UsageError where it is spoiled."""
+    """The keys derived from the secret in `path`, which is created if there is none; UsageError if it is corrupt."""
     try:
         secret = path.read_bytes()
     except FileNotFoundError:
@@ -101,7 +120,7 @@ def load_or_make_content_keys(path: Path) -> ContentKeys:
 
 
 def check_can_decrypt(devices: Iterable[Device]) -> None:
-    """Each of these devices has a key of its own to wrap to; Conflict names those that have not."""
+    """Check that each of these devices has a public key to wrap to; Conflict names those that have none."""
     without = sorted(device.name for device in devices if not device.encryption_key)
     if without:
         raise Conflict(
@@ -110,15 +129,16 @@ def check_can_decrypt(devices: Iterable[Device]) -> None:
         )
 
 
-def check_introduced(csr_pem: str, encryption_key: bytes, signature: bytes) -> None:
-    """Whoever made the request owns that encryption key; MalformedMessage or Forbidden otherwise."""
+def check_key_ownership(csr_pem: str, encryption_key: bytes, signature: bytes) -> None:
+    """Check that the owner of the certificate request owns that encryption key. UsageError for a malformed request,
+    Forbidden for a wrong signature."""
     try:
         owner = x509.load_pem_x509_csr(csr_pem.encode()).public_key()
-        check_introduction(encryption_key, signature, owner, csr_pem, "the device")
+        verify_encryption_key(encryption_key, signature, owner, csr_pem, "the device")
     except ValueError as error:
         raise UsageError(f"not a certificate request: {error}") from error
     except TrustError as error:
-        raise Forbidden(str(error)) from error
+        raise Unauthenticated(str(error)) from error
 
 
 def _chunk(data: bytes) -> Chunk:

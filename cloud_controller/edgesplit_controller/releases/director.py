@@ -1,9 +1,10 @@
-"""What each device shall run: deployments, desired releases, and the signed statements that say so.
+"""Desired state of devices: deployments, desired releases, and the signed statements that command them.
 
-A statement's counter is at least the Unix time and never falls, so that a restored backup commands nobody back. Desired
-release, counter and statement change in one transaction: what was answered to an operator survives a power cut, and
-delivery only has to repeat what is stored. Statements are renewed at half their life; that of a device which came from
-a backup is left alone until the device has shown that it knows nothing newer, or an operator decides (decision 28).
+A statement's counter is at least the Unix time and never falls, so a restored backup cannot command a device back to an
+older state. Desired release, counter and statement change in one transaction: what an operator was answered survives a
+power cut, and delivery only has to repeat what is stored. Statements are renewed at half their life. The statement of a
+device restored from a backup is left alone until the device has shown that it has nothing newer, or an operator decides
+(decision 28).
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from sqlalchemy.orm import Session
 from edgesplit.errors import EdgeError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
-from edgesplit.release.manifest import Signed, Statement, Wanted
+from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.fleet.gateways import NoGateways, Tiers
+from edgesplit_controller.fleet.gateways import GatewayAssignments, NoGateways
 from edgesplit_controller.storage.database import Database, Deployment, Desired, Device
 
 Sign = Callable[[Statement], bytes]
-Wrap = Callable[[Device, str], bytes]
-"""The content keys that a device needs for a release, wrapped to it; empty where there are none."""
+WrapKeys = Callable[[Device, str], bytes]
+"""Returns the content keys that a device needs for a release, wrapped to it; empty where there are none."""
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 500
-"""Names in one query: databases bound the number of parameters."""
-FUTURE_S = 86_400.0
-"""A counter is about the Unix time: one that is further ahead was never ours."""
+NAMES_PER_QUERY = 500
+"""Names in one query, because databases bound the number of parameters."""
+MOST_AHEAD_S = 86_400.0
+"""A counter follows the Unix time, so one that is further ahead than this was never issued here."""
 
 
 def no_keys(_device: Device, _release: str) -> bytes:
-    """Where nothing is encrypted."""
+    """`WrapKeys` for installations where nothing is encrypted."""
     return b""
 
 
 class Director:
-    """The director of one installation; `sign` is its key's."""
+    """Issues the statements of one installation; `sign` signs with the director key."""
 
     def __init__(
         self,
@@ -49,12 +50,13 @@ class Director:
         *,
         statement_s: int,
         now: Callable[[], float],
-        wrap: Wrap = no_keys,
-        wrap_far: Wrap = no_keys,
-        tiers: Tiers | None = None,
+        wrap: WrapKeys = no_keys,
+        wrap_for_gateway: WrapKeys = no_keys,
+        tiers: GatewayAssignments | None = None,
     ) -> None:
-        """`wrap_far`: as `wrap`, for what a gateway runs of a release."""
-        self._wrap_far = wrap_far
+        """`wrap_for_gateway` wraps the keys of what a gateway runs of a release. `statement_s` is the life of a
+        statement in seconds."""
+        self._wrap_for_gateway = wrap_for_gateway
         self._tiers = tiers or NoGateways()
         self._database = database
         self._sign = sign
@@ -63,29 +65,29 @@ class Director:
         self._now = now
 
     def assign(self, session: Session, device: str, model: str, release: str, deployment: int) -> int:
-        """Make `release` what this device runs `model` (its name) from, in the caller's transaction; the counter of the
-        statement that says so. Rollouts alone call this."""
+        """Set the release from which a device runs `model` (its name), in the caller's transaction; return the counter
+        of the new statement. Called by rollouts only. Conflict if the device was revoked."""
         session.merge(Desired(device=device, model=model, release=release, deployment=deployment))
-        there = _living(session, device)
-        self._state(session, there, self._now())
-        return there.counter
+        device_row = _enrolled_device(session, device)
+        self._sign_statement(session, device_row, self._now())
+        return device_row.counter
 
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
-        """The stored statement of each device named (None: of all) that is not from a backup; empty bytes for revoked
-        ones."""
-        kept = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
-        columns = kept.order_by(Device.name)
+        """Stored statement of each of these devices (None: of all) that was not restored from a backup; empty bytes for
+        revoked devices."""
+        query = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
+        columns = query.order_by(Device.name)
         with self._database.read() as session:
             if devices is None:
                 rows = list(session.execute(columns))
             else:
-                parts = batched(sorted(devices), AT_ONCE)
-                rows = [row for some in parts for row in session.execute(columns.where(Device.name.in_(some)))]
-        told = {name: b"" if revoked else statement for name, revoked, statement in rows}
-        return {name: statement for name, statement in told.items() if statement is not None}
+                batches = batched(sorted(devices), NAMES_PER_QUERY)
+                rows = [row for batch in batches for row in session.execute(columns.where(Device.name.in_(batch)))]
+        statements = {name: b"" if revoked else statement for name, revoked, statement in rows}
+        return {name: statement for name, statement in statements.items() if statement is not None}
 
     def renew(self) -> list[str]:
-        """State anew what is past half its life; the devices concerned."""
+        """Sign new statements for devices whose statement is past half its life; return the devices."""
         with self._database.write() as session:
             now = self._now()
             due = select(Device).where(
@@ -96,67 +98,77 @@ class Director:
             )
             devices = session.scalars(due.order_by(Device.name)).all()
             for device in devices:
-                self._state(session, device, now, self._wrap_if_possible)
+                self._sign_statement(session, device, now, self._wrap_if_possible)
             return [device.name for device in devices]
 
-    def wrap_anew(self, name: str) -> bool:
-        """State anew what a device shall run if that takes content keys: it may have come with another key of its own
-        to wrap them to. Was that so?"""
+    def rewrap_keys(self, name: str) -> bool:
+        """Sign a new statement if the device's releases need content keys, because it may have enrolled again with
+        another key to wrap them to; return whether it was signed."""
         with self._database.write() as session:
             device = session.get(Device, name)
             if device is None or device.revoked or device.statement is None or device.restored is not None:
                 return False
             wanted = session.scalars(select(Desired).where(Desired.device == name)).all()
-            kept = self._tiers.kept_by(session, device)
+            stored_for_others = self._tiers.releases_kept_by(session, device)
             keys = [self._wrap_if_possible(device, row.release) for row in wanted]
-            if not any([*keys, *(self._wrap_far_if_possible(device, release) for _, release in kept)]):
+            if not any(
+                [*keys, *(self._wrap_for_gateway_if_possible(device, release) for _, release in stored_for_others)]
+            ):
                 return False
-            self._state(session, device, self._now(), self._wrap_if_possible)
+            self._sign_statement(session, device, self._now(), self._wrap_if_possible)
             return True
 
     def _wrap_if_possible(self, device: Device, release: str) -> bytes:
-        """Empty where the keys cannot be had: the device may still have them, and one device's trouble is not all's."""
-        return _if_possible(self._wrap, device, release)
+        """Wrapped keys, or empty if they cannot be derived: the device may still have them, and a failure for one
+        device must not stop the others."""
+        return _wrap_or_log(self._wrap, device, release)
 
-    def _wrap_far_if_possible(self, device: Device, release: str) -> bytes:
-        return _if_possible(self._wrap_far, device, release)
+    def _wrap_for_gateway_if_possible(self, device: Device, release: str) -> bytes:
+        return _wrap_or_log(self._wrap_for_gateway, device, release)
 
-    def settle(self) -> list[str]:
-        """State anew what gateways keep, and who offloads to whom, where that has changed; the devices concerned,
-        gateways first."""
+    def refresh_gateway_statements(self) -> list[str]:
+        """Sign new statements where the releases stored on gateways, or the gateway of a device, have changed; return
+        the devices, gateways first."""
         with self._database.write() as session:
             due = []
-            for device in self._tiers.concerned(session):
-                reached, kept = self._tiers.reached_by(session, device), self._tiers.kept_by(session, device)
-                told = _told(device.statement)
-                if (told is None and not kept) or device.restored is not None:
+            for device in self._tiers.affected_devices(session):
+                reached, stored_for_others = (
+                    self._tiers.gateway_of(session, device),
+                    self._tiers.releases_kept_by(session, device),
+                )
+                current = _decode_statement(device.statement)
+                if (current is None and not stored_for_others) or device.restored is not None:
                     continue
-                if told is None or told.gateway != reached or [(one.model, one.release) for one in told.keeps] != kept:
-                    self._state(session, device, self._now(), self._wrap_if_possible)
-                    due.append((not kept, device.name))
+                if (
+                    current is None
+                    or current.gateway != reached
+                    or [(wanted.model, wanted.release) for wanted in current.keeps] != stored_for_others
+                ):
+                    self._sign_statement(session, device, self._now(), self._wrap_if_possible)
+                    due.append((not stored_for_others, device.name))
             return [name for _, name in sorted(due)]
 
-    def restate(self, *, signed_by: Collection[str] | None = None) -> list[str]:
-        """State anew what every device was told, after the keys changed; the devices concerned.
+    def resign_all(self, *, signed_by: Collection[str] | None = None) -> list[str]:
+        """Sign a new statement for every device after the keys changed; return the devices.
 
-        With `signed_by`, only what none of these keys signed.
+        With `signed_by`, only statements that none of these keys signed.
         """
         with self._database.write() as session:
-            told = select(Device).where(
+            query = select(Device).where(
                 Device.statement.is_not(None), Device.revoked.is_(None), Device.restored.is_(None)
             )
             devices = [
                 device
-                for device in session.scalars(told.order_by(Device.name))
+                for device in session.scalars(query.order_by(Device.name))
                 if device.statement and (signed_by is None or not _signers(device.statement) & set(signed_by))
             ]
             for device in devices:
-                self._state(session, device, self._now(), self._wrap_if_possible)
+                self._sign_statement(session, device, self._now(), self._wrap_if_possible)
             return [device.name for device in devices]
 
-    def catch_up(self) -> list[str]:
-        """State anew what devices were told that know a newer statement than is kept here: an older copy of the
-        database was put in its place. The devices concerned. One that claims to know the future is not believed."""
+    def overtake_reported_counters(self) -> list[str]:
+        """Sign new statements for devices that report a newer counter than is stored here, because an older copy of the
+        database was restored; return the devices. A counter further ahead than `MOST_AHEAD_S` is ignored."""
         with self._database.write() as session:
             now = self._now()
             acted_upon = Device.reported["counter"].as_integer()
@@ -169,9 +181,10 @@ class Director:
             concerned = []
             for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
                 counter = int((device.reported or {})["counter"])
-                if counter <= now + FUTURE_S:
+                # A device that lies must not be able to push its counter so far that no later statement overtakes it.
+                if counter <= now + MOST_AHEAD_S:
                     device.counter = counter
-                    self._state(session, device, now, self._wrap_if_possible)
+                    self._sign_statement(session, device, now, self._wrap_if_possible)
                     concerned.append(device.name)
             return concerned
 
@@ -181,32 +194,33 @@ class Director:
             return session.scalars(select(Deployment).order_by(Deployment.id)).all()
 
     def desired(self) -> dict[str, list[Desired]]:
-        """What each device shall run, by device."""
+        """Desired releases, by device."""
         with self._database.read() as session:
             by_device: dict[str, list[Desired]] = {}
             for row in session.scalars(select(Desired).order_by(Desired.device, Desired.model)):
                 by_device.setdefault(row.device, []).append(row)
             return by_device
 
-    def _state(self, session: Session, device: Device, now: float, wrap: Wrap | None = None) -> None:
-        """Sign what the device's desired rows say now, under a higher counter."""
+    def _sign_statement(self, session: Session, device: Device, now: float, wrap: WrapKeys | None = None) -> None:
+        """Sign the device's desired rows as a statement with a higher counter. Conflict if the statement is too
+        large."""
         wrap = wrap or self._wrap
-        session.flush()
+        session.flush()  # the caller's changes of desired rows must be visible to the query
         rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model)).all()
         device.counter, device.restored = next_counter(device.counter, now), None
         device.statement_expires = now + self._statement_s
         statement = Statement(
             device=device.name,
             releases=tuple(
-                Wanted(row.model, row.release, now=_is_urgent(session, row), keys=wrap(device, row.release))
+                DesiredRelease(row.model, row.release, now=_is_urgent(session, row), keys=wrap(device, row.release))
                 for row in rows
             ),
             counter=device.counter,
             expires=int(device.statement_expires),
-            gateway=self._tiers.reached_by(session, device),
+            gateway=self._tiers.gateway_of(session, device),
             keeps=tuple(
-                Wanted(model, release, now=True, keys=self._wrap_far_if_possible(device, release))
-                for model, release in self._tiers.kept_by(session, device)
+                DesiredRelease(model, release, now=True, keys=self._wrap_for_gateway_if_possible(device, release))
+                for model, release in self._tiers.releases_kept_by(session, device)
             ),
         )
         signed = device.statement = self._sign(statement)
@@ -217,7 +231,7 @@ class Director:
             )
 
 
-def _if_possible(wrap: Wrap, device: Device, release: str) -> bytes:
+def _wrap_or_log(wrap: WrapKeys, device: Device, release: str) -> bytes:
     try:
         return wrap(device, release)
     except EdgeError as error:
@@ -225,8 +239,8 @@ def _if_possible(wrap: Wrap, device: Device, release: str) -> bytes:
         return b""
 
 
-def _told(statement: bytes | None) -> Statement | None:
-    """What a device was told last; None where that is nothing."""
+def _decode_statement(statement: bytes | None) -> Statement | None:
+    """The statement's content; None if there is no statement."""
     if not statement:
         return None
     return messages.decode(messages.decode(statement, Signed).payload, Statement)
@@ -234,26 +248,26 @@ def _told(statement: bytes | None) -> Statement | None:
 
 def _signers(statement: bytes) -> set[str]:
     """Ids of the keys that signed it."""
-    return {one.keyid for one in messages.decode(statement, Signed).signatures}
+    return {signature.keyid for signature in messages.decode(statement, Signed).signatures}
 
 
-def batched(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """The names in parts of at most so many."""
-    return (names[at : at + most] for at in range(0, len(names), most))
+def batched(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """The names in batches of at most `size`."""
+    return (names[at : at + size] for at in range(0, len(names), size))
 
 
 def next_counter(stored: int, now: float) -> int:
-    """Higher than what is stored, and at least the Unix time."""
+    """The counter after `stored`: higher than it, and at least the Unix time."""
     return max(stored + 1, int(now))
 
 
 def _is_urgent(session: Session, row: Desired) -> bool:
-    """Whether the deployment said that devices shall not wait for their hours to fetch it."""
+    """Whether the deployment tells devices not to wait for their download window."""
     deployment = session.get(Deployment, row.deployment)
     return deployment is not None and bool(deployment.options.get("now"))
 
 
-def _living(session: Session, name: str) -> Device:
+def _enrolled_device(session: Session, name: str) -> Device:
     device = session.get(Device, name)
     if device is None or device.revoked:
         raise Conflict(f"device {name!r} was revoked meanwhile")

@@ -1,9 +1,10 @@
-"""What devices tell of themselves, as evidence of what their plan assumed: pure, from telemetry to estimates.
+"""Robust estimates from device telemetry of what a plan assumed (pure): link, seconds per slice, server times, bytes
+sent.
 
-No single device is believed. Each has one voice whatever it sends, and says its own median; a class believes the
-middle of these voices, and of an even number the one that is nearer to what was assumed. So of n devices fewer than
-half can be broken or lie as they like without moving their class further than honest ones say. Emulated and simulated
-devices never speak for real ones.
+No single device is trusted. Each device counts once, with its own medians, however much it sends; the estimate for a
+class is the median over devices, and for an even number the inner value nearer to the plan's assumption. So of n
+devices fewer than half can be broken or lie without moving the estimate beyond what honest devices report. Emulated and
+simulated devices never count where there are real ones.
 """
 
 from __future__ import annotations
@@ -16,205 +17,234 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgesplit.mqtt.messages import Window
+from edgesplit.mqtt.messages import TelemetryWindow
 from edgesplit.plan import Link, Plan
-from edgesplit_partitioner.costs.from_telemetry import Group, Measured, Sent
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, SliceMeasurement, TransferMeasurement
 
 Kind = Literal["measured", "emulated", "simulated"]
 KINDS: tuple[Kind, ...] = ("measured", "emulated", "simulated")
-"""The first of which there is any is what a class is judged by."""
-LATE = 0.2
-"""An emulated window with more late samples than this part says nothing of the device's times."""
+"""Kinds of devices; a class is judged by the first kind of which there are any."""
+MOST_LATE_RATIO = 0.2
+"""An emulated window in which a larger part of the samples was late is ignored for the device's times."""
 SLOWEST_BYTES_PER_S, FASTEST_BYTES_PER_S = 100.0, 1e11
+"""Reported links outside these bounds are ignored."""
 LONGEST_TRIP_S = 60.0
+"""Longest round trip that is accepted as a link."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read of one telemetry message; the rest of it is no evidence."""
+class TelemetryEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a stored telemetry message that count as evidence."""
 
     at: float
     emulated: bool
     up_bytes_per_s: float
     rtt_s: float
     remote_ok: bool
-    models: tuple[Window, ...]
+    models: tuple[TelemetryWindow, ...]
     down_bytes_per_s: float = 0.0
 
     @property
     def kind(self) -> Kind:
-        """Whose times these are."""
+        """Whether the times are measured or emulated."""
         return "emulated" if self.emulated else "measured"
 
 
-def read(content: Mapping[str, Any]) -> Told | None:
-    """A stored message; None for one that is none any more."""
+def parse_message(content: Mapping[str, Any]) -> TelemetryEvidence | None:
+    """Parse a stored message; None if it is malformed."""
     try:
-        return msgspec.convert(content, Told)
+        return msgspec.convert(content, TelemetryEvidence)
     except msgspec.ValidationError:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One window of one device, while it served the release in question."""
+class Observation:
+    """One telemetry window of one device that served the release in question."""
 
     at: float
     link: Link
-    window: Window
+    window: TelemetryWindow
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """What one device says."""
+class DeviceMeasurements:
+    """What one device measured, as medians over its windows."""
 
     device: str
     kind: Kind
-    moments: tuple[Moment, ...]
+    observations: tuple[Observation, ...]
     slice_s: Mapping[str, float]
     """Median seconds by slice."""
     remote_s: Mapping[str, float]
-    """By row, median seconds of its layers on the server."""
-    sent: Mapping[str, float]
-    """By row, median bytes of a request."""
+    """Median seconds of a row's layers on the server, by row."""
+    sent_bytes: Mapping[str, float]
+    """Median bytes of a request, by row."""
     fixed_s: float | None
-    """Median seconds in the server beside the layers, beyond what the rows planned; None where nothing crossed."""
+    """Median seconds in the server besides the layers, beyond what the rows planned; None if nothing was offloaded."""
 
     @property
     def requests(self) -> int:
-        """That it answered in these moments."""
-        return sum(moment.window.requests for moment in self.moments)
+        """Requests answered in these windows."""
+        return sum(moment.window.requests for moment in self.observations)
 
     @property
     def span_s(self) -> float:
-        """Between its first moment and its last."""
-        return self.moments[-1].at - self.moments[0].at if self.moments else 0.0
+        """Seconds between the first window and the last."""
+        return self.observations[-1].at - self.observations[0].at if self.observations else 0.0
 
     @property
     def link(self) -> Link:
-        """The link as it was over all of it: seconds per byte are averaged, not rates."""
+        """Average link over all windows. Bandwidths are averaged as seconds per byte (harmonic mean), not as rates."""
         return Link(
-            up_bytes_per_s=harmonic_mean([moment.link.up_bytes_per_s for moment in self.moments]),
-            down_bytes_per_s=harmonic_mean([moment.link.down_bytes_per_s for moment in self.moments]),
-            rtt_s=median(moment.link.rtt_s for moment in self.moments),
+            up_bytes_per_s=harmonic_mean([moment.link.up_bytes_per_s for moment in self.observations]),
+            down_bytes_per_s=harmonic_mean([moment.link.down_bytes_per_s for moment in self.observations]),
+            rtt_s=median(moment.link.rtt_s for moment in self.observations),
         )
 
 
-def voice(
-    device: str, told: Iterable[Told], model: str, release: str, plan: Plan, *, simulated: bool = False
-) -> Voice | None:
-    """What a device says of its plan, in these messages (oldest first); None where it says nothing. That a device is
-    simulated it says at its birth."""
-    moments: list[Moment] = []
+def measurements_of(
+    device: str, messages: Iterable[TelemetryEvidence], model: str, release: str, plan: Plan, *, simulated: bool = False
+) -> DeviceMeasurements | None:
+    """A device's measurements of a release, from its messages (oldest first); None if there are none. Only the newest
+    run of messages of one kind counts. Whether a device is simulated is known from its birth message."""
+    moments: list[Observation] = []
     kind: Kind | None = None
-    for one in told:
-        link = _link(one, plan.link)
-        window = next((each for each in one.models if (each.model, each.release) == (model, release)), None)
+    for message in messages:
+        link = _link(message, plan.link)
+        window = next(
+            (candidate for candidate in message.models if (candidate.model, candidate.release) == (model, release)),
+            None,
+        )
         if link is None or window is None or not window.requests:
             continue
-        is_of: Kind = "simulated" if simulated else one.kind
-        moments, kind = [*(moments if kind == is_of else ()), Moment(one.at, link, window)], is_of
+        message_kind: Kind = "simulated" if simulated else message.kind
+        # A device that changes its kind (emulated, then real) starts again: observations of two kinds are not mixed.
+        moments, kind = (
+            [*(moments if kind == message_kind else ()), Observation(message.at, link, window)],
+            message_kind,
+        )
     if kind is None:
         return None
-    layers_s, sent, fixed_s = _crossing(moments, plan)
-    return Voice(device, kind, tuple(moments), _slices(moments, kind), layers_s, sent, fixed_s)
+    layers_s, sent, fixed_s = _offload_medians(moments, plan)
+    return DeviceMeasurements(device, kind, tuple(moments), _slice_medians(moments, kind), layers_s, sent, fixed_s)
 
 
-def voices_of_best_kind(voices: Iterable[Voice]) -> list[Voice]:
-    """Those of real devices where there are any; else the emulated; else the simulated."""
-    by_kind: dict[Kind, list[Voice]] = {}
-    for one in voices:
-        by_kind.setdefault(one.kind, []).append(one)
+def best_kind(devices: Iterable[DeviceMeasurements]) -> list[DeviceMeasurements]:
+    """Devices of the first kind in `KINDS` of which there are any."""
+    by_kind: dict[Kind, list[DeviceMeasurements]] = {}
+    for device in devices:
+        by_kind.setdefault(device.kind, []).append(device)
     return next((by_kind[kind] for kind in KINDS if kind in by_kind), [])
 
 
-def middle(values: Iterable[float], assumed: float) -> float:
-    """What a class believes: the median; of an even number of voices the inner one that is nearer to `assumed`."""
-    ranked = sorted(values)
-    if not ranked:
+def robust_median(values: Iterable[float], assumed: float) -> float:
+    """Median of the devices' values; of an even number the inner value nearer to `assumed`; `assumed` if there are
+    none."""
+    ordered = sorted(values)
+    if not ordered:
         return assumed
-    lower, upper = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
-    return min(lower, upper, key=lambda value: _apart(value, assumed))
+    # For an even number, n/2 lying devices could pull the mean of both inner values: only one of them is used.
+    lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return min(lower, upper, key=lambda value: _distance(value, assumed))
 
 
-def believed(voices: Sequence[Voice], plan: Plan, layers: Mapping[str, Sequence[str]]) -> Measured:
-    """What the class believes of its plan's assumptions. `layers`: of each slice, by its name."""
+def estimate(
+    devices: Sequence[DeviceMeasurements], plan: Plan, layers: Mapping[str, Sequence[str]]
+) -> FieldMeasurements:
+    """Estimates for a device class from its devices. `layers`: the layers of each slice, by its name."""
     rows = {row.name: row for row in plan.rows}
-    remote = _heard(voices, lambda one: one.remote_s, {name: rows[name].remote_s for name in rows})
-    sent = _heard(voices, lambda one: one.sent, {name: float(rows[name].up_bytes) for name in rows})
-    fixed = [one.fixed_s for one in voices if one.fixed_s is not None]
-    return Measured(
+    remote = _majority_medians(devices, lambda device: device.remote_s, {name: rows[name].remote_s for name in rows})
+    sent = _majority_medians(
+        devices, lambda device: device.sent_bytes, {name: float(rows[name].up_bytes) for name in rows}
+    )
+    fixed = [device.fixed_s for device in devices if device.fixed_s is not None]
+    return FieldMeasurements(
         link=Link(
-            up_bytes_per_s=middle([one.link.up_bytes_per_s for one in voices], plan.link.up_bytes_per_s),
-            down_bytes_per_s=middle([one.link.down_bytes_per_s for one in voices], plan.link.down_bytes_per_s),
-            rtt_s=middle([one.link.rtt_s for one in voices], plan.link.rtt_s),
+            up_bytes_per_s=robust_median([device.link.up_bytes_per_s for device in devices], plan.link.up_bytes_per_s),
+            down_bytes_per_s=robust_median(
+                [device.link.down_bytes_per_s for device in devices], plan.link.down_bytes_per_s
+            ),
+            rtt_s=robust_median([device.link.rtt_s for device in devices], plan.link.rtt_s),
         ),
         device=tuple(
-            Group(tuple(layers[name]), seconds)
-            for name, seconds in _heard(voices, lambda one: one.slice_s, plan.slice_s).items()
+            SliceMeasurement(tuple(layers[name]), seconds)
+            for name, seconds in _majority_medians(devices, lambda device: device.slice_s, plan.slice_s).items()
             if name in layers
         ),
-        remote=tuple(Group(_layers_of(rows[name].remote, layers), seconds) for name, seconds in remote.items()),
-        sent=tuple(
-            Sent(rows[name].sends, rows[name].codecs, rows[name].compress, weight) for name, weight in sent.items()
+        remote=tuple(
+            SliceMeasurement(_layers_of(rows[name].remote, layers), seconds) for name, seconds in remote.items()
         ),
-        fixed_s=min(LONGEST_TRIP_S, max(0.0, middle(fixed, 0.0))),
-        devices=len(voices),
-        basis=voices[0].kind if voices else "measured",
+        sent=tuple(
+            TransferMeasurement(rows[name].sends, rows[name].codecs, rows[name].compress, weight)
+            for name, weight in sent.items()
+        ),
+        fixed_s=min(LONGEST_TRIP_S, max(0.0, robust_median(fixed, 0.0))),
+        devices=len(devices),
+        basis=devices[0].kind if devices else "measured",
     )
 
 
-def _heard(
-    voices: Sequence[Voice], said: Callable[[Voice], Mapping[str, float]], assumed: Mapping[str, float]
+def _majority_medians(
+    devices: Sequence[DeviceMeasurements],
+    values_of: Callable[[DeviceMeasurements], Mapping[str, float]],
+    assumed: Mapping[str, float],
 ) -> dict[str, float]:
-    """By name, what the class believes of it: where most of its devices say something, and the plan knows it."""
-    names = dict.fromkeys(name for one in voices for name in said(one) if name in assumed)
-    heard = {name: [said(one)[name] for one in voices if name in said(one)] for name in names}
-    return {name: middle(each, assumed[name]) for name, each in heard.items() if 2 * len(each) > len(voices)}
+    """Estimates by name, where more than half of the devices report a value and the plan contains the name."""
+    names = dict.fromkeys(name for device in devices for name in values_of(device) if name in assumed)
+    reported = {name: [values_of(device)[name] for device in devices if name in values_of(device)] for name in names}
+    return {
+        name: robust_median(values, assumed[name])
+        for name, values in reported.items()
+        if 2 * len(values) > len(devices)
+    }
 
 
 def _layers_of(slices: Iterable[str], layers: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(layer for name in slices for layer in layers.get(name, ()))
 
 
-def _link(one: Told, assumed: Link) -> Link | None:
-    """The link as the device saw it; None for what no link is. A downlink that is not told is the plan's."""
-    down = one.down_bytes_per_s or assumed.down_bytes_per_s
-    rates = (one.up_bytes_per_s, down)
+def _link(message: TelemetryEvidence, assumed: Link) -> Link | None:
+    """The link that the device reported; None if it is implausible or the server was not reachable. A downlink that was
+    not reported is taken from the plan."""
+    down = message.down_bytes_per_s or assumed.down_bytes_per_s
+    rates = (message.up_bytes_per_s, down)
     if not all(SLOWEST_BYTES_PER_S <= rate <= FASTEST_BYTES_PER_S for rate in rates):
         return None
-    if not (one.remote_ok and 0.0 <= one.rtt_s <= LONGEST_TRIP_S):
+    if not (message.remote_ok and 0.0 <= message.rtt_s <= LONGEST_TRIP_S):
         return None
-    return Link(up_bytes_per_s=one.up_bytes_per_s, down_bytes_per_s=down, rtt_s=one.rtt_s)
+    return Link(up_bytes_per_s=message.up_bytes_per_s, down_bytes_per_s=down, rtt_s=message.rtt_s)
 
 
-def _slices(moments: Sequence[Moment], kind: Kind) -> dict[str, float]:
+def _slice_medians(observations: Sequence[Observation], kind: Kind) -> dict[str, float]:
     seconds: dict[str, list[float]] = {}
-    for moment in moments:
+    for moment in observations:
         window = moment.window
-        if kind == "emulated" and window.late > LATE * window.requests:
+        if kind == "emulated" and window.late > MOST_LATE_RATIO * window.requests:
             continue
-        for one in window.slices:
-            seconds.setdefault(one.name, []).append(one.seconds)
+        for timing in window.slices:
+            seconds.setdefault(timing.name, []).append(timing.seconds)
     return _medians(seconds)
 
 
-def _crossing(moments: Sequence[Moment], plan: Plan) -> tuple[dict[str, float], dict[str, float], float | None]:
-    """Seconds of each row's layers on the server, bytes of its requests, and what the server adds; of windows in which
-    one row was used and the cloud always helped. Rows through a gateway tell of two servers at once, and are left
-    out."""
+def _offload_medians(
+    observations: Sequence[Observation], plan: Plan
+) -> tuple[dict[str, float], dict[str, float], float | None]:
+    """Seconds of each row's layers on the server, bytes of its requests, and the server's seconds besides the layers.
+    Only windows in which a single row was used and offloading always succeeded. Rows through a gateway are left out,
+    because their times contain two servers."""
     rows = {row.name: row for row in plan.rows if not row.is_local and not row.hops}
     layers_s: dict[str, list[float]] = {}
     sent: dict[str, list[float]] = {}
     fixed_s: list[float] = []
-    for moment in moments:
+    for moment in observations:
         window, row = moment.window, rows.get(moment.window.row)
         if row is None or window.switches or window.fallbacks:
-            continue
+            continue  # the window mixes several rows, or requests that ended on the device
         sent.setdefault(row.name, []).append(window.up_bytes / window.requests)
-        phases = {one.phase: one.total_s / window.requests for one in window.phases}
+        phases = {phase.phase: phase.total_s / window.requests for phase in window.phases}
         if "remote" in phases:
             layers_s.setdefault(row.name, []).append(phases["remote"])
-            fixed_s.append(_around_s(phases) - row.decode_s)
+            fixed_s.append(_overhead_s(phases) - row.decode_s)
     return _medians(layers_s), _medians(sent), median(fixed_s) if fixed_s else None
 
 
@@ -222,11 +252,12 @@ def _medians(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: median(each) for name, each in values.items()}
 
 
-def _around_s(phases: Mapping[str, float]) -> float:
+def _overhead_s(phases: Mapping[str, float]) -> float:
+    """Seconds in the server besides the layers."""
     around = ("remote_queue", "remote_decode", "remote_load", "remote_encode")
     return sum(phases.get(name, 0.0) for name in around)
 
 
-def _apart(value: float, assumed: float) -> float:
-    """How far a value is from what was assumed: as a ratio, where both can be one."""
+def _distance(value: float, assumed: float) -> float:
+    """Distance of a value from the assumed one: the absolute log ratio where both are positive, else the difference."""
     return abs(math.log(value / assumed)) if value > 0.0 and assumed > 0.0 else abs(value - assumed)

@@ -1,4 +1,4 @@
-"""What was found about one plan on one class of devices: what it assumed, what was measured, and what that asks for."""
+"""Comparison of one plan's assumptions with the measurements of one device class, and the resulting verdict."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 from edgesplit.plan import Plan, Row
 from edgesplit_controller.replan.decide import Verdict
-from edgesplit_controller.replan.evidence import Voice
+from edgesplit_controller.replan.evidence import DeviceMeasurements
 from edgesplit_controller.replan.policy import Policy
 from edgesplit_controller.storage.database import Model
-from edgesplit_partitioner.costs.from_telemetry import Measured
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 
 Key = tuple[str, str, str]
+"""Release, device class and group of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A device, as far as it matters here."""
+class UnitDevice:
+    """Name and group of a device."""
 
     name: str
     group: str
@@ -26,23 +27,23 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Devices of one class that shall run one release, under one policy: they get another table together."""
+    """Devices of one class that run one release under one policy. They are replanned together."""
 
     model: Model
     release: str
     device_class: str
     policy: Policy
-    targets: tuple[Target, ...]
+    devices: tuple[UnitDevice, ...]
 
     @property
     def key(self) -> Key:
-        """Release, class, and the group of its policy: no two units share it."""
+        """Release, device class, and group of the policy; unique among units."""
         return self.release, self.device_class, self.policy.group
 
     @property
     def names(self) -> list[str]:
-        """Of its devices."""
-        return sorted(target.name for target in self.targets)
+        """Names of its devices, sorted."""
+        return sorted(target.name for target in self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,62 +52,72 @@ class Finding:
 
     unit: Unit
     plan: Plan
-    """In use."""
-    measured: Measured | None
-    """None: no device has told anything of it."""
+    """The plan in use."""
+    measured: FieldMeasurements | None
+    """Estimates for the class; None if no device has reported measurements."""
     note: str
-    """Why nothing can be said, or nothing can be done; empty where there is a verdict."""
-    voices: tuple[Voice, ...] = ()
+    """Why there is no verdict; empty where there is one."""
+    devices: tuple[DeviceMeasurements, ...] = ()
     verdict: Verdict | None = None
     table: Plan | None = None
-    """The other one."""
+    """The other plan table."""
 
 
-def drift(plan: Plan, seen: Measured, layers: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
-    """What the plan assumed beside what was measured, each with its factor."""
-    assumed, found = plan.link, seen.link
+def drift(plan: Plan, measured: FieldMeasurements, layers: Mapping[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """Assumed and measured values of the plan, each with their ratio."""
+    assumed, measured_link = plan.link, measured.link
     pairs = [
-        ("uplink", "bytes/s", assumed.up_bytes_per_s, found.up_bytes_per_s),
-        ("downlink", "bytes/s", assumed.down_bytes_per_s, found.down_bytes_per_s),
-        ("round trip", "s", assumed.rtt_s, found.rtt_s),
-        *_device_pairs(plan, seen, layers),
-        *_server_pairs(plan, seen, layers),
+        ("uplink", "bytes/s", assumed.up_bytes_per_s, measured_link.up_bytes_per_s),
+        ("downlink", "bytes/s", assumed.down_bytes_per_s, measured_link.down_bytes_per_s),
+        ("round trip", "s", assumed.rtt_s, measured_link.rtt_s),
+        *_device_pairs(plan, measured, layers),
+        *_server_pairs(plan, measured, layers),
     ]
     return [
-        {"what": what, "unit": unit, "assumed": one, "measured": other, "factor": other / one if one > 0 else None}
-        for what, unit, one, other in pairs
+        {
+            "what": what,
+            "unit": unit,
+            "assumed": assumed_value,
+            "measured": measured_value,
+            "factor": measured_value / assumed_value if assumed_value > 0 else None,
+        }
+        for what, unit, assumed_value, measured_value in pairs
     ]
 
 
 def _device_pairs(
-    plan: Plan, seen: Measured, layers: Mapping[str, tuple[str, ...]]
+    plan: Plan, seen: FieldMeasurements, layers: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, str, float, float]]:
-    """The device's slices, those of which something is known."""
-    names = {tuple(held): name for name, held in layers.items()}
-    told = [(names[group.layers], group.seconds) for group in seen.device if group.layers in names]
-    return [(f"device {name}", "s", plan.slice_s[name], seconds) for name, seconds in told if name in plan.slice_s]
+    """Assumed and measured seconds of those slices on the device that were measured."""
+    names = {tuple(slice_layers): name for name, slice_layers in layers.items()}
+    timings = [(names[group.layers], group.seconds) for group in seen.device if group.layers in names]
+    return [(f"device {name}", "s", plan.slice_s[name], seconds) for name, seconds in timings if name in plan.slice_s]
 
 
 def _server_pairs(
-    plan: Plan, seen: Measured, layers: Mapping[str, tuple[str, ...]]
+    plan: Plan, seen: FieldMeasurements, layers: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, str, float, float]]:
-    """The server's part of rows."""
-    held = {row.name: tuple(layer for name in row.remote for layer in layers.get(name, ())) for row in plan.rows}
-    found = []
+    """Assumed and measured values of the server's part of rows."""
+    remote_layers = {
+        row.name: tuple(layer for name in row.remote for layer in layers.get(name, ())) for row in plan.rows
+    }
+    pairs = []
     for group in seen.remote:
-        row = next((row for row in plan.rows if held[row.name] == group.layers), None)
+        row = next((row for row in plan.rows if remote_layers[row.name] == group.layers), None)
         if row is not None:
-            found.append((f"server {row.name}", "s", row.remote_s, group.seconds))
-    for one in seen.sent:
-        crossing = (
-            row for row in plan.rows if (row.sends, row.codecs, row.compress) == (one.tensors, one.codecs, one.compress)
+            pairs.append((f"server {row.name}", "s", row.remote_s, group.seconds))
+    for sent in seen.sent:
+        matching = (
+            row
+            for row in plan.rows
+            if (row.sends, row.codecs, row.compress) == (sent.tensors, sent.codecs, sent.compress)
         )
-        found += [(f"sent by {row.name}", "bytes", float(row.up_bytes), one.bytes) for row in crossing]
-    return [*found, ("server beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else found
+        pairs += [(f"sent by {row.name}", "bytes", float(row.up_bytes), sent.bytes) for row in matching]
+    return [*pairs, ("server beside the layers", "s", 0.0, seen.fixed_s)] if seen.remote else pairs
 
 
-def shown_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Rows for people: where they cut and what they take."""
+def row_views(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows as JSON: where they cut and their costs."""
     return [
         {
             "name": row.name,
@@ -120,10 +131,10 @@ def shown_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def shown(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """For people and scripts."""
+def finding_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """A finding as JSON."""
     unit, seen = finding.unit, finding.measured
-    verdict = {} if finding.verdict is None else predicted(finding.verdict)
+    verdict = {} if finding.verdict is None else verdict_view(finding.verdict)
     return {
         "model": unit.model.ref,
         "release": unit.release,
@@ -137,13 +148,13 @@ def shown(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, 
         "note": finding.note,
         "moves": bool(finding.verdict and finding.verdict.moves),
         **verdict,
-        "rows": shown_rows(finding.plan.rows),
-        "proposed_rows": shown_rows(finding.table.rows) if finding.table else [],
+        "rows": row_views(finding.plan.rows),
+        "proposed_rows": row_views(finding.table.rows) if finding.table else [],
     }
 
 
-def predicted(verdict: Verdict) -> dict[str, Any]:
-    """A verdict for people and scripts: every figure in it is a prediction from what was measured."""
+def verdict_view(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON; its figures are predictions from what was measured."""
     return {
         "why": verdict.why,
         "gain": verdict.gain,
@@ -153,8 +164,8 @@ def predicted(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def proposal_told(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """What a proposal keeps to be read."""
-    whole = shown(finding, layers)
-    kept = ("why", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
-    return {**{name: whole[name] for name in kept}, "proposed_rows": whole["proposed_rows"]}
+def stored_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The part of a finding that is stored with a proposal."""
+    view = finding_view(finding, layers)
+    fields = ("why", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
+    return {**{name: view[name] for name in fields}, "proposed_rows": view["proposed_rows"]}

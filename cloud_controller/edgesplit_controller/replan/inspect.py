@@ -1,4 +1,5 @@
-"""What is in use, what its devices say of it, and what that asks for. Reads and plans; changes nothing."""
+"""Inspects the plans in use: groups devices into units, estimates what they measured, and evaluates another table.
+Reads and plans; changes nothing."""
 
 from __future__ import annotations
 
@@ -11,31 +12,31 @@ from sqlalchemy import select
 
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Plan
-from edgesplit_controller.fleet.gateways import Gateways, through_by_class
-from edgesplit_controller.planning.planner_service import Planning, Through, Wish
-from edgesplit_controller.releases.build import Releasing
-from edgesplit_controller.replan.decide import LEAST_MOMENTS, judge, lacking
-from edgesplit_controller.replan.evidence import Voice, believed, voice, voices_of_best_kind
-from edgesplit_controller.replan.finding import Finding, Target, Unit
-from edgesplit_controller.replan.history import History
-from edgesplit_controller.replan.policy import Policies, Policy, effective
-from edgesplit_controller.replan.pricing import fresh, in_use
-from edgesplit_controller.storage.database import Database, Desired, Device, Model, Release
+from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
+from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions
+from edgesplit_controller.releases.build import ReleaseBuilder
+from edgesplit_controller.replan.decide import LEAST_OBSERVATIONS, compare_tables, missing_evidence
+from edgesplit_controller.replan.evidence import DeviceMeasurements, best_kind, estimate, measurements_of
+from edgesplit_controller.replan.finding import Finding, Unit, UnitDevice
+from edgesplit_controller.replan.history import TelemetryHistory
+from edgesplit_controller.replan.policy import Policies, Policy, effective_policy
+from edgesplit_controller.replan.pricing import price_in_use, price_new
+from edgesplit_controller.storage.database import Database, Desired, Device, Model, ReleaseRow
 
 MOST_DEVICES = 48
-"""Of a unit, drawn anew each time, that are asked what they measured."""
+"""Devices of a unit whose telemetry is read, sampled at random each time."""
 MEASURED_S = 86_400.0
-"""What one device measured longer ago is not asked for."""
+"""Age in seconds up to which the measurements of one device are used by `costs_measured_on`."""
 
 
-class Looking:
-    """The releases of one installation, as its devices find them."""
+class PlanInspector:
+    """Inspection of the releases in use by one installation."""
 
     def __init__(
         self,
         database: Database,
-        planning: Planning,
-        releasing: Releasing,
+        planning: PlanningService,
+        releasing: ReleaseBuilder,
         gateways: Gateways,
         policies: Policies,
         *,
@@ -46,101 +47,106 @@ class Looking:
         self._releasing = releasing
         self._gateways = gateways
         self._policies = policies
-        self._history = History(database)
+        self._history = TelemetryHistory(database)
         self._now = now
 
     def units(self, *, forced: bool = False) -> list[Unit]:
-        """Every release that devices shall run, by class and policy; forced cuts are the operator's, and left out
-        unless they are asked for."""
+        """Units for every release that devices shall run, by class and policy. Plans with a cut forced by the operator
+        are left out unless `forced`."""
         policies = self._policies.all()
-        grouped: dict[tuple[str, str, Policy], list[Target]] = {}
+        grouped: dict[tuple[str, str, Policy], list[UnitDevice]] = {}
         columns = (Desired.release, Desired.model, Device.name, Device.device_class, Device.group)
         with self._database.read() as session:
-            there = select(*columns).join(Device, Device.name == Desired.device).where(Device.revoked.is_(None))
-            for release, model, name, device_class, group in session.execute(there.order_by(Device.name)):
-                key = release, device_class, effective(policies, model, group)
-                grouped.setdefault(key, []).append(Target(name, group))
-            models = {row.digest: session.get_one(Model, row.model_id) for row in session.scalars(select(Release))}
-        found = [
+            query = select(*columns).join(Device, Device.name == Desired.device).where(Device.revoked.is_(None))
+            for release, model, name, device_class, group in session.execute(query.order_by(Device.name)):
+                key = release, device_class, effective_policy(policies, model, group)
+                grouped.setdefault(key, []).append(UnitDevice(name, group))
+            models = {row.digest: session.get_one(Model, row.model_id) for row in session.scalars(select(ReleaseRow))}
+        units = [
             Unit(models[release], release, device_class, policy, tuple(targets))
             for (release, device_class, policy), targets in grouped.items()
         ]
-        return [unit for unit in found if (plan := self.plan(unit)) is not None and (forced or not plan.forced)]
+        return [unit for unit in units if (plan := self.plan(unit)) is not None and (forced or not plan.forced)]
 
-    def hear(self, unit: Unit) -> Finding:
-        """What its devices say, before anything is planned."""
+    def measure(self, unit: Unit) -> Finding:
+        """What the unit's devices measured, before anything is planned. UsageError if the release has no plan for the
+        class."""
         plan = self.plan(unit)
         if plan is None:
             raise UsageError(f"release {unit.release[:12]} has no plan for {unit.device_class}")
-        heard = tuple(self._voices(unit, plan))
-        if not heard:
+        devices = tuple(self._sampled_measurements(unit, plan))
+        if not devices:
             return Finding(unit, plan, None, "no device has told enough of it")
-        short = lacking(heard, unit.policy.doubt)
-        return Finding(unit, plan, believed(heard, plan, self.layers(unit)), short, heard)
+        missing = missing_evidence(devices, unit.policy.doubt)
+        return Finding(unit, plan, estimate(devices, plan, self.layers(unit)), missing, devices)
 
-    def weigh(self, found: Finding) -> Finding:
-        """Heavy. The same with another table, and what it is worth, where enough was heard."""
-        seen, unit = found.measured, found.unit
-        if found.note or seen is None:
-            return found
+    def evaluate(self, finding: Finding) -> Finding:
+        """Heavy (run in the job queue). The finding with another table and a verdict, if there is enough evidence."""
+        measured, unit = finding.measured, finding.unit
+        if finding.note or measured is None:
+            return finding
         try:
-            wish, through = self.wish(unit), self.through(unit).get(unit.device_class)
-            made = self._planning.plan(unit.model, unit.device_class, seen.planned_link, wish, through, seen)
-            table = made.table
+            options, gateway = self.plan_options(unit), self.gateways_by_class(unit).get(unit.device_class)
+            result = self._planning.plan(
+                unit.model, unit.device_class, measured.planned_link, options, gateway, measured
+            )
+            table = result.table
         except (UsageError, InfeasibleLimits) as error:
-            return replace(found, note=f"no other table can be made: {error}")
-        old = in_use(found.plan, self.layers(unit), made.costs)
-        verdict = judge(found.voices, old, fresh(table), seen.fixed_s, unit.policy.doubt)
-        return replace(found, verdict=verdict, table=table)
+            return replace(finding, note=f"no other table can be made: {error}")
+        old = price_in_use(finding.plan, self.layers(unit), result.costs)
+        verdict = compare_tables(finding.devices, old, price_new(table), measured.fixed_s, unit.policy.doubt)
+        return replace(finding, verdict=verdict, table=table)
 
-    def heard_of(self, unit: Unit, device: str, plan: Plan) -> Voice | None:
-        """What one device said of its release in the last day."""
-        told = self._history.of(device, self._now() - MEASURED_S)
+    def measurements_of_device(self, unit: Unit, device: str, plan: Plan) -> DeviceMeasurements | None:
+        """What one device measured of its release in the last day; None if there is nothing."""
+        messages = self._history.messages_of(device, self._now() - MEASURED_S)
         simulated = device in self._simulated([device])
-        return voice(device, told, unit.model.name, unit.release, plan, simulated=simulated)
+        return measurements_of(device, messages, unit.model.name, unit.release, plan, simulated=simulated)
 
-    def _voices(self, unit: Unit, plan: Plan) -> list[Voice]:
-        """What a sample of the unit's devices told of its release lately, of those that told enough."""
-        drawn = random.sample(unit.targets, min(MOST_DEVICES, len(unit.targets)))
+    def _sampled_measurements(self, unit: Unit, plan: Plan) -> list[DeviceMeasurements]:
+        """Measurements of a random sample of the unit's devices, those with enough observations."""
+        sample = random.sample(unit.devices, min(MOST_DEVICES, len(unit.devices)))
         since = self._now() - 2 * unit.policy.doubt.observe_s
-        told = {target.name: self._history.of(target.name, since) for target in drawn}
-        made_up = self._simulated(told)
-        spoken = [
-            voice(name, told[name], unit.model.name, unit.release, plan, simulated=name in made_up)
-            for name in sorted(told)
+        messages = {target.name: self._history.messages_of(target.name, since) for target in sample}
+        simulated = self._simulated(messages)
+        measured = [
+            measurements_of(name, messages[name], unit.model.name, unit.release, plan, simulated=name in simulated)
+            for name in sorted(messages)
         ]
-        enough = [one for one in spoken if one is not None and len(one.moments) >= LEAST_MOMENTS]
-        return voices_of_best_kind(enough)
+        enough = [
+            device for device in measured if device is not None and len(device.observations) >= LEAST_OBSERVATIONS
+        ]
+        return best_kind(enough)
 
     def _simulated(self, names: Collection[str]) -> frozenset[str]:
-        """Those of them that said so at their birth."""
+        """Those of the devices that declared themselves simulated in their birth message."""
         with self._database.read() as session:
-            born = session.execute(select(Device.name, Device.birth).where(Device.name.in_(names)))
-            return frozenset(name for name, birth in born if (birth or {}).get("simulated"))
+            rows = session.execute(select(Device.name, Device.birth).where(Device.name.in_(names)))
+            return frozenset(name for name, birth in rows if (birth or {}).get("simulated"))
 
     def plan(self, unit: Unit) -> Plan | None:
-        """The plan in use; None where the release has none for that class."""
+        """The plan in use; None if the release has none for that class."""
         manifest = self._releasing.find(unit.release)
         return None if manifest is None else manifest.plans.get(unit.device_class)
 
     def layers(self, unit: Unit) -> dict[str, tuple[str, ...]]:
-        """By slice of the release, its layers."""
-        return {one.name: one.layers for one in self._releasing.manifest(unit.release).slices}
+        """Layers by slice of the unit's release."""
+        return {piece.name: piece.layers for piece in self._releasing.manifest(unit.release).slices}
 
-    def wish(self, unit: Unit) -> Wish:
-        """What the operator asked for when the release was made."""
+    def plan_options(self, unit: Unit) -> PlanOptions:
+        """The plan options with which the release was made."""
         with self._database.read() as session:
-            options = session.get_one(Release, unit.release).options
-        fields = set(Wish.__struct_fields__)
-        return msgspec.convert({name: value for name, value in options.items() if name in fields}, Wish)
+            options = session.get_one(ReleaseRow, unit.release).options
+        fields = set(PlanOptions.__struct_fields__)
+        return msgspec.convert({name: value for name, value in options.items() if name in fields}, PlanOptions)
 
-    def through(self, unit: Unit) -> Mapping[str, Through]:
-        """The gateway by which the class reaches the cloud, where it does so."""
-        gateways = self._gateways.of(frozenset(unit.names))
-        return through_by_class(self.devices(unit), gateways) if gateways else {}
+    def gateways_by_class(self, unit: Unit) -> Mapping[str, GatewayHop]:
+        """The gateway by which the class reaches the cloud, by class; empty where there is none."""
+        gateways = self._gateways.by_device(frozenset(unit.names))
+        return gateway_tier_by_class(self.devices(unit), gateways) if gateways else {}
 
     def devices(self, unit: Unit) -> list[Device]:
-        """Its devices, whole."""
+        """The unit's devices, as rows."""
         with self._database.read() as session:
             every = session.scalars(select(Device).where(Device.revoked.is_(None)).order_by(Device.name))
             names = frozenset(unit.names)

@@ -1,4 +1,4 @@
-"""The clock of the loop: every minute the replanner looks, when heavy work has its turn, until the controller ends."""
+"""Background thread that submits the replanner to the heavy job queue once a minute, until the controller stops."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 
 EVERY_S = 60.0
-PATIENCE_S = 0.5
-"""Between two looks at whether the controller is ending, while a turn is waited for."""
+"""Interval between two runs."""
+POLL_S = 0.5
+"""Interval at which a pending job is checked for the stop of the controller."""
 
 log = logging.getLogger(__name__)
 
 
-def watch(
-    look: Callable[[], None],
+def start_replanning(
+    replan: Callable[[], None],
     submit: Callable[[Callable[[], None]], Future[None]],
-    leads: Callable[[], bool],
+    is_leader: Callable[[], bool],
     stack: ExitStack,
     ending: threading.Event,
     every_s: float = EVERY_S,
 ) -> None:
-    """Begin; `stack` waits for the end, which `ending` asks for. Of several processes the one that `leads` looks."""
+    """Start the thread; `stack` joins it on exit, after setting `ending`. Of several processes only the one for which
+    `is_leader` returns true submits the job `replan`."""
 
     def run() -> None:
         while not ending.wait(every_s):
-            if not leads():
+            if not is_leader():
                 continue
-            turn = submit(look)
-            while not wait([turn], PATIENCE_S).done:
+            job = submit(replan)
+            while not wait([job], POLL_S).done:
                 if ending.is_set():
-                    turn.cancel()
+                    job.cancel()
                     return
-            if error := turn.exception():
+            if error := job.exception():
                 log.error("plans could not be looked after", exc_info=error)
 
     thread = threading.Thread(target=run, name="replan", daemon=True)

@@ -1,4 +1,4 @@
-"""Proposals: kept, refreshed, decided. One is open at a time for a release on a class of devices."""
+"""Replanning proposals: stored, updated, decided. At most one is open for a release on a device class."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.replan.finding import Unit
-from edgesplit_controller.storage.database import Database, record
+from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.replan import ProposalRow
 
-ITSELF = "replan"
-"""Who decided, where nobody was asked."""
+CONTROLLER = "replan"
+"""Name recorded as the decider where the controller decided by itself."""
 OPEN, APPLIED, DISMISSED, WITHDRAWN, SUPERSEDED, FAILED = (
     "open", "applied", "dismissed", "withdrawn", "superseded", "failed"
 )  # fmt: skip
@@ -27,24 +27,24 @@ class Proposals:
         self._database = database
 
     def all(self, *, open_only: bool = False, newest: int = 200) -> list[ProposalRow]:
-        """The newest, oldest first."""
-        wanted = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(newest)
+        """The newest proposals, oldest first."""
+        query = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(newest)
         with self._database.read() as session:
-            found = session.scalars(wanted.where(ProposalRow.state == OPEN) if open_only else wanted).all()
-        return list(reversed(found))
+            rows = session.scalars(query.where(ProposalRow.state == OPEN) if open_only else query).all()
+        return list(reversed(rows))
 
     def get(self, number: int) -> ProposalRow:
-        """That one; NotFound says which there are."""
+        """The proposal of that number; NotFound lists the existing ones."""
         with self._database.read() as session:
             return _get(session, number)
 
-    def of(self, unit: Unit) -> list[ProposalRow]:
-        """All that were made for a unit's release and class, oldest first."""
+    def for_unit(self, unit: Unit) -> list[ProposalRow]:
+        """All proposals for a unit's release and class, oldest first."""
         with self._database.read() as session:
-            return list(session.scalars(_of(unit).order_by(ProposalRow.id)))
+            return list(session.scalars(_query(unit).order_by(ProposalRow.id)))
 
-    def changes(self, model: str, device_class: str) -> list[float]:
-        """When tables of a model (by name) were changed by a proposal on that class, oldest first."""
+    def change_times(self, model: str, device_class: str) -> list[float]:
+        """Unix times at which a proposal changed tables of a model (by name) on that class, oldest first."""
         applied = select(ProposalRow.decided).where(
             ProposalRow.model.startswith(f"{model}@", autoescape=True),
             ProposalRow.device_class == device_class,
@@ -53,25 +53,25 @@ class Proposals:
         with self._database.read() as session:
             return sorted(at for at in session.scalars(applied) if at is not None)
 
-    def propose(self, unit: Unit, told: dict[str, Any], measured: dict[str, Any], now: float) -> ProposalRow:
-        """Keep a proposal, or bring the one that is open up to date."""
+    def propose(self, unit: Unit, view: dict[str, Any], measured: dict[str, Any], now: float) -> ProposalRow:
+        """Store a proposal, or update the open one."""
         with self._database.write() as session:
-            row = session.scalars(_of(unit).where(ProposalRow.state == OPEN)).first()
+            row = session.scalars(_query(unit).where(ProposalRow.state == OPEN)).first()
             if row is None:
                 row = ProposalRow(
                     model=unit.model.ref, release=unit.release, device_class=unit.device_class,
                     group=unit.policy.group, state=OPEN, created=now, decided=None,
                 )  # fmt: skip
-                row.devices, row.told, row.measured = unit.names, told, measured
+                row.devices, row.told, row.measured = unit.names, view, measured
                 session.add(row)
                 session.flush()
-                detail = {"model": unit.model.ref, "device_class": unit.device_class, "why": told["why"]}
-                record(session, now, ITSELF, "replan.proposed", str(row.id), release=unit.release, **detail)
-            row.devices, row.told, row.measured = unit.names, told, measured
+                detail = {"model": unit.model.ref, "device_class": unit.device_class, "why": view["why"]}
+                record_event(session, now, CONTROLLER, "replan.proposed", str(row.id), release=unit.release, **detail)
+            row.devices, row.told, row.measured = unit.names, view, measured
             return row
 
     def decide(self, number: int, state: str, who: str, now: float, *, result: str = "", why: str = "") -> ProposalRow:
-        """Close one that is open; Conflict for another."""
+        """Close an open proposal; Conflict if it is closed already."""
         with self._database.write() as session:
             row = _get(session, number)
             if row.state != OPEN:
@@ -79,19 +79,19 @@ class Proposals:
             row.state, row.decided, row.who, row.result = state, now, who, result
             if why:
                 row.told = {**row.told, "ended": why}
-            record(session, now, who, f"replan.{state}", str(number), model=row.model, release=result, why=why)
+            record_event(session, now, who, f"replan.{state}", str(number), model=row.model, release=result, why=why)
             return row
 
     def supersede(self, units: Sequence[Unit], now: float) -> None:
-        """Close what is open for devices that have another release by now."""
-        living = {(unit.release, unit.device_class, unit.policy.group) for unit in units}
+        """Close open proposals for devices that run another release by now."""
+        current = {(unit.release, unit.device_class, unit.policy.group) for unit in units}
         for row in self.all(open_only=True):
-            if (row.release, row.device_class, row.group) not in living:
-                self.decide(row.id, SUPERSEDED, ITSELF, now, why="the devices are to run another release")
+            if (row.release, row.device_class, row.group) not in current:
+                self.decide(row.id, SUPERSEDED, CONTROLLER, now, why="the devices are to run another release")
 
 
-def shown(row: ProposalRow) -> dict[str, Any]:
-    """For people and scripts."""
+def proposal_view(row: ProposalRow) -> dict[str, Any]:
+    """A proposal as JSON."""
     return {
         "id": row.id,
         "state": row.state,
@@ -108,7 +108,7 @@ def shown(row: ProposalRow) -> dict[str, Any]:
     }
 
 
-def _of(unit: Unit) -> Any:
+def _query(unit: Unit) -> Any:
     return select(ProposalRow).where(
         ProposalRow.release == unit.release,
         ProposalRow.device_class == unit.device_class,
@@ -119,5 +119,5 @@ def _of(unit: Unit) -> Any:
 def _get(session: Session, number: int) -> ProposalRow:
     row = session.get(ProposalRow, number)
     if row is None:
-        raise unknown("proposal", str(number), map(str, session.scalars(select(ProposalRow.id))))
+        raise not_found("proposal", str(number), map(str, session.scalars(select(ProposalRow.id))))
     return row

@@ -1,8 +1,9 @@
-"""The loop: look at every release in use, find out what its devices measured, and do what the operator allows.
+"""The replanner: inspects every release in use, compares its plan with what devices measured, and proposes or applies
+another table, as the policy allows.
 
-Plans are made and releases signed here as `deploy` makes them; another cut is signed with the delegated planner role,
-so it is held to the limits and the privacy of the release that it is a cut of. Callers run `look`, `accept` and `drift`
-where heavy work runs, one at a time, and `look` in one process of an installation.
+Plans are made and releases signed as in a deployment. Another cut is signed with the delegated planner role, so it is
+held to the limits and the privacy floor of the release that it recuts. Callers run `replan_all`, `accept` and
+`drift_report` in the heavy job queue, one at a time, and `replan_all` in one process of an installation.
 """
 
 from __future__ import annotations
@@ -16,51 +17,52 @@ import msgspec
 from sqlalchemy import select
 
 from edgesplit.errors import EdgeError, InfeasibleLimits, ModelRefused, UsageError
-from edgesplit_controller.caller import who_asks
-from edgesplit_controller.errors import Conflict, unknown
+from edgesplit_controller.caller import current_operator
+from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.model_registry.registry import Registry
-from edgesplit_controller.planning.planner_service import Planning
-from edgesplit_controller.releases.build import Releasing
+from edgesplit_controller.planning.planner_service import PlanningService
+from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.replan import finding as findings
-from edgesplit_controller.replan import proposals as kept
-from edgesplit_controller.replan.decide import Doubt, wait_s
-from edgesplit_controller.replan.evidence import believed
+from edgesplit_controller.replan import proposals
+from edgesplit_controller.replan.decide import ConfidencePolicy, remaining_cool_down_s
+from edgesplit_controller.replan.evidence import estimate
 from edgesplit_controller.replan.finding import Key, Unit
-from edgesplit_controller.replan.inspect import Looking
+from edgesplit_controller.replan.inspect import PlanInspector
 from edgesplit_controller.replan.policy import Policies, Policy
-from edgesplit_controller.replan.policy import shown as shown_policy
+from edgesplit_controller.replan.policy import policy_view as shown_policy
 from edgesplit_controller.replan.proposals import Proposals
-from edgesplit_controller.rollout.engine import Made, Wanted
-from edgesplit_controller.rollout.request import Asked
+from edgesplit_controller.rollout.engine import CreatedRollout, RolloutSpec
+from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.storage.database import Database, Device, Model
 from edgesplit_controller.storage.tables.replan import ProposalRow
-from edgesplit_partitioner.costs.from_telemetry import Measured, alike, as_measured
+from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, is_within_noise, with_measurements
 
 STALE_S = 600.0
-"""After so long a plan is weighed again, whatever was measured."""
-DISMISSED_FOR = 4.0
-"""After a proposal was dismissed none is made for the same devices for so many times the cool-down."""
+"""After this many seconds a plan is evaluated again, even if the measurements are unchanged."""
+DISMISSED_COOL_DOWNS = 4.0
+"""After a dismissed proposal, none is made for the same devices for this multiple of the cool-down."""
 
 log = logging.getLogger(__name__)
 
 
-CAREFULLY = Asked(stages=("10%", "100%"), unless_busy=True)
-"""How another table goes out: a tenth first, and nothing while the operator's own rollout is on its way."""
+ROLLOUT_TERMS = RolloutRequest(stages=("10%", "100%"), unless_busy=True)
+"""Terms under which another table is rolled out: a tenth of the devices first, and not while a rollout by the operator
+is in progress."""
 
 
 class Replanner:
-    """The plans of one installation, looked after."""
+    """Replanning for one installation."""
 
     def __init__(
         self,
         database: Database,
         registry: Registry,
-        planning: Planning,
-        releasing: Releasing,
+        planning: PlanningService,
+        releasing: ReleaseBuilder,
         gateways: Gateways,
         *,
-        roll_out: Callable[[Wanted], Made],
+        roll_out: Callable[[RolloutSpec], CreatedRollout],
         now: Callable[[], float],
     ) -> None:
         self._database = database
@@ -70,183 +72,212 @@ class Replanner:
         self._roll_out = roll_out
         self._now = now
         self._groups: frozenset[str] | None = None
-        self._weighed: dict[Key, tuple[float, Measured]] = {}
+        self._evaluated: dict[Key, tuple[float, FieldMeasurements]] = {}
         self.policies = Policies(database)
         self.proposals = Proposals(database)
-        self.looking = Looking(database, planning, releasing, gateways, self.policies, now=now)
+        self.inspector = PlanInspector(database, planning, releasing, gateways, self.policies, now=now)
 
-    def within(self, groups: frozenset[str] | None) -> Replanner:
-        """The same, for a caller for whom only devices of these groups exist; None: all do. Plans and proposals exist
-        for whoever all their devices exist for."""
+    def scoped_to(self, groups: frozenset[str] | None) -> Replanner:
+        """A copy restricted to devices of these groups (None: all). Plans and proposals are visible only if all their
+        devices are."""
         narrowed = copy.copy(self)
         narrowed._groups = groups
         return narrowed
 
-    # ---- what operators ask ------------------------------------------------------------------------------------
+    # ---- requests of operators ---------------------------------------------------------------------------------
 
-    def drift(self, reference: str = "") -> list[dict[str, Any]]:
-        """Heavy. What every plan in use assumed, what was measured, and what another table would bring; of one model
-        or of all."""
-        wanted = self._registry.get(reference).ref if reference else ""
-        units = [unit for unit in self.looking.units() if wanted in ("", unit.model.ref) and self._sees(unit)]
-        found = [self.looking.weigh(self.looking.hear(unit)) for unit in units]
-        return [findings.shown(one, self.looking.layers(one.unit)) for one in found]
+    def drift_report(self, reference: str = "") -> list[dict[str, Any]]:
+        """Heavy (run in the job queue). Assumed and measured values of every plan in use, and the effect of another
+        table; of one model or all, as JSON."""
+        model_ref = self._registry.get(reference).ref if reference else ""
+        units = [
+            unit for unit in self.inspector.units() if model_ref in ("", unit.model.ref) and self._is_visible(unit)
+        ]
+        findings_of_units = [self.inspector.evaluate(self.inspector.measure(unit)) for unit in units]
+        return [findings.finding_view(finding, self.inspector.layers(finding.unit)) for finding in findings_of_units]
 
-    def measured_on(self, reference: str, device: Device) -> dict[str, Any]:
-        """Heavy. A costs file of a model, the device's seconds as this one measured them at work in the last day, and
-        the server's as it met them; UsageError where it told too little."""
+    def costs_measured_on(self, reference: str, device: Device) -> dict[str, Any]:
+        """Heavy (run in the job queue). A costs file of a model with the seconds this device measured in use during the
+        last day, and the server's. UsageError if it has reported too little."""
         model = self._registry.get(reference)
-        unit = next((one for one in self.looking.units(forced=True) if _is_run_by(one, model, device)), None)
-        plan = self.looking.plan(unit) if unit is not None else None
+        unit = next(
+            (candidate for candidate in self.inspector.units(forced=True) if _is_run_by(candidate, model, device)), None
+        )
+        plan = self.inspector.plan(unit) if unit is not None else None
         if unit is None or plan is None:
             raise UsageError(
                 f"{device.name} is not to run {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
             )
-        heard, layers = self.looking.heard_of(unit, device.name, plan), self.looking.layers(unit)
-        if heard is None or not heard.slice_s:
+        measurements, layers = (
+            self.inspector.measurements_of_device(unit, device.name, plan),
+            self.inspector.layers(unit),
+        )
+        if measurements is None or not measurements.slice_s:
             raise UsageError(
                 f"{device.name} has not told yet what {model.ref} takes there: it does so once each slice has run five"
                 " times for requests"
             )
-        seen = believed([heard], plan, layers)
-        costs = as_measured(self._planning.costs(model, device.device_class), seen)
+        measured = estimate([measurements], plan, layers)
+        costs = with_measurements(self._planning.costs(model, device.device_class), measured)
         slices = [
             {"layers": group.layers, "seconds": group.seconds, "predicted_s": plan.slice_s.get(name)}
-            for group in seen.device
+            for group in measured.device
             for name in layers
             if layers[name] == group.layers
         ]
-        told_of = {"where": device.name, "requests": heard.requests, "link": msgspec.to_builtins(seen.link)}
-        return {**msgspec.to_builtins(costs), **told_of, "slices": slices, "measured": seen.basis}
+        source = {"where": device.name, "requests": measurements.requests, "link": msgspec.to_builtins(measured.link)}
+        return {**msgspec.to_builtins(costs), **source, "slices": slices, "measured": measured.basis}
 
-    def shown_proposals(self, *, open_only: bool = False) -> list[dict[str, Any]]:
-        """The newest proposals, oldest first."""
-        there = self._names()
+    def list_proposals(self, *, open_only: bool = False) -> list[dict[str, Any]]:
+        """The newest proposals as JSON, oldest first."""
+        visible = self._visible_names()
         rows = self.proposals.all(open_only=open_only)
-        return [kept.shown(row) for row in rows if there is None or there.issuperset(row.devices)]
+        return [proposals.proposal_view(row) for row in rows if visible is None or visible.issuperset(row.devices)]
 
     def accept(self, number: int) -> dict[str, Any]:
-        """Heavy. Cut, sign and roll out what was proposed, planned with what was measured then."""
-        row = self._proposal(number)
-        if row.state != kept.OPEN:
+        """Heavy (run in the job queue). Cut, sign and roll out a proposal, planned with the measurements stored with
+        it. Conflict if it is closed, or its devices run another release."""
+        row = self._visible_proposal(number)
+        if row.state != proposals.OPEN:
             raise Conflict(f"proposal {number} is {row.state} already")
-        unit = next((one for one in self.looking.units() if _is_of(row, one)), None)
+        unit = next((one for one in self.inspector.units() if _is_of(row, one)), None)
         if unit is None:
             raise Conflict(f"proposal {number} is for devices that run another release by now")
-        return self._apply(unit, row.id, msgspec.convert(row.measured, Measured), who_asks())
+        return self._apply(unit, row.id, msgspec.convert(row.measured, FieldMeasurements), current_operator())
 
     def set_policy(self, model: str, groups: Sequence[str], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Change the policy of a model (empty: of all), for some groups or for all devices."""
+        """Change the policy of a model (empty: of all), for some groups or for all devices. UsageError or NotFound if
+        the caller may not."""
         if self._groups is not None and not groups:
             raise UsageError(f"name groups of yours: {', '.join(sorted(self._groups))}")
         if self._groups is not None and (others := [name for name in groups if name not in self._groups]):
-            raise unknown("group", others[0], self._groups)
+            raise not_found("group", others[0], self._groups)
         name = self._registry.get(model).name if model else ""
-        self._weighed.clear()
-        return self.policies.set(name, groups, changes, self._now(), who_asks())
+        self._evaluated.clear()
+        return self.policies.set(name, groups, changes, self._now(), current_operator())
 
-    def shown_policies(self) -> list[dict[str, Any]]:
-        """Every policy that was set, and the one that counts elsewhere."""
-        found = {
+    def list_policies(self) -> list[dict[str, Any]]:
+        """Every policy that was set, and the default, as JSON."""
+        visible = {
             key: policy
             for key, policy in self.policies.all().items()
             if self._groups is None or key[1] in self._groups or not key[1]
         }
-        usual = [] if ("", "") in found else [shown_policy(("", ""), Policy())]
-        return [*usual, *(shown_policy(key, policy) for key, policy in found.items())]
+        default = [] if ("", "") in visible else [shown_policy(("", ""), Policy())]
+        return [*default, *(shown_policy(key, policy) for key, policy in visible.items())]
 
     def dismiss(self, number: int) -> dict[str, Any]:
-        """Leave the table as it is, and do not ask again for a while."""
-        row = self._proposal(number)
-        return kept.shown(self.proposals.decide(row.id, kept.DISMISSED, who_asks(), self._now()))
+        """Reject a proposal: the table stays, and none is proposed for a while."""
+        row = self._visible_proposal(number)
+        return proposals.proposal_view(
+            self.proposals.decide(row.id, proposals.DISMISSED, current_operator(), self._now())
+        )
 
-    def _proposal(self, number: int) -> ProposalRow:
-        """That one; NotFound for one of devices that do not exist for the caller."""
-        row, there = self.proposals.get(number), self._names()
-        if there is not None and not there.issuperset(row.devices):
-            raise unknown("proposal", str(number), ())
+    def _visible_proposal(self, number: int) -> ProposalRow:
+        """The proposal of that number; NotFound if its devices are not visible to the caller."""
+        row, visible = self.proposals.get(number), self._visible_names()
+        if visible is not None and not visible.issuperset(row.devices):
+            raise not_found("proposal", str(number), ())
         return row
 
-    def _sees(self, unit: Unit) -> bool:
-        return self._groups is None or all(target.group in self._groups for target in unit.targets)
+    def _is_visible(self, unit: Unit) -> bool:
+        return self._groups is None or all(target.group in self._groups for target in unit.devices)
 
-    def _names(self) -> frozenset[str] | None:
-        """Of the devices that exist for the caller; None: all."""
+    def _visible_names(self) -> frozenset[str] | None:
+        """Names of devices visible to the caller; None: all."""
         if self._groups is None:
             return None
         with self._database.read() as session:
             return frozenset(session.scalars(select(Device.name).where(Device.group.in_(self._groups))))
 
-    # ---- what the controller does ------------------------------------------------------------------------------
+    # ---- the controller's own loop -----------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Heavy. Once over everything; one model's trouble is not all's."""
-        units = self.looking.units()
+    def replan_all(self) -> None:
+        """Heavy (run in the job queue). Replan every unit once; an error for one does not stop the others."""
+        units = self.inspector.units()
         self.proposals.supersede(units, self._now())
-        for gone in self._weighed.keys() - {unit.key for unit in units}:
-            del self._weighed[gone]
+        for gone in self._evaluated.keys() - {unit.key for unit in units}:
+            del self._evaluated[gone]
         for unit in units:
             if unit.policy.mode == "off":
                 continue
             try:
-                self._see_to(unit)
+                self._replan(unit)
             except EdgeError as error:
                 log.error("%s on %s cannot be planned anew: %s", unit.model.ref, unit.device_class, error)
             except Exception:
                 log.exception("%s on %s cannot be planned anew", unit.model.ref, unit.device_class)
 
-    def _see_to(self, unit: Unit) -> None:
-        found, now = self.looking.hear(unit), self._now()
-        if found.note or found.measured is None or self._is_known(unit, found.measured, now):
+    def _replan(self, unit: Unit) -> None:
+        """Evaluate one unit, and propose or apply another table if that is warranted."""
+        finding, now = self.inspector.measure(unit), self._now()
+        if finding.note or finding.measured is None or self._is_evaluated(unit, finding.measured, now):
             return
-        found = self.looking.weigh(found)
-        verdict, seen = found.verdict, found.measured
-        if verdict is None or seen is None:
+        finding = self.inspector.evaluate(finding)
+        verdict, measured = finding.verdict, finding.measured
+        if verdict is None or measured is None:
             return
-        mine = self.proposals.of(unit)
-        waiting = next((row for row in mine if row.state == kept.OPEN), None)
+        earlier = self.proposals.for_unit(unit)
+        open_proposal = next((row for row in earlier if row.state == proposals.OPEN), None)
         if not verdict.moves:
-            self._weighed[unit.key] = now, seen
-            if waiting is not None and verdict.gain < unit.policy.doubt.least_gain / 2 and not verdict.broken_before:
-                self.proposals.decide(waiting.id, kept.WITHDRAWN, kept.ITSELF, now, why=verdict.why)
+            self._evaluated[unit.key] = now, measured
+            # Hysteresis: an open proposal is withdrawn only when its gain has fallen to half the threshold.
+            if (
+                open_proposal is not None
+                and verdict.gain < unit.policy.doubt.least_gain / 2
+                and not verdict.broken_before
+            ):
+                self.proposals.decide(open_proposal.id, proposals.WITHDRAWN, proposals.CONTROLLER, now, why=verdict.why)
             return
+        # Cool-down per earlier proposal of this unit, by how it ended (dismissed and failed ones count longest).
         doubt = unit.policy.doubt
-        if any(now - (row.decided or now) < quiet_s(row.state, doubt) for row in mine):
+        if any(now - (row.decided or now) < cool_down_after_s(row.state, doubt) for row in earlier):
             return
-        told = findings.proposal_told(found, self.looking.layers(unit))
-        row = self.proposals.propose(unit, told, msgspec.to_builtins(seen), now)
-        changes = self.proposals.changes(unit.model.name, unit.device_class)
-        if unit.policy.mode == "auto" and not wait_s(changes, now, doubt):
-            self._apply(unit, row.id, seen, kept.ITSELF)
+        view = findings.stored_view(finding, self.inspector.layers(unit))
+        row = self.proposals.propose(unit, view, msgspec.to_builtins(measured), now)
+        changes = self.proposals.change_times(unit.model.name, unit.device_class)
+        if unit.policy.mode == "auto" and not remaining_cool_down_s(changes, now, doubt):
+            self._apply(unit, row.id, measured, proposals.CONTROLLER)
 
-    def _is_known(self, unit: Unit, seen: Measured, now: float) -> bool:
-        """It was weighed a while ago, with much the same measured, and nothing came of it: planning is dear."""
-        at, before = self._weighed.get(unit.key, (-STALE_S, None))
-        return before is not None and now - at < STALE_S and alike(before, seen)
+    def _is_evaluated(self, unit: Unit, measured: FieldMeasurements, now: float) -> bool:
+        """Whether the unit was evaluated recently on much the same measurements without result. Planning is
+        expensive."""
+        at, before = self._evaluated.get(unit.key, (-STALE_S, None))
+        return before is not None and now - at < STALE_S and is_within_noise(before, measured)
 
-    def _apply(self, unit: Unit, number: int, seen: Measured, who: str) -> dict[str, Any]:
-        """Another table goes out; what the planner's key may not sign fails for good, and says so."""
-        wish, of_class = self.looking.wish(unit), unit.device_class
+    def _apply(self, unit: Unit, number: int, measured: FieldMeasurements, who: str) -> dict[str, Any]:
+        """Roll out another table. What the planner key may not sign fails for good, and the proposal is closed with the
+        reason."""
+        plan_options, device_class = self.inspector.plan_options(unit), unit.device_class
         try:
-            through = self.looking.through(unit)
+            gateways = self.inspector.gateways_by_class(unit)
             digest, _ = self._releasing.prepare(
-                unit.model, {of_class: seen.planned_link}, wish, recut=True, through=through, measured={of_class: seen}
+                unit.model,
+                {device_class: measured.planned_link},
+                plan_options,
+                recut=True,
+                gateways=gateways,
+                measured={device_class: measured},
             )
         except (UsageError, InfeasibleLimits, ModelRefused) as error:
-            self.proposals.decide(number, kept.FAILED, who, self._now(), why=str(error))
+            self.proposals.decide(number, proposals.FAILED, who, self._now(), why=str(error))
             raise
         if digest != unit.release:
-            self._releasing.publish(unit.model, digest, wish)
-            options, devices = {**wish.as_options(), "proposal": number}, self.looking.devices(unit)
-            self._roll_out(Wanted(digest, unit.model.ref, devices, unit.names, options, CAREFULLY, who))
-        row = self.proposals.decide(number, kept.APPLIED, who, self._now(), result=digest)
-        return kept.shown(row)
+            self._releasing.publish(unit.model, digest, plan_options)
+            options, devices = {**plan_options.as_options(), "proposal": number}, self.inspector.devices(unit)
+            self._roll_out(RolloutSpec(digest, unit.model.ref, devices, unit.names, options, ROLLOUT_TERMS, who))
+        row = self.proposals.decide(number, proposals.APPLIED, who, self._now(), result=digest)
+        return proposals.proposal_view(row)
 
 
-def quiet_s(state: str, doubt: Doubt) -> float:
-    """How long nothing is proposed after a proposal for the same devices ended so."""
-    quiet = {kept.DISMISSED: DISMISSED_FOR, kept.FAILED: DISMISSED_FOR, kept.APPLIED: 1.0}
-    return quiet.get(state, 0.0) * doubt.cool_down_s
+def cool_down_after_s(state: str, doubt: ConfidencePolicy) -> float:
+    """Seconds without new proposals for the same devices after a proposal that ended in this state."""
+    cool_downs = {
+        proposals.DISMISSED: DISMISSED_COOL_DOWNS,
+        proposals.FAILED: DISMISSED_COOL_DOWNS,
+        proposals.APPLIED: 1.0,
+    }
+    return cool_downs.get(state, 0.0) * doubt.cool_down_s
 
 
 def _is_run_by(unit: Unit, model: Model, device: Device) -> bool:

@@ -1,2 +1,3 @@
-"""Rollouts: on what terms a release reaches its devices, decided in pure functions (`terms`, `members`, `steps`,
-`commands`) and carried out by one loop (`engine`) in transactions with the director."""
+"""Rollouts: staged assignment of a release to devices, with gates, thresholds and rollback. Pure decisions (`terms`,
+`gates`, `device_step`, `decide`, `commands`) are carried out by one loop (`engine`) in transactions shared with the
+director. May import `releases`, `fleet`, `storage`, `errors` and `edgesplit`."""

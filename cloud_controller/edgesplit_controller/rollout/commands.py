@@ -1,5 +1,5 @@
-"""What operators ask of a rollout that was made: pause, resume, approve, abort, roll back. Pure; Conflict where it does
-not apply, saying what does."""
+"""Operator commands on a rollout: pause, resume, approve, abort, roll back (pure functions). Conflict where a command
+does not apply, naming one that does."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ VERBS: tuple[Verb, ...] = get_args(Verb)
 
 
 def command(rollout: Rollout, verb: Verb, who: str) -> Rollout:
-    """The rollout after an operator's word; what follows from it is the next step's."""
+    """The rollout after an operator's command; its consequences follow in the next step."""
     return COMMANDS[verb](rollout, who)
 
 
 def _pause(rollout: Rollout, who: str) -> Rollout:
     if rollout.state not in ("scheduled", "waiting", "running"):
-        raise _not(rollout, "cannot be paused")
+        raise _conflict(rollout, "cannot be paused")
     return replace(rollout, state="paused", why=f"paused by {who}")
 
 
 def _resume(rollout: Rollout, who: str) -> Rollout:
-    """What is missing of the stage that ran is excused."""
+    """Continue; evidence that the current stage lacks is no longer required."""
     if rollout.state != "paused":
-        raise _not(rollout, "is not paused")
+        raise _conflict(rollout, "is not paused")
     state = "running" if rollout.began else "scheduled"
     return replace(rollout, state=state, why="", excused=rollout.stage)
 
 
 def _approve(rollout: Rollout, who: str) -> Rollout:
     if rollout.state != "waiting":
-        raise _not(rollout, "does not wait for approval")
+        raise _conflict(rollout, "does not wait for approval")
     return replace(rollout, state="running", why="", approved=rollout.stage + 1)
 
 
 def _abort(rollout: Rollout, who: str) -> Rollout:
     if rollout.has_ended or rollout.state in ("aborting", "rolling back"):
-        raise _not(rollout, "cannot be aborted")
+        raise _conflict(rollout, "cannot be aborted")
     return replace(rollout, state="aborting", outcome="aborted", why=f"aborted by {who}")
 
 
@@ -50,13 +50,13 @@ def _rollback(rollout: Rollout, who: str) -> Rollout:
     if rollout.state == "rolled back":
         raise Conflict(f"rollout {rollout.id} was rolled back already: deploy its release again to have it back")
     if rollout.state == "rolling back":
-        raise _not(rollout, "needs no second word")
+        raise _conflict(rollout, "needs no second word")
     if not rollout.began:
         raise Conflict(f"rollout {rollout.id} has not begun: `edgectl rollout abort {rollout.id}` ends it")
     return replace(rollout, state="rolling back", why=f"rolled back by {who}", ended=0.0)
 
 
-def _not(rollout: Rollout, what: str) -> Conflict:
+def _conflict(rollout: Rollout, what: str) -> Conflict:
     hint = ""
     if rollout.has_ended and rollout.state != "rolled back":
         hint = f"; `edgectl rollout rollback {rollout.id}` takes its devices back to what they ran before"

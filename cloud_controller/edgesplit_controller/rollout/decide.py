@@ -1,10 +1,11 @@
-"""What a rollout does next: one pure decision over what is known, and the same for what operators ask of it.
+"""The rollout state machine: one pure decision per step over everything that is known.
 
-`step` moves devices by what they report, stops at the thresholds, begins stages, and says whom to tell the release and
-whom to tell the one before. `finish` adds what only telling can say: the counters. Nothing here knows a database.
+`next_step` advances devices by their reports, stops at failure thresholds, begins stages, and selects the devices that
+are assigned the release and those that are rolled back. `apply_assignments` adds what is known only afterwards: the
+statement counters. Nothing here accesses a database.
 
-It needs to be shown only those of `looked_at` of which something may have become since the last look; how all the
-others stand it knows from the tallies.
+Only devices in `states_to_load` whose facts may have changed since the last step are needed as input; the tallies say
+how all others stand.
 """
 
 from __future__ import annotations
@@ -16,48 +17,49 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edgesplit_controller.rollout.device_step import Known, advance
+from edgesplit_controller.rollout.device_step import EvidenceOf, advance
 from edgesplit_controller.rollout.states import (
-    EMPTY,
-    LEFT,
-    ON_THE_WAY,
+    EMPTY_TALLY,
+    EXCLUDED,
+    IN_PROGRESS,
+    DeviceFacts,
     Member,
     MemberState,
     Rollout,
-    Seen,
     Tally,
 )
-from edgesplit_controller.rollout.terms import BATCH, MOST_FETCHING, allowance, spend
+from edgesplit_controller.rollout.terms import BATCH, MOST_FETCHING, allowance, consume
 
 ABORTED = "the rollout ended before it was told"
+"""Cause recorded for devices that were still queued when the rollout ended."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What follows from a look at a rollout."""
+    """Result of a step: what to write, and the devices to notify."""
 
     rollout: Rollout
     members: dict[str, Member] = field(default_factory=dict)
-    """Those that changed."""
-    tell: list[str] = field(default_factory=list)
-    """To be told the release, in this order."""
-    take_back: list[str] = field(default_factory=list)
-    """To be told what they ran before."""
+    """Devices that changed, by name."""
+    to_assign: list[str] = field(default_factory=list)
+    """Devices to be assigned the release, in this order."""
+    to_roll_back: list[str] = field(default_factory=list)
+    """Devices to be assigned the release they ran before."""
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     begins: bool = False
-    """From now on this rollout counts for its devices: older ones tell them nothing more."""
-    more: bool = False
-    """There is more to do at once."""
+    """The rollout begins: from now on older rollouts assign nothing to its devices."""
+    has_more: bool = False
+    """Another step is due at once."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is to be written."""
-        return not (self.members or self.tell or self.take_back or self.events or self.begins)
+        """Whether there is nothing to write."""
+        return not (self.members or self.to_assign or self.to_roll_back or self.events or self.begins)
 
 
-def looked_at(rollout: Rollout) -> frozenset[MemberState]:
-    """The states of devices that a step must be shown, besides those that are to return, and the next in the queue."""
-    states: set[MemberState] = {*ON_THE_WAY, "timed out", "failed"}
+def states_to_load(rollout: Rollout) -> frozenset[MemberState]:
+    """States of the devices that a step needs, besides those being rolled back and the next in the queue."""
+    states: set[MemberState] = {*IN_PROGRESS, "timed out", "failed"}
     if rollout.state in ("aborting", "rolling back"):
         states.add("queued")
     if rollout.state == "rolling back":
@@ -65,175 +67,198 @@ def looked_at(rollout: Rollout) -> frozenset[MemberState]:
     return frozenset(states)
 
 
-class _Look:
-    """One look at a rollout; what it finds grows into a `Step`."""
+class _StepBuilder:
+    """Working state of one step, from which a `Step` is built."""
 
     def __init__(
-        self, rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], see: Callable[[str], Seen],
-        now: float, fetching: int,
+        self, rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], facts_of: Callable[[str],
+        DeviceFacts], now: float, fetching: int,
     ) -> None:  # fmt: skip
         self.fetching = fetching
         self.rollout = rollout
         self.before = {member.name: member for member in members}
         self.members = dict(self.before)
         self.tallies = dict(tallies)
-        self.see = see
+        self.facts_of = facts_of
         self.now = now
         self.step = Step(rollout)
 
-    def put(self, member: Member) -> None:
-        """A device has changed; its stage's tally with it."""
+    def update_member(self, member: Member) -> None:
+        """Store a changed device, and update its stage's tally."""
         old = self.members[member.name]
         if member != old:
             self.members[member.name] = member
-            self.tallies[member.stage] = _shifted(self.tallies.get(member.stage, EMPTY), old, member)
+            self.tallies[member.stage] = _moved(self.tallies.get(member.stage, EMPTY_TALLY), old, member)
 
-    def say(self, what: str, **detail: Any) -> None:
+    def add_event(self, what: str, **detail: Any) -> None:
+        """Add an event for the audit trail."""
         self.step.events.append((what, detail))
 
-    def change(self, **changes: Any) -> None:
+    def update_rollout(self, **changes: Any) -> None:
         self.rollout = replace(self.rollout, **changes)
 
-    def done(self) -> Step:
+    def build(self) -> Step:
         self.step.rollout = self.rollout
         self.step.members = {name: one for name, one in self.members.items() if one != self.before[name]}
         return self.step
 
 
-def step(
-    rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], see: Callable[[str], Seen],
-    known: Known, now: float, fetching: int = 0,
+def next_step(
+    rollout: Rollout, members: Iterable[Member], tallies: Mapping[int, Tally], facts_of: Callable[[str], DeviceFacts],
+    evidence_of: EvidenceOf, now: float, fetching: int = 0,
 ) -> Step:  # fmt: skip
-    """What is to be done now. Telling is bounded by `BATCH` a step, either way, and so that no more than
-    `MOST_FETCHING` fetch at once; `fetching`: how many do."""
-    look = _Look(rollout, members, tallies, see, now, fetching)
+    """What is to be done now. At most `BATCH` devices are assigned or rolled back per step, and no more than
+    `MOST_FETCHING` devices fetch at once; `fetching` is the number that do."""
+    look = _StepBuilder(rollout, members, tallies, facts_of, now, fetching)
     if rollout.has_ended:
-        return look.done()
+        return look.build()
+    # 1. Devices move by their reports, gates and timeouts. Queued ones are handled where they are assigned.
     for member in list(look.members.values()):
         if member.state != "queued":
-            look.put(advance(member, rollout, see(member.name), known, now))
+            look.update_member(advance(member, rollout, facts_of(member.name), evidence_of, now))
+    # 2. The rollout begins, or stops at its failure threshold. The order matters: a failure that step 1 found must
+    #    stop the rollout before any further device is assigned the release.
     _begin(look)
-    _stop_where_too_many_failed(look)
+    _check_failure_threshold(look)
+    # 3. Rollbacks, which share the budget of `BATCH` per step.
     if look.rollout.state in ("aborting", "rolling back"):
         _unwind(look)
-    _send_failing_back(look)
+    _roll_back_failed(look)
+    # 4. New stages, then assignments. The state is read again, because each call may change it.
     if look.rollout.state == "running":
-        _progress(look)
+        _begin_stages(look)
     if look.rollout.state == "running":
-        _tell_next(look)
-    _end(look)
-    return look.done()
+        _assign_next(look)
+    _check_end(look)
+    return look.build()
 
 
-def finish(step: Step, counters: Mapping[str, int], previous: Mapping[str, str], now: float) -> dict[str, Member]:
-    """The devices as they stand once they were told, under these counters; `previous` is what each was to run."""
+def apply_assignments(
+    step: Step, counters: Mapping[str, int], previous: Mapping[str, str], now: float
+) -> dict[str, Member]:
+    """The changed devices after their assignment, with the counters of their new statements; `previous` maps each
+    device to the release it was to run before."""
     members = dict(step.members)
-    for name in step.tell:
-        told = replace(members[name], state="told", told_at=now, counter=counters[name])
-        before = previous.get(name, "")
-        members[name] = replace(told, previous="" if before == step.rollout.release else before)
-    for name in step.take_back:
+    for name in step.to_assign:
+        # A device that already had this release has nothing to roll back to.
+        assigned = replace(members[name], state="told", told_at=now, counter=counters[name])
+        previous_release = previous.get(name, "")
+        members[name] = replace(assigned, previous="" if previous_release == step.rollout.release else previous_release)
+    for name in step.to_roll_back:
         members[name] = replace(members[name], told_at=now, counter=counters[name])
     return members
 
 
-def _begin(look: _Look) -> None:
+def _begin(look: _StepBuilder) -> None:
     if look.rollout.state == "scheduled" and look.now >= look.rollout.terms.starts_at:
-        look.change(state="running", began=look.now)
+        look.update_rollout(state="running", began=look.now)
         look.step.begins = True
-        look.say("rollout.began")
+        look.add_event("rollout.began")
 
 
-def _stop_where_too_many_failed(look: _Look) -> None:
+def _check_failure_threshold(look: _StepBuilder) -> None:
     threshold = look.rollout.terms.abort_when_failed
     if threshold is None or look.rollout.state not in ("running", "paused", "waiting"):
         return
+    # Each stage has its own threshold, so that a small canary stage is not diluted by the devices of later ones.
     for stage in range(look.rollout.stage + 1):
-        tally = look.tallies.get(stage, EMPTY)
-        concerned = tally.size - sum(tally.states.get(state, 0) for state in LEFT)
+        tally = look.tallies.get(stage, EMPTY_TALLY)
+        concerned = tally.size - sum(tally.states.get(state, 0) for state in EXCLUDED)
         if tally.failures and tally.failures >= threshold.of(concerned):
             failed = f"{tally.failures} of {concerned} devices failed"
             return _fail(look, f"stage {stage + 1}: {failed}, and the threshold is {threshold}")
 
 
-def _fail(look: _Look, why: str) -> None:
-    """No device is told any more; those on their way go back, and with `rollback` those that succeeded, too."""
-    unwinds = "rolling back" if look.rollout.terms.when_failed == "rollback" else "aborting"
-    look.change(state=unwinds, outcome="failed", why=why)
-    look.step.more = True  # this look was not shown everything that unwinding is about
-    look.say("rollout.failing", why=why)
+def _fail(look: _StepBuilder, why: str) -> None:
+    """Fail the rollout: no further device is assigned the release; devices in progress are rolled back, and with
+    `when_failed=rollback` also those that succeeded."""
+    state = "rolling back" if look.rollout.terms.when_failed == "rollback" else "aborting"
+    look.update_rollout(state=state, outcome="failed", why=why)
+    # Unwinding concerns more states than this step loaded (see `states_to_load`), so another step follows at once.
+    look.step.has_more = True
+    look.add_event("rollout.failing", why=why)
 
 
-def _unwind(look: _Look) -> None:
+def _unwind(look: _StepBuilder) -> None:
     back: list[Member] = []
     for member in look.members.values():
         if member.state == "queued":
-            look.put(replace(member, state="skipped", cause=ABORTED))
-        elif not member.sent_back and member.previous and _goes_back(member, look.rollout):
+            look.update_member(replace(member, state="skipped", cause=ABORTED))
+        # `sent_back` is never reset: a device is rolled back once per rollout, whatever it reports afterwards.
+        elif not member.sent_back and member.previous and _must_roll_back(member, look.rollout):
             back.append(member)
-    _take_back(look, back)
+    _roll_back(look, back)
 
 
-def _goes_back(member: Member, rollout: Rollout) -> bool:
+def _must_roll_back(member: Member, rollout: Rollout) -> bool:
     if member.state == "succeeded":
         return rollout.state == "rolling back"
-    return member.state in ON_THE_WAY or member.state in ("timed out", "failed")
+    return member.state in IN_PROGRESS or member.state in ("timed out", "failed")
 
 
-def _send_failing_back(look: _Look) -> None:
+def _roll_back_failed(look: _StepBuilder) -> None:
     if not look.rollout.terms.send_back:
         return
-    failed = [one for one in look.members.values() if one.state == "failed" and one.previous and not one.sent_back]
-    _take_back(look, failed)
+    failed = [
+        member
+        for member in look.members.values()
+        if member.state == "failed" and member.previous and not member.sent_back
+    ]
+    _roll_back(look, failed)
 
 
-def _take_back(look: _Look, members: Iterable[Member]) -> None:
-    """Each is awaited, but for those that could not be heard all the time."""
-    for member in sorted(members, key=lambda one: one.position):
-        if len(look.step.take_back) >= BATCH:
-            look.step.more = True
+def _roll_back(look: _StepBuilder, members: Iterable[Member]) -> None:
+    """Roll devices back, at most `BATCH` per step. All are awaited, except those that timed out."""
+    for member in sorted(members, key=lambda device: device.position):
+        if len(look.step.to_roll_back) >= BATCH:
+            look.step.has_more = True
             return
-        look.put(replace(member, goes_back=member.state != "timed out", sent_back=True))
-        look.step.take_back.append(member.name)
+        # A device that timed out was unreachable: it is assigned its previous release, but not awaited.
+        look.update_member(replace(member, goes_back=member.state != "timed out", sent_back=True))
+        look.step.to_roll_back.append(member.name)
 
 
-def _progress(look: _Look) -> None:
-    """Begin the next stage, as long as the one before has proved enough."""
+def _begin_stages(look: _StepBuilder) -> None:
+    """Begin the next stages, as long as the previous one has succeeded."""
     while look.rollout.state == "running" and look.rollout.stage < look.rollout.stages - 1:
-        if look.rollout.stage >= 0 and not _has_proved_enough(look):
+        if look.rollout.stage >= 0 and not _has_passed(look):
             return
-        coming = look.rollout.stage + 1
-        if coming in look.rollout.terms.approve and look.rollout.approved < coming:
-            look.change(state="waiting", why="")
-            return look.say("rollout.waiting", stage=coming + 1)
-        look.change(stage=coming, why="")
-        look.say("rollout.stage", stage=coming + 1, devices=look.tallies.get(coming, EMPTY).size)
-        if look.tallies.get(coming, EMPTY).states.get("queued"):
-            return
+        following = look.rollout.stage + 1
+        if following in look.rollout.terms.approve and look.rollout.approved < following:
+            look.update_rollout(state="waiting", why="")
+            return look.add_event("rollout.waiting", stage=following + 1)
+        look.update_rollout(stage=following, why="")
+        look.add_event("rollout.stage", stage=following + 1, devices=look.tallies.get(following, EMPTY_TALLY).size)
+        if look.tallies.get(following, EMPTY_TALLY).states.get("queued"):
+            return  # otherwise the stage is empty (fewer devices than stages), and the next one is considered
 
 
-def _has_proved_enough(look: _Look) -> bool:
-    """Of the stage that runs. Where it ended without proof, the rollout fails or is paused."""
+def _has_passed(look: _StepBuilder) -> bool:
+    """Whether the current stage allows the next one. If the stage has ended without enough evidence, the rollout fails
+    or is paused."""
     stage, terms = look.rollout.stage, look.rollout.terms
-    tally = look.tallies.get(stage, EMPTY)
+    tally = look.tallies.get(stage, EMPTY_TALLY)
     if not tally.counted and not tally.lenient:
-        return not tally.open
-    enough = terms.next_when_succeeded.of(tally.counted) if terms.next_when_succeeded else None
-    if enough is not None and tally.succeeded < enough and not tally.open:
+        return not tally.open  # an empty stage, or one whose devices all left the rollout: nothing to prove
+    needed = terms.next_when_succeeded.of(tally.counted) if terms.next_when_succeeded else None
+    # All have ended and too few succeeded: the threshold can no longer be reached.
+    if needed is not None and tally.succeeded < needed and not tally.open:
         wanted = f"{tally.succeeded} of {tally.counted} devices succeeded, {terms.next_when_succeeded} wanted"
         _fail(look, f"stage {stage + 1}: {wanted}")
         return False
-    if tally.open and (enough is None or tally.succeeded < enough):
+    # With a success threshold the next stage begins as soon as it is reached; without one, when all have ended.
+    if tally.open and (needed is None or tally.succeeded < needed):
         return False
-    missing = _missing_proof(look, tally)
+    # No failure is not yet a success: if every device timed out, or no gate could be judged, an operator decides.
+    missing = _missing_evidence(look, tally)
     if missing and look.rollout.excused < stage:
-        look.change(state="paused", why=f"stage {stage + 1}: {missing}; resume to go on all the same")
-        look.say("rollout.paused", why=look.rollout.why)
+        look.update_rollout(state="paused", why=f"stage {stage + 1}: {missing}; resume to go on all the same")
+        look.add_event("rollout.paused", why=look.rollout.why)
         return False
     return True
 
 
-def _missing_proof(look: _Look, tally: Tally) -> str:
+def _missing_evidence(look: _StepBuilder, tally: Tally) -> str:
     if not tally.succeeded:
         return "no device succeeded"
     if look.rollout.terms.gates.gates and not tally.judged:
@@ -241,65 +266,71 @@ def _missing_proof(look: _Look, tally: Tally) -> str:
     return ""
 
 
-def _tell_next(look: _Look) -> None:
-    """As many as the hours, the rate and those that fetch just now allow."""
+def _assign_next(look: _StepBuilder) -> None:
+    """Assign the release to as many queued devices as the hours, the rate and the number of fetching devices allow."""
     terms = look.rollout.terms
-    if terms.hours is not None and not terms.hours.are_now(look.now):
+    if terms.hours is not None and not terms.hours.contains(look.now):
         return
-    most, pace = allowance(terms.rate, look.rollout.pace, look.now)
-    room = min(most, max(0, MOST_FETCHING - look.fetching))
-    queue = [one for one in look.members.values() if one.state == "queued" and one.stage <= look.rollout.stage]
-    for member in sorted(queue, key=lambda one: one.position):
-        seen = look.see(member.name)
-        if seen.revoked:
-            look.put(replace(member, state="skipped", cause="the device was revoked"))
-        elif not seen.ours:
-            look.put(replace(member, state="superseded"))
-        elif len(look.step.tell) < room:
-            look.put(replace(member, state="told"))
-            look.step.tell.append(member.name)
-    look.step.more |= terms.rate is None and len(look.step.tell) == most
+    most, rate_state = allowance(terms.rate, look.rollout.pace, look.now)
+    allowed = min(most, max(0, MOST_FETCHING - look.fetching))
+    queue = [
+        queued for queued in look.members.values() if queued.state == "queued" and queued.stage <= look.rollout.stage
+    ]
+    for member in sorted(queue, key=lambda queued: queued.position):
+        facts = look.facts_of(member.name)
+        if facts.revoked:
+            look.update_member(replace(member, state="skipped", cause="the device was revoked"))
+        elif not facts.ours:
+            look.update_member(replace(member, state="superseded"))
+        elif len(look.step.to_assign) < allowed:
+            look.update_member(replace(member, state="told"))
+            look.step.to_assign.append(member.name)
+    # Without a rate only `BATCH` limits the step, so the next batch may follow at once.
+    look.step.has_more |= terms.rate is None and len(look.step.to_assign) == most
     if queue:
-        look.change(pace=spend(terms.rate, pace, len(look.step.tell)))
+        look.update_rollout(pace=consume(terms.rate, rate_state, len(look.step.to_assign)))
 
 
-def _end(look: _Look) -> None:
+def _check_end(look: _StepBuilder) -> None:
+    """End the rollout when no device is open."""
     rollout = look.rollout
-    if any(tally.open for tally in look.tallies.values()) or look.step.more:
+    # `has_more`: not all rollbacks fitted into this step, so their devices are not open yet although they will be.
+    if any(tally.open for tally in look.tallies.values()) or look.step.has_more:
         return
     if rollout.state == "aborting":
-        look.change(state=rollout.outcome or "aborted", ended=look.now)
+        look.update_rollout(state=rollout.outcome or "aborted", ended=look.now)
     elif rollout.state == "rolling back":
-        look.change(state="rolled back", ended=look.now)
+        look.update_rollout(state="rolled back", ended=look.now)
     elif rollout.state == "running" and rollout.stage == rollout.stages - 1 and not rollout.following:
-        _finish(look)
+        _end_by_result(look)
     if look.rollout.has_ended:
-        look.say(f"rollout.{look.rollout.state.replace(' ', '_')}", **_total(look))
+        look.add_event(f"rollout.{look.rollout.state.replace(' ', '_')}", **_state_counts(look))
 
 
-def _finish(look: _Look) -> None:
-    total = _total(look)
-    last = look.tallies.get(look.rollout.stages - 1, EMPTY)
-    wanted = look.rollout.terms.next_when_succeeded
+def _end_by_result(look: _StepBuilder) -> None:
+    """End a running rollout by its result."""
+    total = _state_counts(look)
+    last = look.tallies.get(look.rollout.stages - 1, EMPTY_TALLY)
+    threshold = look.rollout.terms.next_when_succeeded
     if total.get("superseded") and not (last.succeeded or last.failures or last.lenient):
-        look.change(state="superseded", ended=look.now)
-    elif wanted is not None and last.counted and last.succeeded < wanted.of(last.counted):
-        why = f"stage {look.rollout.stages}: {last.succeeded} of {last.counted} devices succeeded, {wanted} wanted"
-        look.change(state="failed", why=why, ended=look.now)
+        look.update_rollout(state="superseded", ended=look.now)
+    elif threshold is not None and last.counted and last.succeeded < threshold.of(last.counted):
+        why = f"stage {look.rollout.stages}: {last.succeeded} of {last.counted} devices succeeded, {threshold} wanted"
+        look.update_rollout(state="failed", why=why, ended=look.now)
     elif total.get("succeeded") or not sum(tally.failures for tally in look.tallies.values()):
-        look.change(state="finished", why="", ended=look.now)
+        look.update_rollout(state="finished", why="", ended=look.now)
     else:
-        look.change(state="failed", why="no device runs it", ended=look.now)
+        look.update_rollout(state="failed", why="no device runs it", ended=look.now)
 
 
-def _total(look: _Look) -> dict[str, int]:
+def _state_counts(look: _StepBuilder) -> dict[str, int]:
     total: Counter[str] = Counter()
     for tally in look.tallies.values():
         total.update({str(state): count for state, count in tally.states.items() if count})
     return dict(total)
 
 
-def _shifted(tally: Tally, old: Member, new: Member) -> Tally:
+def _moved(tally: Tally, old: Member, new: Member) -> Tally:
     """The tally after one of its devices changed."""
     states = Counter(dict(tally.states))
     states[old.state] -= 1

@@ -1,9 +1,10 @@
-"""The loop around the decisions: each step of a rollout is one transaction with the director; then devices are told.
+"""Runs rollouts: each step of a rollout is one transaction together with the director; afterwards the new statements
+are published.
 
-Promises: whatever instant the process ends at, a rollout goes on from what the last transaction left; a device's place
-in the rollout, the release that it shall run, its counter and its statement change together or not at all. Rollouts are
-the only ones that assign releases. What has to be said to devices after a transaction may be lost with the process: the
-session with the broker states everything anew when it is back.
+Promises: wherever the process is killed, a rollout continues from the last transaction. A device's state in the
+rollout, its desired release, its counter and its statement change together or not at all. Only rollouts assign
+releases. A notification after a transaction may be lost with the process; the broker session publishes every statement
+anew when it is up again.
 """
 
 from __future__ import annotations
@@ -21,60 +22,65 @@ from sqlalchemy import Select, exists, func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import EdgeError, UsageError
-from edgesplit_controller.errors import Conflict, unknown
-from edgesplit_controller.fleet.devices import described
+from edgesplit_controller.errors import Conflict, not_found
+from edgesplit_controller.fleet.devices import attributes_of
 from edgesplit_controller.fleet.selector import parse_selector
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.rollout import store
 from edgesplit_controller.rollout.commands import Verb, command
-from edgesplit_controller.rollout.decide import Step, finish, step
+from edgesplit_controller.rollout.decide import Step, apply_assignments, next_step
 from edgesplit_controller.rollout.device_step import fail
 from edgesplit_controller.rollout.gates import Evidence
-from edgesplit_controller.rollout.request import PLAIN, Asked, terms_of
+from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest, parse_terms
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.rollout.terms import MOST_DEVICES, Terms, divide, in_order
-from edgesplit_controller.rollout.view import shown_devices, shown_rollout
-from edgesplit_controller.storage.database import Database, Deployment, Device, record
+from edgesplit_controller.rollout.terms import MOST_DEVICES, Terms, rollout_order, split_into_stages
+from edgesplit_controller.rollout.view import device_views, rollout_view
+from edgesplit_controller.storage.database import Database, Deployment, Device, record_event
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 log = logging.getLogger(__name__)
 
-LEAST_S, LONGEST_S = 0.1, 3.5
-"""The rest after a look at the rollouts: ten times what it took, within these."""
-IDLE_S = 1.0
-"""How long news are awaited after that: a failing stage stops within 5 s."""
-WHOLE_S = 60.0
-"""Between two looks at every device that a rollout waits for; those in between are at the ones that reported since."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 3.5
+"""Shortest pause after a pass over the rollouts. The pause is ten times the duration of the pass, within these bounds.
+"""
+REPORT_WAIT_S = 1.0
+"""How long reports of devices are awaited after that pause, so that a failing stage stops within 5 s."""
+FULL_INSPECTION_S = 60.0
+"""Interval between two steps that inspect every open device of a rollout; the steps in between inspect only devices
+that have reported since."""
 OVERLAP_S = 10.0
-"""So far back they go: a report is dated when it comes, and is there to be seen when it was stored."""
-FOLLOW_S = 10.0
-"""Between two looks for devices that have come to be meant, or that know more than we do."""
+"""The steps in between look this far back, because a report is dated when it arrives but visible only when it was
+stored."""
+FOLLOW_EVERY_S = 10.0
+"""Interval between two searches for devices that newly match a rollout, or that report a newer counter than is stored.
+"""
 
 MOST_ACTIVE = 1_000
-"""Rollouts on their way at once: each is looked at every few seconds."""
-ABSENCE_S = 60.0
-"""Silence of all devices for so long means that nobody listened."""
+"""Rollouts in progress at once; each is inspected every few seconds."""
+OUTAGE_S = 60.0
+"""If no device was heard for this long, the controller was down."""
 
-Evidences = Callable[[Session, Rollout, Collection[Member]], Mapping[str, Evidence]]
-"""What is known of the rollout's release on these devices since they ran it."""
+EvidenceSource = Callable[[Session, Rollout, Collection[Member]], Mapping[str, Evidence]]
+"""Returns the evidence on these devices since they run the rollout's release."""
 Announce = Callable[[Sequence[str]], None]
+"""Publishes the statements of these devices."""
 Fits = Callable[[str, str], bool]
 """Whether a release has a plan for a device class."""
 
 
 def no_evidence(_session: Session, _rollout: Rollout, _members: Collection[Member]) -> Mapping[str, Evidence]:
-    """Where nothing measures."""
+    """`EvidenceSource` for installations without telemetry."""
     return {}
 
 
-def every_class(_release: str, _device_class: str) -> bool:
-    """Where releases are for all."""
+def fits_every_class(_release: str, _device_class: str) -> bool:
+    """`Fits` where every release suits every class."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A rollout to be made, its devices chosen."""
+class RolloutSpec:
+    """A rollout to be created, its devices selected."""
 
     release: str
     model: str
@@ -82,27 +88,27 @@ class Wanted:
     devices: Sequence[Device]
     targets: Sequence[str]
     options: Mapping[str, Any] = field(default_factory=dict)
-    asked: Asked = PLAIN
+    request: RolloutRequest = ALL_AT_ONCE
     who: str = "operator"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A rollout that was made."""
+class CreatedRollout:
+    """A rollout that was created."""
 
     number: int
     supersedes: Mapping[int, int]
-    """How many devices it takes over from others that were on their way, by rollout."""
+    """Number of devices taken over from other rollouts in progress, by rollout."""
 
 
 class Rollouts:
-    """The rollouts of one installation. Any thread, any process."""
+    """The rollouts of one installation. Safe from any thread and process."""
 
     def __init__(
         self, database: Database, director: Director, *, now: Callable[[], float], announce: Announce,
-        evidences: Evidences = no_evidence, fits: Fits = every_class,
+        evidences: EvidenceSource = no_evidence, fits: Fits = fits_every_class,
     ) -> None:  # fmt: skip
-        """`announce` tells devices, after the transaction, what they shall run."""
+        """`announce` publishes statements after the transaction that stored them."""
         self._database = database
         self._director = director
         self._now = now
@@ -110,69 +116,70 @@ class Rollouts:
         self._evidences = evidences
         self._fits = fits
         self._groups: frozenset[str] | None = None
-        self._looks: dict[int, _Looks] = {}
-        self.news = threading.Event()
-        """Devices reported something: whoever steps looks soon."""
+        self._inspections: dict[int, _Inspection] = {}
+        self.has_new_reports = threading.Event()
+        """Set when devices have reported, which shortens the loop's pause."""
 
-    def within(self, groups: frozenset[str] | None) -> Rollouts:
-        """The same rollouts, for a caller for whom only devices of these groups exist (None: all do): those that
-        concern any other device do not exist either."""
+    def scoped_to(self, groups: frozenset[str] | None) -> Rollouts:
+        """A copy restricted to devices of these groups (None: all). A rollout is visible only if all its devices
+        are."""
         narrowed = copy.copy(self)
         narrowed._groups = groups
         return narrowed
 
-    def check(self, asked: Asked, devices: int) -> Terms:
-        """The terms; UsageError where they cannot be, before anything was planned or signed for them."""
+    def checked_terms(self, request: RolloutRequest, devices: int) -> Terms:
+        """The terms of a requested rollout; UsageError if they are invalid, before anything is planned or signed."""
         if devices > MOST_DEVICES:
             raise UsageError(f"{devices} devices in one rollout, at most {MOST_DEVICES}: split it by an expression")
-        return terms_of(asked, self._now())
+        return parse_terms(request, self._now())
 
-    def make(self, wanted: Wanted) -> Made:
-        """Begin to bring a release to devices. What may begin at once has begun on return."""
-        terms = self.check(wanted.asked, len(wanted.devices))
-        model = wanted.model.partition("@")[0]
+    def create(self, spec: RolloutSpec) -> CreatedRollout:
+        """Create a rollout, and take its first step. Conflict if too many are in progress, or with `unless_busy` if one
+        of the devices is in another rollout."""
+        terms = self.checked_terms(spec.request, len(spec.devices))
+        model = spec.model.partition("@")[0]
         with self._database.write() as session:
             now = self._now()
-            names = [device.name for device in wanted.devices]
-            if len(store.active(session)) >= MOST_ACTIVE:
+            names = [device.name for device in spec.devices]
+            if len(store.active_rollouts(session)) >= MOST_ACTIVE:
                 raise Conflict(f"{MOST_ACTIVE} rollouts are on their way already: abort some, or wait until they end")
             busy = store.overlapping(session, model, names)
-            if wanted.asked.unless_busy:
+            if spec.request.unless_busy:
                 _refuse_busy(busy, model)
             deployment = Deployment(
-                release=wanted.release, model=wanted.model, targets=list(wanted.targets), devices=sorted(names),
-                options=dict(wanted.options), created=now,
+                release=spec.release, model=spec.model, targets=list(spec.targets), devices=sorted(names),
+                options=dict(spec.options), created=now,
             )  # fmt: skip
             session.add(deployment)
             session.flush()
-            row = _row(deployment, model, terms, wanted.who, now)
+            row = _row(deployment, model, terms, spec.who, now)
             session.add(row)
             session.flush()
-            _add_devices(session, row.id, terms, wanted.devices)
-            record(
-                session, now, wanted.who, "deployment.made", str(row.id), release=wanted.release, model=wanted.model,
+            _add_devices(session, row.id, terms, spec.devices)
+            record_event(
+                session, now, spec.who, "deployment.made", str(row.id), release=spec.release, model=spec.model,
                 devices=len(names), stages=[str(stage) for stage in terms.stages],
             )  # fmt: skip
-            told = self._step(session, row, now)
+            result = self._step(session, row, now)
             number = row.id
-        self._announce(told.announced)
-        return Made(number, busy)
+        self._announce(result.announced)
+        return CreatedRollout(number, busy)
 
     def command(self, number: int, verb: Verb, who: str = "operator") -> None:
-        """An operator's word, and what follows from it at once."""
+        """Apply an operator's command, and take the next step at once. Conflict if it does not apply."""
         with self._database.write() as session:
             now = self._now()
-            row = _existing(session, number, groups=self._groups)
-            store.keep(session, row, command(store.rollout_of(row), verb, who), now)
-            record(session, now, who, f"rollout.{verb}", str(number))
+            row = _require(session, number, groups=self._groups)
+            store.save_rollout(session, row, command(store.rollout_from_row(row), verb, who), now)
+            record_event(session, now, who, f"rollout.{verb}", str(number))
             session.flush()
-            told = self._step(session, row, now)
-        self._announce(told.announced)
+            result = self._step(session, row, now)
+        self._announce(result.announced)
 
     def step_all(self) -> bool:
-        """One step of each rollout that is on its way; whether there is more to do at once."""
+        """One step of each rollout in progress; returns whether another pass is due at once."""
         with self._database.read() as session:
-            numbers = store.active(session)
+            numbers = store.active_rollouts(session)
         more = False
         for number in numbers:
             try:
@@ -181,16 +188,21 @@ class Rollouts:
                 log.error("rollout %d does not go on just now: %s", number, error)
             except Exception:
                 log.exception("rollout %d does not go on just now", number)
-        self._looks = {number: looks for number, looks in self._looks.items() if number in numbers}
+        self._inspections = {
+            number: inspection for number, inspection in self._inspections.items() if number in numbers
+        }
         return more
 
     def _step_if_due(self, number: int) -> bool:
-        """One step where it would change anything: a fleet that only waits costs no write."""
-        began, looks = self._now(), self._looks.get(number)
-        is_whole = looks is None or not looks.last <= began < looks.whole + WHOLE_S  # clocks are set back, too
-        since = None if looks is None or is_whole else looks.last - OVERLAP_S
+        """One step if it would change anything: a fleet that only waits costs no write transaction."""
+        began, inspection = self._now(), self._inspections.get(number)
+        # Full also if the wall clock was set back behind the last inspection.
+        is_full = inspection is None or not inspection.last <= began < inspection.full + FULL_INSPECTION_S
+        since = None if inspection is None or is_full else inspection.last - OVERLAP_S
+        # Decided twice: first in a read transaction, to avoid the write lock where nothing changes; then again under
+        # the write lock, because the facts may have changed in between.
         more = self._is_due(number, since) and self.step_one(number, since)
-        self._looks[number] = _Looks(began, began if looks is None or is_whole else looks.whole)
+        self._inspections[number] = _Inspection(began, began if inspection is None or is_full else inspection.full)
         return more
 
     def _is_due(self, number: int, since: float | None) -> bool:
@@ -198,167 +210,178 @@ class Rollouts:
             row = session.get(RolloutRow, number)
             if row is None:
                 return False
-            rollout = store.rollout_of(row)
-            found = self._look(session, rollout, self._now(), since)
-            return not found.is_empty or found.rollout != rollout
+            rollout = store.rollout_from_row(row)
+            planned_step = self._decide(session, rollout, self._now(), since)
+            return not planned_step.is_empty or planned_step.rollout != rollout
 
     def step_one(self, number: int, since: float | None = None) -> bool:
-        """One step of one rollout; whether there is more to do at once. `since`: all that was heard before was looked
-        at."""
+        """One step of one rollout; returns whether another is due at once. `since`: reports before this Unix time were
+        inspected already."""
         with self._database.write() as session:
-            told = self._step(session, _existing(session, number), self._now(), since)
-        self._announce(told.announced)
-        return told.more
+            result = self._step(session, _require(session, number), self._now(), since)
+        self._announce(result.announced)
+        return result.has_more
 
-    def shown(self, number: int) -> dict[str, Any]:
-        """One rollout."""
+    def view(self, number: int) -> dict[str, Any]:
+        """One rollout as JSON; NotFound if there is none."""
         with self._database.read() as session:
-            return shown_rollout(session, _existing(session, number, writing=False, groups=self._groups), self._now())
+            return rollout_view(session, _require(session, number, writing=False, groups=self._groups), self._now())
 
-    def shown_all(self, newest: int) -> list[dict[str, Any]]:
-        """The newest rollouts, oldest first."""
+    def list_views(self, newest: int) -> list[dict[str, Any]]:
+        """The newest rollouts as JSON, oldest first."""
         with self._database.read() as session:
-            rows = session.scalars(_of(self._groups).order_by(RolloutRow.id.desc()).limit(newest)).all()
-            return [shown_rollout(session, row, self._now()) for row in reversed(rows)]
+            rows = session.scalars(_visible_rollouts(self._groups).order_by(RolloutRow.id.desc()).limit(newest)).all()
+            return [rollout_view(session, row, self._now()) for row in reversed(rows)]
 
-    def shown_devices(self, number: int, *, states: Sequence[str], after: int, most: int) -> list[dict[str, Any]]:
-        """Some of its devices."""
+    def device_views(self, number: int, *, states: Sequence[str], after: int, most: int) -> list[dict[str, Any]]:
+        """Devices of a rollout in the order of their assignment, after position `after`, as JSON."""
         with self._database.read() as session:
-            _existing(session, number, writing=False, groups=self._groups)
-            return shown_devices(session, number, states=states, after=after, most=most)
+            _require(session, number, writing=False, groups=self._groups)
+            return device_views(session, number, states=states, after=after, most=most)
 
-    def follow(self) -> None:
-        """Take in the devices that have come to be meant by rollouts that follow."""
+    def add_matching_devices(self) -> None:
+        """Add devices that newly match rollouts with `follow`."""
         with self._database.read() as session:
             numbers = session.scalars(
-                select(RolloutRow.id).where(RolloutRow.following, RolloutRow.id.in_(store.active(session)))
+                select(RolloutRow.id).where(RolloutRow.following, RolloutRow.id.in_(store.active_rollouts(session)))
             ).all()
         for number in numbers:
             with self._database.write() as session:
-                _take_in_new(session, _existing(session, number), self._fits, self._now())
+                _add_new_devices(session, _require(session, number), self._fits, self._now())
 
-    def excuse_absence(self) -> None:
-        """A while without a controller is no device's fault: it is added to their time. To be called at a start."""
+    def extend_timeouts_after_outage(self) -> None:
+        """Extend the timeouts of devices by the time in which no controller ran. To be called once at a start."""
         with self._database.write() as session:
-            gone_s = self._now() - store.last_sign(session)
-            if gone_s > ABSENCE_S:
-                store.shift_clocks(session, gone_s)
+            gone_s = self._now() - store.last_activity(session)
+            if gone_s > OUTAGE_S:
+                store.extend_timeouts(session, gone_s)
 
-    def catch_up(self) -> None:
-        """Tell devices anew that know more than is kept here, as after an older database was put in place."""
-        if behind := self._director.catch_up():
+    def overtake_reported_counters(self) -> None:
+        """Sign and publish new statements for devices that report a newer counter than is stored, as after the restore
+        of an older database."""
+        if behind := self._director.overtake_reported_counters():
             log.warning("the database is older than what %d devices know: they are told anew", len(behind))
             self._announce(behind)
 
-    def _look(self, session: Session, rollout: Rollout, now: float, since: float | None = None) -> Step:
-        """What is to be done, by all that is known."""
+    def _decide(self, session: Session, rollout: Rollout, now: float, since: float | None = None) -> Step:
+        """Load what is known of a rollout and decide its next step."""
         members = store.members_for_step(session, rollout, now, since)
-        seen = store.seen(session, rollout, [member.name for member in members])
-        running = [member for member in members if member.state != "queued" and _runs(seen[member.name], rollout)]
+        facts = store.load_facts(session, rollout, [member.name for member in members])
+        running = [
+            member for member in members if member.state != "queued" and _runs_release(facts[member.name], rollout)
+        ]
         evidences = self._evidences(session, rollout, running) if running else {}
 
-        def known(member: Member) -> Evidence:
+        def evidence_of(member: Member) -> Evidence:
             return evidences.get(member.name) or Evidence(model=rollout.model, release=rollout.release)
 
-        fetching = store.fetching(session, rollout.id, now)
-        return step(rollout, members, store.tallies(session, rollout.id), seen.__getitem__, known, now, fetching)
+        fetching = store.count_fetching(session, rollout.id, now)
+        return next_step(
+            rollout, members, store.tallies(session, rollout.id), facts.__getitem__, evidence_of, now, fetching
+        )
 
-    def _step(self, session: Session, row: RolloutRow, now: float, since: float | None = None) -> _Told:
-        rollout = store.rollout_of(row)
-        found = self._look(session, rollout, now, since)
-        if found.begins:
+    def _step(self, session: Session, row: RolloutRow, now: float, since: float | None = None) -> _StepResult:
+        """Decide and write one step, in the caller's transaction."""
+        rollout = store.rollout_from_row(row)
+        planned_step = self._decide(session, rollout, now, since)
+        # Superseding comes before the assignments, so that in one transaction only one rollout governs a device.
+        if planned_step.begins:
             for older in store.supersede(session, rollout):
-                record(session, now, "controller", "rollout.superseded_by", str(older), by=rollout.id)
-        told = self._tell(session, found, now)
-        if found.rollout != rollout or told.members:
-            store.keep(session, row, found.rollout, now)
-            store.keep_members(session, rollout.id, told.members)
-        for what, detail in found.events:
-            record(session, now, "controller", what, str(rollout.id), **detail)
-        return told
+                record_event(session, now, "controller", "rollout.superseded_by", str(older), by=rollout.id)
+        result = self._assign(session, planned_step, now)
+        if planned_step.rollout != rollout or result.members:
+            store.save_rollout(session, row, planned_step.rollout, now)
+            store.save_members(session, rollout.id, result.members)
+        for what, detail in planned_step.events:
+            record_event(session, now, "controller", what, str(rollout.id), **detail)
+        return result
 
-    def _tell(self, session: Session, found: Step, now: float) -> _Told:
-        """Assign what the step says. A device whose statement cannot be made has failed, and holds up nobody."""
-        rollout = found.rollout
-        before = store.previous(session, rollout.model, found.tell)
-        _held = store.prefetch(session, [*found.tell, *found.take_back])
+    def _assign(self, session: Session, planned_step: Step, now: float) -> _StepResult:
+        """Assign the releases of a step. A device whose statement cannot be signed fails, and does not stop the
+        others."""
+        rollout = planned_step.rollout
+        rollback_releases = store.rollback_releases(session, rollout.model, planned_step.to_assign)
+        # Referenced until the end of the method: the session keeps rows only weakly.
+        _held = store.lock_and_prefetch(session, [*planned_step.to_assign, *planned_step.to_roll_back])
         counters: dict[str, int] = {}
         refused: dict[str, str] = {}
-        wanted = dict.fromkeys(found.tell, rollout.release)
-        wanted |= {name: found.members[name].previous for name in found.take_back}
-        for name, release in wanted.items():
+        releases = dict.fromkeys(planned_step.to_assign, rollout.release)
+        releases |= {name: planned_step.members[name].previous for name in planned_step.to_roll_back}
+        for name, release in releases.items():
             try:
-                with session.begin_nested():
+                with session.begin_nested():  # a savepoint: a refusal undoes this device's rows only
                     counters[name] = self._director.assign(session, name, rollout.model, release, rollout.id)
             except EdgeError as error:
                 refused[name], counters[name] = str(error), 0
-        members = finish(found, counters, before, now)
+        members = apply_assignments(planned_step, counters, rollback_releases, now)
         for name, why in refused.items():
             log.error("%s is not told of release %s: %s", name, rollout.release[:12], why)
             members[name] = fail(members[name], f"it cannot be told: {why}", "it cannot be told")
             members[name] = msgspec.structs.replace(members[name], sent_back=True, goes_back=False)
-        return _Told(list(members.values()), [name for name in wanted if name not in refused], found.more)
+        return _StepResult(
+            list(members.values()), [name for name in releases if name not in refused], planned_step.has_more
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Looks:
-    """When a rollout was looked at."""
+class _Inspection:
+    """When a rollout was last inspected."""
 
     last: float
-    whole: float
-    """When every device was that it waits for."""
+    full: float
+    """When all its open devices were inspected."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a step wrote, and whom it is to be said to."""
+class _StepResult:
+    """What a step wrote, and the devices whose statements are to be published."""
 
     members: list[Member]
     announced: list[str]
-    more: bool
+    has_more: bool
 
 
 class RolloutLoop:
-    """The thread that steps: soon after there are news, and at least every few seconds."""
+    """The thread that steps rollouts: soon after devices have reported, and at least every few seconds."""
 
     def __init__(self, rollouts: Rollouts, *, may_step: Callable[[], bool] = lambda: True) -> None:
-        """`may_step`: of several controller processes one steps."""
+        """`may_step` returns whether this process holds the lease: of several processes only one steps."""
         self._rollouts = rollouts
         self._may_step = may_step
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step that it is in."""
+        """Stop after the current step."""
         self._ended.set()
-        self._rollouts.news.set()
+        self._rollouts.has_new_reports.set()
         if self._thread.ident is not None:
             self._thread.join(10)
 
     def _run(self) -> None:
-        follow_at, began_here = 0.0, False
+        follow_at, has_begun = 0.0, False
         while not self._ended.is_set():
-            began, more = time.monotonic(), False
+            began, has_more = time.monotonic(), False
             try:
                 if self._may_step():
-                    if not began_here:
-                        self._rollouts.excuse_absence()
-                        began_here = True
-                    more = self._rollouts.step_all()
+                    if not has_begun:
+                        self._rollouts.extend_timeouts_after_outage()
+                        has_begun = True
+                    has_more = self._rollouts.step_all()
                     if began >= follow_at:
-                        self._rollouts.follow()
-                        self._rollouts.catch_up()
-                        follow_at = began + FOLLOW_S
+                        self._rollouts.add_matching_devices()
+                        self._rollouts.overtake_reported_counters()
+                        follow_at = began + FOLLOW_EVERY_S
             except Exception:
                 log.exception("the rollouts do not go on just now")
             took_s = time.monotonic() - began
-            if not more and not self._ended.wait(min(LONGEST_S, max(LEAST_S, 10 * took_s))):
-                self._rollouts.news.wait(IDLE_S)
-                self._rollouts.news.clear()
+            if not has_more and not self._ended.wait(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, 10 * took_s))):
+                self._rollouts.has_new_reports.wait(REPORT_WAIT_S)
+                self._rollouts.has_new_reports.clear()
 
 
 def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float) -> RolloutRow:
@@ -371,47 +394,53 @@ def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float)
 
 def _add_devices(session: Session, number: int, terms: Terms, devices: Sequence[Device]) -> None:
     prefer = parse_selector(terms.prefer) if terms.prefer else None
-    liked = {device.name for device in devices if prefer and prefer(described(device))}
-    ordered = in_order(number, (device.name for device in devices), liked.__contains__)
-    position = {name: place for place, name in enumerate(ordered)}
-    stages = divide(terms.stages, ordered)
-    for stage, asked in enumerate(terms.stages):
-        session.add(RolloutStageRow(rollout=number, number=stage, asked=str(asked), began=0.0))
+    preferred = {device.name for device in devices if prefer and prefer(attributes_of(device))}
+    ordered = rollout_order(number, (device.name for device in devices), preferred.__contains__)
+    position = {name: index for index, name in enumerate(ordered)}
+    stages = split_into_stages(terms.stages, ordered)
+    for stage, portion in enumerate(terms.stages):
+        session.add(RolloutStageRow(rollout=number, number=stage, asked=str(portion), began=0.0))
     members = [
         Member(name=name, stage=stage, position=position[name]) for stage, names in enumerate(stages) for name in names
     ]
     store.add_members(session, number, members)
 
 
-def _take_in_new(session: Session, row: RolloutRow, fits: Fits, now: float) -> None:
-    """Devices that the targets mean now and did not when the rollout was made: they join its last stage."""
+def _add_new_devices(session: Session, row: RolloutRow, fits: Fits, now: float) -> None:
+    """Add devices that match the targets now but did not when the rollout was created; they join its last stage."""
     deployment = session.get(Deployment, row.id)
     if deployment is None or not row.following:
         return
-    mine = select(RolloutDeviceRow.device).where(RolloutDeviceRow.rollout == row.id)
-    others = select(Device).where(Device.revoked.is_(None), Device.name.not_in(mine))
-    if (groups := deployment.options.get("groups")) is not None:  # of whoever asked: `all` are all of theirs
+    members = select(RolloutDeviceRow.device).where(RolloutDeviceRow.rollout == row.id)
+    others = select(Device).where(Device.revoked.is_(None), Device.name.not_in(members))
+    if (
+        groups := deployment.options.get("groups")
+    ) is not None:  # groups of the operator who created it: `all` means all of these
         others = others.where(Device.group.in_(groups))
-    meant = [parse_selector(target) for target in deployment.targets]
-    new = [device for device in session.scalars(others) if any(selector(described(device)) for selector in meant)]
+    selectors = [parse_selector(target) for target in deployment.targets]
+    new = [
+        device for device in session.scalars(others) if any(selector(attributes_of(device)) for selector in selectors)
+    ]
     if not new:
         return
     last = session.scalar(select(func.max(RolloutDeviceRow.position)).where(RolloutDeviceRow.rollout == row.id))
     first, stage = (last if last is not None else -1) + 1, len(row.terms["stages"]) - 1
-    room = max(0, MOST_DEVICES - first)
+    capacity = max(0, MOST_DEVICES - first)
     by_name = {device.name: device for device in new}
-    for position, name in enumerate(in_order(row.id, by_name)[:room], first):
+    for position, name in enumerate(rollout_order(row.id, by_name)[:capacity], first):
         member = Member(name=name, stage=stage, position=position)
         if not fits(row.release, by_name[name].device_class):
             why = f"the release has no plan for {by_name[name].device_class}: deploy again"
             member = msgspec.structs.replace(member, state="skipped", cause=why, kind=why)
         store.add_members(session, row.id, [member])
-    record(session, now, "controller", "rollout.joined", str(row.id), devices=sorted(by_name)[:20], count=len(by_name))
+    record_event(
+        session, now, "controller", "rollout.joined", str(row.id), devices=sorted(by_name)[:20], count=len(by_name)
+    )
     row.changed = now
 
 
-def _runs(seen: Any, rollout: Rollout) -> bool:
-    return seen.report is not None and seen.report.release == rollout.release
+def _runs_release(facts: Any, rollout: Rollout) -> bool:
+    return facts.report is not None and facts.report.release == rollout.release
 
 
 def _refuse_busy(busy: Mapping[int, int], model: str) -> None:
@@ -422,18 +451,19 @@ def _refuse_busy(busy: Mapping[int, int], model: str) -> None:
         )
 
 
-def _existing(
+def _require(
     session: Session, number: int, *, writing: bool = True, groups: frozenset[str] | None = None
 ) -> RolloutRow:
-    row = session.scalars(_of(groups).where(RolloutRow.id == number)).one_or_none()
+    """The row of that rollout, locked for an update with `writing`; NotFound lists visible ones."""
+    row = session.scalars(_visible_rollouts(groups).where(RolloutRow.id == number)).one_or_none()
     if row is None:
-        there = session.scalars(_of(groups).order_by(RolloutRow.id.desc()).limit(100))
-        raise unknown("rollout", str(number), (str(one.id) for one in there))
+        visible = session.scalars(_visible_rollouts(groups).order_by(RolloutRow.id.desc()).limit(100))
+        raise not_found("rollout", str(number), (str(other.id) for other in visible))
     return session.get(RolloutRow, number, with_for_update=True) or row if writing else row
 
 
-def _of(groups: frozenset[str] | None) -> Select[RolloutRow]:
-    """Rollouts all of whose devices are of these groups; None: all rollouts."""
+def _visible_rollouts(groups: frozenset[str] | None) -> Select[RolloutRow]:
+    """Query for rollouts all of whose devices are in these groups; None: all rollouts."""
     every: Select[RolloutRow] = select(RolloutRow)
     if groups is None:
         return every

@@ -1,11 +1,11 @@
-"""What a release must prove on a device before it may go further: gates, what is known, and the verdict. All pure.
+"""Health gates of a release: bounds, the evidence from a device, and the verdict (pure functions).
 
     p95<150ms   errors<1%   fallbacks<10%   memory<400MB   celsius<80   joules<0.5   drift<1%
 
-Golden inputs are a gate that is always there. Rates and times are judged once enough requests were answered; a rate
-that is over its bound already, however many good answers follow, fails at once. When the time for judging is up, what
-is known by then counts, and a gate of which nothing is known passes on that device and says so (`Verdict.unjudged`): a
-stage in which no device at all could judge a gate is the rollout's to stop.
+Golden pairs are a gate that always applies. Rates and times are judged once enough requests were answered; a rate that
+is certain to exceed its bound, however many good answers follow, fails at once. When the time for judging is over, the
+evidence so far decides, and a gate without evidence passes on that device and is reported (`Verdict.unjudged`). A stage
+in which no device could judge a gate is stopped by the rollout.
 """
 
 from __future__ import annotations
@@ -34,85 +34,85 @@ EXAMPLES: Mapping[Subject, str] = {
     "p95": "p95<150ms", "errors": "errors<1%", "fallbacks": "fallbacks<10%", "memory": "memory<400MB",
     "celsius": "celsius<80", "joules": "joules<0.5", "drift": "drift<1%",
 }  # fmt: skip
-BY_REQUESTS: frozenset[Subject] = frozenset({"p95", "errors", "fallbacks", "joules"})
-"""Gates that need requests to be judged by."""
+NEED_REQUESTS: frozenset[Subject] = frozenset({"p95", "errors", "fallbacks", "joules"})
+"""Gates that need a number of requests as evidence."""
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """One bound: what is measured must stay below it."""
+    """One bound: the measured value must stay below it."""
 
     subject: Subject
     below: float
-    """In seconds, bytes, degrees Celsius, joules, or as a part of one."""
+    """In seconds, bytes, degrees Celsius or joules, or a ratio."""
     text: str
-    """As it was asked for."""
+    """The gate as the operator wrote it."""
 
 
 class Gates(msgspec.Struct, frozen=True):
-    """All that is asked of a release on one device."""
+    """All gates that a release must pass on one device."""
 
     gates: tuple[Gate, ...] = ()
     requests: int = 50
-    """Answers that make enough evidence."""
+    """Number of requests that is enough evidence."""
     seconds: float = 600.0
-    """After so long on a device, what is known by then counts."""
+    """After so many seconds on a device, the evidence so far decides."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one release on one device since it began to run there. None: not known."""
+    """What is known of one release on one device since it began to run there. None: unknown."""
 
     model: str
-    """Its name, without a version."""
+    """The model's name, without a version."""
     release: str
     requests: int | None = None
-    """Answered; those that failed come on top."""
+    """Requests answered, not counting failed ones."""
     failed: int | None = None
     fallbacks: int | None = None
     latency_p95_s: float | None = None
     memory_bytes: int | None = None
-    """Of the processes that run it."""
+    """Memory of the processes that run the release."""
     celsius: float | None = None
-    """The hottest since."""
+    """Highest temperature since."""
     joules: float | None = None
-    """Per answer."""
+    """Energy per answer."""
     drift: float | None = None
-    """The largest relative difference of outputs to those of the release that ran before, over the golden inputs."""
+    """Largest relative difference of outputs from those of the previous release, over the golden inputs."""
     golden_ok: bool | None = None
-    """The golden inputs gave the answers they must give."""
+    """Whether the golden inputs gave the expected outputs."""
     since_s: float | None = None
-    """Seconds that it has run there."""
+    """Seconds for which the release has run."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What the gates say of one release on one device."""
+    """Result of the gates for one release on one device."""
 
     state: Literal["pass", "fail", "wait"]
     why: str = ""
-    """Which gate failed, or what is still waited for; for people."""
+    """Which gate failed, or what evidence is missing; for people."""
     gate: str = ""
-    """The gate that failed, as it was asked for: failures are grouped by it."""
+    """The failed gate as the operator wrote it; failures are grouped by it."""
     unjudged: tuple[str, ...] = ()
-    """Gates that passed because nothing was known when the time was up."""
+    """Gates that passed because there was no evidence when the time was over."""
 
 
 def parse_gate(text: str) -> Gate:
-    """The gate that was spelt; UsageError says what was not understood."""
-    found = re.fullmatch(r"\s*([a-z0-9]+)\s*(<=?)\s*(\d{1,12}(?:\.\d{1,9})?|\.\d{1,9})\s*([a-z%]*)\s*", text.lower())
-    subject = found[1] if found else re.split(r"[^a-z0-9]", text.strip().lower())[0]
-    known = [name for name in get_args(Subject) if name == subject]
+    """Parse one gate; UsageError names the part that is not understood."""
+    match = re.fullmatch(r"\s*([a-z0-9]+)\s*(<=?)\s*(\d{1,12}(?:\.\d{1,9})?|\.\d{1,9})\s*([a-z%]*)\s*", text.lower())
+    subject = match[1] if match else re.split(r"[^a-z0-9]", text.strip().lower())[0]
+    known = [gate_subject for gate_subject in get_args(Subject) if gate_subject == subject]
     if not known:
         raise UsageError(f"gate {text[:60]!r}: not one of {', '.join(get_args(Subject))}, as in p95<150ms")
-    name: Subject = known[0]
-    if not found or found[2] != "<" or found[4] not in UNITS[name]:
-        raise UsageError(f"gate {text[:60]!r}: write it as in {EXAMPLES[name]}")
-    below = float(found[3]) * UNITS[name][found[4]]
+    gate_subject: Subject = known[0]
+    if not match or match[2] != "<" or match[4] not in UNITS[gate_subject]:
+        raise UsageError(f"gate {text[:60]!r}: write it as in {EXAMPLES[gate_subject]}")
+    below = float(match[3]) * UNITS[gate_subject][match[4]]
     if not below:
         raise UsageError(f"gate {text[:60]!r}: nothing is below zero, so no release could pass it")
-    return Gate(name, below, "".join(text.split()))
+    return Gate(gate_subject, below, "".join(text.split()))
 
 
 def parse_gates(texts: Sequence[str], *, requests: int = 50, seconds: float = 600.0) -> Gates:
-    """Several of them, each subject once."""
+    """Parse several gates; UsageError if two have one subject, or there are too many."""
     if len(texts) > MOST_GATES:
         raise UsageError(f"{len(texts)} gates, at most {MOST_GATES}")
     gates = tuple(parse_gate(text) for text in texts)
@@ -123,27 +123,34 @@ def parse_gates(texts: Sequence[str], *, requests: int = 50, seconds: float = 60
 
 
 def judge(gates: Gates, evidence: Evidence) -> Verdict:
-    """Whether the release may stay: a sure failure at once, a pass once there is enough evidence, else it waits."""
+    """Judge a release on a device: a certain failure fails at once; it passes with enough evidence; otherwise it
+    waits."""
     if evidence.golden_ok is False:
         return Verdict("fail", "its golden inputs give other answers than they must", GOLDEN)
-    over = next((gate for gate in gates.gates if _is_over(gate, gates, evidence)), None)
-    if over is not None:
-        return Verdict("fail", f"{over.text}: it is {told(over, _surely(over, gates, evidence))}", over.text)
-    unknown = tuple(gate.text for gate in gates.gates if _value(gate.subject, evidence) is None)
-    enough = _asked(evidence) >= gates.requests or not _needs_requests(gates)
-    if (evidence.since_s or 0.0) >= gates.seconds or (enough and not unknown):
-        return Verdict("pass", unjudged=unknown)
+    exceeded = next((gate for gate in gates.gates if _is_over(gate, gates, evidence)), None)
+    if exceeded is not None:
+        return Verdict(
+            "fail",
+            f"{exceeded.text}: it is {format_value(exceeded, _certain_value(exceeded, gates, evidence))}",
+            exceeded.text,
+        )
+    unjudged = tuple(gate.text for gate in gates.gates if _measured_value(gate.subject, evidence) is None)
+    enough = _total_requests(evidence) >= gates.requests or not _needs_requests(gates)
+    if (evidence.since_s or 0.0) >= gates.seconds or (enough and not unjudged):
+        return Verdict("pass", unjudged=unjudged)
     left_s = gates.seconds - (evidence.since_s or 0.0)
-    missing = f"{_asked(evidence)} of {gates.requests} requests" if not enough else f"for {', '.join(unknown)}"
+    missing = (
+        f"{_total_requests(evidence)} of {gates.requests} requests" if not enough else f"for {', '.join(unjudged)}"
+    )
     return Verdict("wait", f"{missing}, {left_s:.0f} s left")
 
 
-def told(gate: Gate, value: float | None) -> str:
-    """A measured value for people, in the unit that the gate was asked in."""
+def format_value(gate: Gate, value: float | None) -> str:
+    """A measured value for people, in the unit in which the gate was written."""
     if value is None:
         return "unknown"
-    asked = re.search(r"[a-z%]*$", gate.text, re.IGNORECASE)
-    unit = asked[0] if asked else ""
+    match = re.search(r"[a-z%]*$", gate.text, re.IGNORECASE)
+    unit = match[0] if match else ""
     figure = value / UNITS[gate.subject].get(unit.lower(), 1.0)
     if unit == "%":
         return f"{figure:.3g} %"
@@ -151,37 +158,41 @@ def told(gate: Gate, value: float | None) -> str:
     return f"{shown} {'°C' if gate.subject == 'celsius' else unit or 'J'}"
 
 
-def _asked(evidence: Evidence) -> int:
+def _total_requests(evidence: Evidence) -> int:
     return (evidence.requests or 0) + (evidence.failed or 0)
 
 
 def _needs_requests(gates: Gates) -> bool:
-    return any(gate.subject in BY_REQUESTS for gate in gates.gates)
+    return any(gate.subject in NEED_REQUESTS for gate in gates.gates)
 
 
 def _is_over(gate: Gate, gates: Gates, evidence: Evidence) -> bool:
-    value = _surely(gate, gates, evidence)
+    value = _certain_value(gate, gates, evidence)
     return value is not None and value >= gate.below
 
 
-def _surely(gate: Gate, gates: Gates, evidence: Evidence) -> float | None:
-    """The value that counts now: a rate over the requests that will at least have been answered when it is judged, so
-    that the first failure of a device says no more than it means; times and joules once there is enough to go by."""
-    value = _value(gate.subject, evidence)
-    if gate.subject not in BY_REQUESTS or value is None:
+def _certain_value(gate: Gate, gates: Gates, evidence: Evidence) -> float | None:
+    """The value to compare with the bound now; None while there is too little evidence.
+
+    Rates are computed over the number of requests that will at least have been answered at the verdict, so that a
+    device's first failure does not count as a rate of 100 %. Times and joules count once enough requests were answered.
+    """
+    value = _measured_value(gate.subject, evidence)
+    if gate.subject not in NEED_REQUESTS or value is None:
         return value
-    requests = _asked(evidence)
+    requests = _total_requests(evidence)
     time_is_up = (evidence.since_s or 0.0) >= gates.seconds
     if gate.subject in ("errors", "fallbacks"):
+        # value * requests is the count so far; over the larger denominator the rate is a lower bound of the final one.
         return value if time_is_up else value * requests / max(requests, gates.requests)
     return value if time_is_up or requests >= gates.requests else None
 
 
-def _value(subject: Subject, evidence: Evidence) -> float | None:
-    """What the gate measures; None where it is not known."""
+def _measured_value(subject: Subject, evidence: Evidence) -> float | None:
+    """The measured value of a gate; None if it is unknown."""
     if subject in ("errors", "fallbacks"):
         count = evidence.failed if subject == "errors" else evidence.fallbacks
-        asked = _asked(evidence)
+        asked = _total_requests(evidence)
         return count / asked if asked and count is not None else None
     if subject in ("p95", "joules") and not evidence.requests:
         return None

@@ -1,4 +1,4 @@
-"""How many rollouts are in which state, and where the devices of those stand that have not ended: for metrics."""
+"""Counts of rollouts by state, and of devices in unfinished rollouts by state, for Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, Rollou
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Every state is there, also one that nothing is in: a series that comes and goes hides a zero."""
+class RolloutCounts:
+    """Counts by state. Every state is present, also with zero, because a time series that disappears hides a zero."""
 
     rollouts: Mapping[str, int]
     devices: Mapping[str, int]
 
 
-Count = Callable[[], Counted]
+RolloutCounter = Callable[[], RolloutCounts]
 
 
-def counting(database: Database) -> Count:
-    """Counts them, whenever it is asked."""
+def rollout_counter(database: Database) -> RolloutCounter:
+    """A function that counts rollouts and their devices in the database."""
 
-    def count() -> Counted:
+    def count() -> RolloutCounts:
         rollouts = select(RolloutRow.state, func.count()).group_by(RolloutRow.state)
-        going_on = select(RolloutRow.id).where(RolloutRow.state.not_in(sorted(ENDED)))
-        devices = select(RolloutDeviceRow.state, func.count()).where(RolloutDeviceRow.rollout.in_(going_on))
+        active = select(RolloutRow.id).where(RolloutRow.state.not_in(sorted(ENDED)))
+        devices = select(RolloutDeviceRow.state, func.count()).where(RolloutDeviceRow.rollout.in_(active))
         with database.read() as session:
-            found = {row[0]: row[1] for row in session.execute(rollouts)}
-            standing = {row[0]: row[1] for row in session.execute(devices.group_by(RolloutDeviceRow.state))}
-        return Counted(
-            {state: found.get(state, 0) for state in get_args(RolloutState)},
-            {state: standing.get(state, 0) for state in MEMBER_STATES},
+            rollout_counts = {row[0]: row[1] for row in session.execute(rollouts)}
+            device_counts = {row[0]: row[1] for row in session.execute(devices.group_by(RolloutDeviceRow.state))}
+        return RolloutCounts(
+            {state: rollout_counts.get(state, 0) for state in get_args(RolloutState)},
+            {state: device_counts.get(state, 0) for state in MEMBER_STATES},
         )
 
     return count

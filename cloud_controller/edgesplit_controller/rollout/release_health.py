@@ -1,7 +1,7 @@
-"""What devices told of the releases that they run, as the gates of a rollout take it.
+"""Evidence for the gates of a rollout, from the release health that devices report.
 
-A device's word is kept under the name that its topic carries, which is its certificate's: it can speak well of itself,
-never of another.
+A report is stored under the device name in its topic, which is the name in its certificate: a device can vouch for
+itself, but not for another.
 """
 
 from __future__ import annotations
@@ -12,79 +12,79 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit.release.agent_release import AGENT
+from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.storage.tables.device_state import RunningRow
 
-AT_ONCE = 500
-"""Devices that are asked for in one statement."""
+DEVICES_PER_QUERY = 500
+"""Devices in one query."""
 
 
-def evidence_of(session: Session, devices: Collection[str], model: str, release: str) -> dict[str, Evidence]:
-    """What is known of that release of `model` (a name without a version) on each of these devices."""
-    found: dict[str, Evidence] = {}
+def evidence_by_device(session: Session, devices: Collection[str], model: str, release: str) -> dict[str, Evidence]:
+    """Evidence on that release of `model` (a name without a version), by device."""
+    evidences: dict[str, Evidence] = {}
     names = sorted(devices)
-    for start in range(0, len(names), AT_ONCE):
-        some = names[start : start + AT_ONCE]
-        wanted = select(RunningRow).where(RunningRow.model == model, RunningRow.device.in_(some))
-        found.update({row.device: of_row(row, release) for row in session.scalars(wanted)})
-    return {name: found.get(name) or Evidence(model=model, release=release) for name in names}
+    for start in range(0, len(names), DEVICES_PER_QUERY):
+        batch = names[start : start + DEVICES_PER_QUERY]
+        query = select(RunningRow).where(RunningRow.model == model, RunningRow.device.in_(batch))
+        evidences.update({row.device: evidence_from_row(row, release) for row in session.scalars(query)})
+    return {name: evidences.get(name) or Evidence(model=model, release=release) for name in names}
 
 
-def of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
-    """The same of a rollout's release, as its engine asks."""
-    if rollout.model == AGENT:
-        return _of_agents(session, rollout.release, members)
-    return evidence_of(session, [member.name for member in members], rollout.model, rollout.release)
+def evidence_of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
+    """Evidence on a rollout's release, by device. The `EvidenceSource` of the rollout engine."""
+    if rollout.model == AGENT_MODEL:
+        return _evidence_of_agents(session, rollout.release, members)
+    return evidence_by_device(session, [member.name for member in members], rollout.model, rollout.release)
 
 
-def _of_agents(session: Session, release: str, members: Collection[Member]) -> dict[str, Evidence]:
-    """A version of the agent has no requests of its own: it is measured by those of every model that it serves, as it
-    told them since it runs."""
-    found: dict[str, list[Evidence]] = {member.name: [] for member in members}
+def _evidence_of_agents(session: Session, release: str, members: Collection[Member]) -> dict[str, Evidence]:
+    """Evidence on a release of the agent. It has no requests of its own: it is measured by those of every model that it
+    serves, as reported since it runs."""
+    evidences: dict[str, list[Evidence]] = {member.name: [] for member in members}
     since = {member.name: member.ran_at for member in members}
-    names = sorted(found)
-    for start in range(0, len(names), AT_ONCE):
-        some = RunningRow.device.in_(names[start : start + AT_ONCE])
-        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT)):
+    names = sorted(evidences)
+    for start in range(0, len(names), DEVICES_PER_QUERY):
+        some = RunningRow.device.in_(names[start : start + DEVICES_PER_QUERY])
+        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT_MODEL)):
             if row.health and since[row.device] and (row.health_at or 0.0) > since[row.device]:
-                found[row.device].append(evidence(row.model, row.health))
-    return {name: together(release, every) for name, every in found.items()}
+                evidences[row.device].append(evidence_from_health(row.model, row.health))
+    return {name: combined(release, every) for name, every in evidences.items()}
 
 
-def together(release: str, every: Sequence[Evidence]) -> Evidence:
-    """What several models say of the agent that serves them: counts added up, the worst of each other figure."""
+def combined(release: str, evidences: Sequence[Evidence]) -> Evidence:
+    """Evidence on an agent from the models it serves: counts are added, of other figures the worst is taken."""
 
     def worst(figures: Iterable[float | None]) -> float | None:
-        return max((one for one in figures if one is not None), default=None)
+        return max((evidence_of_model for evidence_of_model in figures if evidence_of_model is not None), default=None)
 
-    if not every:
-        return Evidence(model=AGENT, release=release)
+    if not evidences:
+        return Evidence(model=AGENT_MODEL, release=release)
     return Evidence(
-        model=AGENT,
+        model=AGENT_MODEL,
         release=release,
-        requests=sum(one.requests or 0 for one in every),
-        failed=sum(one.failed or 0 for one in every),
-        fallbacks=sum(one.fallbacks or 0 for one in every),
-        latency_p95_s=worst(one.latency_p95_s for one in every),
-        memory_bytes=sum(one.memory_bytes or 0 for one in every) or None,
-        celsius=worst(one.celsius for one in every),
-        joules=worst(one.joules for one in every),
+        requests=sum(evidence_of_model.requests or 0 for evidence_of_model in evidences),
+        failed=sum(evidence_of_model.failed or 0 for evidence_of_model in evidences),
+        fallbacks=sum(evidence_of_model.fallbacks or 0 for evidence_of_model in evidences),
+        latency_p95_s=worst(evidence_of_model.latency_p95_s for evidence_of_model in evidences),
+        memory_bytes=sum(evidence_of_model.memory_bytes or 0 for evidence_of_model in evidences) or None,
+        celsius=worst(evidence_of_model.celsius for evidence_of_model in evidences),
+        joules=worst(evidence_of_model.joules for evidence_of_model in evidences),
     )
 
 
-def of_row(row: RunningRow, release: str) -> Evidence:
-    """What one row says of a release; nothing where it tells of another."""
+def evidence_from_row(row: RunningRow, release: str) -> Evidence:
+    """Evidence on a release from a row; empty if the row is about another release."""
     health = row.health or {}
     if health.get("release") != release:
         golden_ok = False if row.wanted == release and _golden_failed(row) else None
         return Evidence(model=row.model, release=release, golden_ok=golden_ok)
-    return evidence(row.model, health)
+    return evidence_from_health(row.model, health)
 
 
-def evidence(model: str, health: Mapping[str, Any]) -> Evidence:
-    """Of one `measured.ReleaseHealth`, as it was kept: what it leaves out is nothing, or not known."""
+def evidence_from_health(model: str, health: Mapping[str, Any]) -> Evidence:
+    """Evidence from one stored `telemetry.ReleaseHealth`; a missing count is 0, a missing figure is unknown."""
     return Evidence(
         model=model,
         release=str(health["release"]),
@@ -102,5 +102,5 @@ def evidence(model: str, health: Mapping[str, Any]) -> Evidence:
 
 
 def _golden_failed(row: RunningRow) -> bool:
-    """It was refused because it gave other answers than it must."""
+    """Whether the device refused the release because its golden outputs differ."""
     return row.state in ("failed", "rolled back") and "golden" in row.detail

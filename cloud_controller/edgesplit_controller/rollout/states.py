@@ -1,4 +1,5 @@
-"""What a rollout and each of its devices can be, as plain values. `members` and `steps` say what follows from what."""
+"""States of a rollout and of each of its devices, as plain values. The transitions are in `device_step` (one device)
+and `decide` (the rollout)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from edgesplit_controller.rollout.terms import Pace, Terms
+from edgesplit_controller.rollout.terms import RateState, Terms
 
 RolloutState = Literal[
     "scheduled", "waiting", "running", "paused", "aborting", "aborted", "rolling back", "rolled back", "finished",
@@ -19,11 +20,13 @@ MemberState = Literal[
 ]
 MEMBER_STATES: tuple[MemberState, ...] = get_args(MemberState)
 ENDED: frozenset[RolloutState] = frozenset(("aborted", "rolled back", "finished", "failed", "superseded"))
-ON_THE_WAY: frozenset[MemberState] = frozenset(("told", "fetching", "trial"))
-"""Told, and neither well nor ill yet."""
-OPEN: frozenset[MemberState] = frozenset(("queued", *ON_THE_WAY))
-LEFT: frozenset[MemberState] = frozenset(("skipped", "superseded"))
-"""Not this rollout's any more: counted in no threshold."""
+"""States in which a rollout does nothing by itself."""
+IN_PROGRESS: frozenset[MemberState] = frozenset(("told", "fetching", "trial"))
+"""States of a device that was assigned the release and has neither succeeded nor failed."""
+OPEN: frozenset[MemberState] = frozenset(("queued", *IN_PROGRESS))
+"""States of a device that still has to be assigned the release, or is in progress."""
+EXCLUDED: frozenset[MemberState] = frozenset(("skipped", "superseded"))
+"""States of a device that no longer belongs to the rollout; it counts in no threshold."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,124 +35,127 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     stage: int
     position: int
-    """In the order in which devices are told."""
+    """Place in the order in which devices are assigned the release."""
     state: MemberState = "queued"
     previous: str = ""
-    """The release that it is to go back to; empty where it had none."""
+    """The release to roll back to; empty if there was none."""
     cause: str = ""
-    """Why it failed; kept when it has gone back."""
+    """Why the device failed; kept after it was rolled back."""
     kind: str = ""
-    """The same without what differs from device to device, to group failures by."""
+    """The cause without what differs from device to device, by which failures are grouped."""
     counter: int = 0
-    """Of the statement that told it last: what it reports of an earlier one does not count."""
+    """Counter of the device's last statement in this rollout; a report on an earlier statement is ignored."""
     told_at: float = 0.0
+    """Unix time of that statement."""
     ran_at: float = 0.0
-    """When it first reported that the release runs; gates are judged from then on."""
+    """Unix time of the first report that the release runs, from which gates are judged; 0 before."""
     goes_back: bool = False
-    """It was told to go back, and has not said that it did."""
+    """A rollback was assigned and its end is awaited."""
     sent_back: bool = False
-    """It was told to go back, once and for all."""
+    """A rollback was assigned. Never reset."""
     counts: bool = False
-    """As failed, in the stage's threshold."""
+    """Counts as failed in the stage's threshold."""
     unjudged: bool = False
-    """Nothing was known of some gate when its time was up."""
+    """Some gate had no evidence when its time was over."""
 
     @property
     def is_open(self) -> bool:
-        """Something is still to come of it."""
+        """Whether an outcome of this device is still awaited."""
         return self.state in OPEN or self.goes_back
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What a device says of the rollout's model, by the statement of that counter."""
+class ModelReport(msgspec.Struct, frozen=True):
+    """What a device reports of the rollout's model, on the statement of that counter."""
 
     counter: int
     state: str
-    """As `messages.ModelState.state`."""
+    """`messages.ModelState.state`."""
     release: str
-    """What runs."""
+    """The release that runs."""
     wanted: str
+    """The release that the device's statement assigns."""
     detail: str = ""
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What is known of a device besides its place in the rollout."""
+class DeviceFacts(msgspec.Struct, frozen=True):
+    """Facts about a device that are not part of its state in the rollout."""
 
-    report: Report | None = None
+    report: ModelReport | None = None
     ours: bool = True
-    """No newer rollout says what it shall run."""
+    """No newer rollout governs the model on this device."""
     revoked: bool = False
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """How one stage's devices stand."""
+    """Counts of the devices in one stage."""
 
     states: Mapping[MemberState, int]
     failures: int = 0
-    """That count in the threshold."""
+    """Devices that count as failed in the threshold."""
     lenient: int = 0
-    """Timed out, and not counted as failed."""
+    """Devices that timed out and do not count as failed."""
     judged: int = 0
-    """Succeeded, with every gate judged."""
+    """Devices that succeeded with evidence for every gate."""
     open: int = 0
+    """Devices whose outcome is awaited."""
 
     @property
     def size(self) -> int:
-        """Devices in the stage."""
+        """Number of devices in the stage."""
         return sum(self.states.values())
 
     @property
     def counted(self) -> int:
-        """Those that the thresholds are about."""
-        return self.size - sum(self.states.get(state, 0) for state in LEFT) - self.lenient
+        """Number of devices over which thresholds are computed."""
+        return self.size - sum(self.states.get(state, 0) for state in EXCLUDED) - self.lenient
 
     @property
     def succeeded(self) -> int:
-        """Those that run the release well."""
+        """Number of devices that run the release and passed its gates."""
         return self.states.get("succeeded", 0)
 
 
-EMPTY = Tally({})
+EMPTY_TALLY = Tally({})
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A release on its way."""
+    """A rollout of a release: its terms and its state."""
 
     id: int
     model: str
-    """Its name, without a version."""
+    """The model's name, without a version."""
     release: str
     terms: Terms
     state: RolloutState = "scheduled"
     stage: int = -1
-    """The one that was begun last, from 0; -1: none was."""
+    """The stage that was begun last, counted from 0; -1: none was."""
     stages: int = 1
     approved: int = -1
-    """Up to this stage."""
+    """The last stage that was approved."""
     excused: int = -1
-    """Up to this stage an operator goes on without the evidence that is missing."""
+    """Up to this stage an operator has waived missing evidence."""
     why: str = ""
-    """Why it is paused, or ended as it did."""
+    """Why it is paused, or why it ended."""
     outcome: Literal["", "aborted", "failed"] = ""
-    """What it will be once aborting is done."""
+    """Final state once aborting is done."""
     following: bool = False
-    """Devices that come to be meant are told, too; it goes on until a newer rollout or an operator ends it."""
-    pace: Pace = Pace()
+    """Devices that match the targets later are added; the rollout goes on until a newer one or an operator ends it."""
+    pace: RateState = RateState()
     began: float = 0.0
     ended: float = 0.0
 
     @property
     def has_ended(self) -> bool:
-        """It does nothing by itself any more."""
+        """Whether the rollout does nothing by itself any more."""
         return self.state in ENDED
 
 
-def tally(members: Iterable[Member]) -> dict[int, Tally]:
-    """How each stage stands."""
+def tally_by_stage(members: Iterable[Member]) -> dict[int, Tally]:
+    """Tally of each stage."""
     by_stage: dict[int, list[Member]] = {}
     for member in members:
         by_stage.setdefault(member.stage, []).append(member)
-    return {stage: _tally(there) for stage, there in by_stage.items()}
+    return {stage: _tally(members_of_stage) for stage, members_of_stage in by_stage.items()}
 
 
 def _tally(members: list[Member]) -> Tally:

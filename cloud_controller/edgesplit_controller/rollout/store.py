@@ -1,4 +1,5 @@
-"""Rollouts in the database: rows from and to the values that are decided over. In the caller's transaction."""
+"""Storage of rollouts: converts rows to and from the values that `decide` works on. Every function runs in the caller's
+transaction."""
 
 from __future__ import annotations
 
@@ -9,242 +10,268 @@ import msgspec
 from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
-from edgesplit_controller.releases.director import AT_ONCE, batched
-from edgesplit_controller.rollout.decide import looked_at
+from edgesplit_controller.releases.director import NAMES_PER_QUERY, batched
+from edgesplit_controller.rollout.decide import states_to_load
 from edgesplit_controller.rollout.states import (
     ENDED,
-    ON_THE_WAY,
+    IN_PROGRESS,
     OPEN,
+    DeviceFacts,
     Member,
     MemberState,
-    Report,
+    ModelReport,
     Rollout,
-    Seen,
     Tally,
 )
-from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, Pace, Terms
+from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, RateState, Terms
 from edgesplit_controller.storage.database import Deployment, Desired, Device
-from edgesplit_controller.storage.tables.device_state import HeardRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
-_KEPT = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
-_OF_MEMBER = tuple(name for name in Member.__struct_fields__ if name != "name")
+_ROLLOUT_FIELDS = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
+"""Fields of `Rollout` that are columns of the same name."""
+_MEMBER_FIELDS = tuple(name for name in Member.__struct_fields__ if name != "name")
+"""Fields of `Member` that are columns of the same name."""
 _Device = RolloutDeviceRow
-QUIET = ("running", "waiting", "paused")
-"""States in which nothing becomes of a device but by its own word, by its time or by another rollout."""
+REPORT_DRIVEN = ("running", "waiting", "paused")
+"""States of a rollout in which a device changes only by its own report, by its timeout, or by another rollout."""
 
 
-def rollout_of(row: RolloutRow) -> Rollout:
-    """The rollout that a row keeps."""
+def rollout_from_row(row: RolloutRow) -> Rollout:
+    """The rollout stored in a row."""
     terms = msgspec.convert(row.terms, Terms)
-    kept: dict[str, Any] = {name: getattr(row, name) for name in _KEPT}
-    pace = msgspec.convert(row.pace, Pace)
+    fields: dict[str, Any] = {name: getattr(row, name) for name in _ROLLOUT_FIELDS}
+    pace = msgspec.convert(row.pace, RateState)
     return Rollout(
-        id=row.id, model=row.model, release=row.release, terms=terms, stages=len(terms.stages), pace=pace, **kept
+        id=row.id, model=row.model, release=row.release, terms=terms, stages=len(terms.stages), pace=pace, **fields
     )
 
 
-def keep(session: Session, row: RolloutRow, rollout: Rollout, now: float) -> None:
-    """Write what a step changed of a rollout, and when its stages began."""
+def save_rollout(session: Session, row: RolloutRow, rollout: Rollout, now: float) -> None:
+    """Write the fields of a rollout that a step changed, and the begin of new stages."""
     for number in range(row.stage + 1, rollout.stage + 1):
         stage = session.get(RolloutStageRow, (row.id, number))
         if stage is not None:
             stage.began = now
-    for name in _KEPT:
+    for name in _ROLLOUT_FIELDS:
         setattr(row, name, getattr(rollout, name))
     row.pace = msgspec.to_builtins(rollout.pace)
     row.changed = now
 
 
 def add_members(session: Session, rollout: int, members: Iterable[Member]) -> None:
-    """Devices that a rollout is about from now on."""
-    session.add_all(RolloutDeviceRow(rollout=rollout, device=one.name, **_fields(one)) for one in members)
+    """Add devices to a rollout."""
+    session.add_all(RolloutDeviceRow(rollout=rollout, device=member.name, **_fields(member)) for member in members)
     session.flush()
 
 
-def keep_members(session: Session, rollout: int, members: Collection[Member]) -> None:
-    """Write what a step changed of devices."""
-    rows = [{"rollout": rollout, "device": one.name, **_fields(one)} for one in members]
+def save_members(session: Session, rollout: int, members: Collection[Member]) -> None:
+    """Write the devices that a step changed."""
+    rows = [{"rollout": rollout, "device": member.name, **_fields(member)} for member in members]
     if rows:
         session.execute(update(RolloutDeviceRow), rows)
 
 
-def member_of(row: RolloutDeviceRow) -> Member:
-    """The device that a row keeps."""
-    return Member(name=row.device, **{name: getattr(row, name) for name in _OF_MEMBER})
+def member_from_row(row: RolloutDeviceRow) -> Member:
+    """The member stored in a row."""
+    return Member(name=row.device, **{name: getattr(row, name) for name in _MEMBER_FIELDS})
 
 
 def _fields(member: Member) -> dict[str, Any]:
-    return {name: getattr(member, name) for name in _OF_MEMBER}
+    return {name: getattr(member, name) for name in _MEMBER_FIELDS}
 
 
 def members_for_step(session: Session, rollout: Rollout, now: float, since: float | None = None) -> list[Member]:
-    """The devices that a step is shown: those that something may have become of, and the next in the queue. `since`:
-    what was heard before that moment was looked at; None: nothing was."""
-    states = looked_at(rollout)
-    mine = select(_Device).where(_Device.rollout == rollout.id)
-    moving = mine.where(or_(_Device.state.in_(states), _Device.goes_back))
-    if since is not None and rollout.state in QUIET:
-        moving = _only_news(moving, rollout, now, since)
+    """The devices that a step needs: those whose state may have changed, and the next in the queue. `since`: reports
+    before this Unix time were inspected already; None: none were."""
+    states = states_to_load(rollout)
+    query = select(_Device).where(_Device.rollout == rollout.id)
+    moving = query.where(or_(_Device.state.in_(states), _Device.goes_back))
+    if since is not None and rollout.state in REPORT_DRIVEN:
+        moving = _only_changed(moving, rollout, now, since)
     queue: Sequence[RolloutDeviceRow] = ()
     if "queued" not in states:
-        queue = session.scalars(mine.where(_Device.state == "queued").order_by(_Device.position).limit(BATCH)).all()
-    return [member_of(row) for row in (*session.scalars(moving).all(), *queue)]
+        queue = session.scalars(query.where(_Device.state == "queued").order_by(_Device.position).limit(BATCH)).all()
+    return [member_from_row(row) for row in (*session.scalars(moving).all(), *queue)]
 
 
-def _only_news(
+def _only_changed(
     moving: Select[RolloutDeviceRow], rollout: Rollout, now: float, since: float
 ) -> Select[RolloutDeviceRow]:
-    """Of those the ones that have reported since then, or whose time may have come, or that are no longer ours."""
+    """Narrow the query to devices that have reported since then, whose timeout may have passed, or that are no longer
+    governed by this rollout."""
     desired = (Desired.device == _Device.device) & (Desired.model == rollout.model)
-    told = moving.join(Device, Device.name == _Device.device).outerjoin(HeardRow, HeardRow.device == _Device.device)
-    overdue = _Device.state.in_(ON_THE_WAY) & (_Device.told_at <= now - rollout.terms.device_timeout_s)
-    to_send_back = (_Device.state == "failed") & (_Device.previous != "") & ~_Device.sent_back
-    lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
-    return told.outerjoin(Desired, desired).where(
-        or_(HeardRow.reported_at >= since, _Device.state == "trial", _Device.goes_back, overdue, to_send_back, lost)
+    # `reported_at` comes from the device's session row. A device on trial is always loaded, because its gates are
+    # judged by telemetry and by time, not only by its reports.
+    joined = moving.join(Device, Device.name == _Device.device).outerjoin(
+        DeviceSessionRow, DeviceSessionRow.device == _Device.device
+    )
+    is_overdue = _Device.state.in_(IN_PROGRESS) & (_Device.told_at <= now - rollout.terms.device_timeout_s)
+    needs_rollback = (_Device.state == "failed") & (_Device.previous != "") & ~_Device.sent_back
+    is_lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
+    return joined.outerjoin(Desired, desired).where(
+        or_(
+            DeviceSessionRow.reported_at >= since,
+            _Device.state == "trial",
+            _Device.goes_back,
+            is_overdue,
+            needs_rollback,
+            is_lost,
+        )
     )
 
 
-def fetching(session: Session, rollout: int, now: float) -> int:
-    """How many devices of a rollout are here, were told lately, and do not run it yet."""
-    mine = (_Device.rollout == rollout, _Device.state.in_(("told", "fetching")), _Device.told_at > now - FETCHING_S)
-    there = select(func.count()).select_from(_Device).join(Device, Device.name == _Device.device)
-    return session.scalar(there.where(*mine, Device.alive)) or 0
+def count_fetching(session: Session, rollout: int, now: float) -> int:
+    """Number of a rollout's online devices that were assigned the release lately and do not run it yet."""
+    conditions = (
+        _Device.rollout == rollout,
+        _Device.state.in_(("told", "fetching")),
+        _Device.told_at > now - FETCHING_S,
+    )
+    query = select(func.count()).select_from(_Device).join(Device, Device.name == _Device.device)
+    return session.scalar(query.where(*conditions, Device.alive)) or 0
 
 
 def tallies(session: Session, rollout: int) -> dict[int, Tally]:
-    """How each stage stands, counted by the database."""
+    """Tally of each stage, counted by the database."""
     lenient = (_Device.state == "timed out") & ~_Device.counts
     judged = (_Device.state == "succeeded") & ~_Device.unjudged
     is_open = _Device.state.in_(OPEN) | _Device.goes_back
-    counted = (func.sum(case((what, 1), else_=0)) for what in (_Device.counts, lenient, judged, is_open))
-    found = session.execute(
+    counted = (func.sum(case((condition, 1), else_=0)) for condition in (_Device.counts, lenient, judged, is_open))
+    rows = session.execute(
         select(_Device.stage, _Device.state, func.count(), *counted)
         .where(_Device.rollout == rollout)
         .group_by(_Device.stage, _Device.state)
     )
     states: dict[int, dict[MemberState, int]] = {}
     sums: dict[int, list[int]] = {}
-    for row in found:
+    for row in rows:
         stage, state, count, *parts = tuple(row)
         states.setdefault(stage, {})[state] = count
         sums[stage] = [old + int(new or 0) for old, new in zip(sums.get(stage, [0] * 4), parts, strict=True)]
     return {stage: Tally(states[stage], *sums[stage]) for stage in states}
 
 
-def seen(session: Session, rollout: Rollout, names: Collection[str]) -> dict[str, Seen]:
-    """What is known of devices besides their place in the rollout."""
-    known: dict[str, Seen] = {}
-    for some in _in_parts(sorted(names)):
+def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> dict[str, DeviceFacts]:
+    """Facts about these devices, by name."""
+    facts: dict[str, DeviceFacts] = {}
+    for batch in _batches(sorted(names)):
         rows = session.execute(
             select(Device.name, Device.revoked, Device.reported, Desired.deployment)
             .outerjoin(Desired, (Desired.device == Device.name) & (Desired.model == rollout.model))
-            .where(Device.name.in_(some))
+            .where(Device.name.in_(batch))
         )
         for name, revoked, reported, deployment in rows:
-            governs = rollout.id if deployment is None else deployment
-            known[name] = Seen(_report(reported, rollout.model), governs == rollout.id, revoked is not None)
-            if governs < rollout.id:
-                known[name] = msgspec.structs.replace(known[name], ours=True, report=None)
-    return known
+            # The deployment in the desired row governs the model on this device. A newer one (higher id) means that
+            # this rollout was superseded there; with an older one this rollout has not assigned the device yet, and
+            # its reports are about the older release.
+            governing = rollout.id if deployment is None else deployment
+            facts[name] = DeviceFacts(_report(reported, rollout.model), governing == rollout.id, revoked is not None)
+            if governing < rollout.id:
+                facts[name] = msgspec.structs.replace(facts[name], ours=True, report=None)
+    return facts
 
 
-def _report(reported: Mapping[str, Any] | None, model: str) -> Report | None:
+def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | None:
     if reported is None:
         return None
-    for one in reported.get("models", ()):
-        if one["model"] == model:
-            return Report(int(reported["counter"]), one["state"], one["release"], one["wanted"], one.get("detail", ""))
+    for entry in reported.get("models", ()):
+        if entry["model"] == model:
+            return ModelReport(
+                int(reported["counter"]), entry["state"], entry["release"], entry["wanted"], entry.get("detail", "")
+            )
     return None
 
 
-def previous(session: Session, model: str, names: Collection[str]) -> dict[str, str]:
-    """What each device is to go back to from here: what it shall run now, or where that did not prove well yet, what
-    the rollout that told it so would take it back to."""
-    found: dict[str, str] = {}
-    for some in _in_parts(sorted(names)):
+def rollback_releases(session: Session, model: str, names: Collection[str]) -> dict[str, str]:
+    """The release to which each device would be rolled back from here: its desired release; or, if that has not proved
+    itself yet, the one to which the rollout that assigned it would roll back."""
+    releases: dict[str, str] = {}
+    for batch in _batches(sorted(names)):
         rows = session.execute(
             select(Desired.device, Desired.release, _Device.previous, _Device.state, _Device.sent_back)
             .outerjoin(_Device, (_Device.rollout == Desired.deployment) & (_Device.device == Desired.device))
-            .where(Desired.model == model, Desired.device.in_(some))
+            .where(Desired.model == model, Desired.device.in_(batch))
         )
-        for name, release, before, state, sent_back in rows:
-            unproved = not sent_back and (state in ON_THE_WAY or state in ("timed out", "failed", "superseded"))
-            found[name] = before if unproved else release
-    return found
+        for name, release, older_release, state, sent_back in rows:
+            # Chains of rollouts: if the release to be replaced has not proved itself on this device, rolling back to
+            # it would be no safer, so the last proven one before it is taken.
+            is_unproved = not sent_back and (state in IN_PROGRESS or state in ("timed out", "failed", "superseded"))
+            releases[name] = older_release if is_unproved else release
+    return releases
 
 
-def active(session: Session) -> list[int]:
-    """Rollouts that may do something by themselves, oldest first."""
+def active_rollouts(session: Session) -> list[int]:
+    """Ids of the rollouts that have not ended, oldest first."""
     return list(session.scalars(select(RolloutRow.id).where(RolloutRow.state.not_in(ENDED)).order_by(RolloutRow.id)))
 
 
 def overlapping(session: Session, model: str, names: Collection[str]) -> dict[int, int]:
-    """How many of these devices rollouts of the model are still about, by rollout."""
-    found: dict[int, int] = {}
-    for some in _in_parts(sorted(names)):
-        there = (
+    """Number of these devices that are still open in other rollouts of the model, by rollout."""
+    counts: dict[int, int] = {}
+    for batch in _batches(sorted(names)):
+        query = (
             select(_Device.rollout, func.count())
             .join(RolloutRow, RolloutRow.id == _Device.rollout)
-            .where(RolloutRow.model == model, RolloutRow.state.not_in(ENDED), _Device.device.in_(some))
+            .where(RolloutRow.model == model, RolloutRow.state.not_in(ENDED), _Device.device.in_(batch))
             .where(_Device.state.in_(OPEN))
             .group_by(_Device.rollout)
         )
-        for rollout, count in session.execute(there):
-            found[rollout] = found.get(rollout, 0) + count
-    return found
+        for rollout, count in session.execute(query):
+            counts[rollout] = counts.get(rollout, 0) + count
+    return counts
 
 
 def supersede(session: Session, rollout: Rollout) -> list[int]:
-    """From now on this rollout counts for its devices: older ones tell them nothing more, and follow nobody that both
-    are about. Which those are."""
-    mine = select(_Device.device).where(_Device.rollout == rollout.id)
+    """Make this rollout the governing one for its devices: older ones assign nothing to them any more, and add no new
+    devices if they share any. Returns the ids of the older rollouts."""
+    own_devices = select(_Device.device).where(_Device.rollout == rollout.id)
     older = select(RolloutRow.id).where(
         RolloutRow.model == rollout.model, RolloutRow.id < rollout.id, RolloutRow.state.not_in(ENDED)
     )
-    touched = select(_Device.rollout).where(_Device.rollout.in_(older), _Device.device.in_(mine)).distinct()
-    concerned = list(session.scalars(touched))
-    queued = (_Device.rollout.in_(concerned), _Device.device.in_(mine), _Device.state == "queued")
+    touched = select(_Device.rollout).where(_Device.rollout.in_(older), _Device.device.in_(own_devices)).distinct()
+    superseded = list(session.scalars(touched))
+    queued = (_Device.rollout.in_(superseded), _Device.device.in_(own_devices), _Device.state == "queued")
     session.execute(
         update(_Device).where(*queued).values(state="superseded").execution_options(synchronize_session=False)
     )
     session.execute(
-        update(RolloutRow).where(RolloutRow.id.in_(concerned)).values(following=False, superseded_by=rollout.id)
+        update(RolloutRow).where(RolloutRow.id.in_(superseded)).values(following=False, superseded_by=rollout.id)
     )
-    return sorted(concerned)
+    return sorted(superseded)
 
 
-def prefetch(session: Session, names: Collection[str]) -> list[object]:
-    """Rows that telling these devices will ask for one by one; they stay known while the list is held. The devices are
-    locked in the order of their names, as `Database.hear` does it: the two never wait for each other."""
-    found: list[object] = []
+def lock_and_prefetch(session: Session, names: Collection[str]) -> list[object]:
+    """Lock the devices and load the rows that assigning them will need one by one; they stay in the session while the
+    list is referenced. Devices are locked in the order of their names, as in `Database.write_concurrent`, so that the
+    two cannot deadlock."""
+    rows: list[object] = []
     deployments: set[int] = set()
-    for some in _in_parts(sorted(names)):
-        devices = select(Device).where(Device.name.in_(some)).order_by(Device.name)
-        found += session.scalars(devices.with_for_update(key_share=True)).all()
-        wanted = session.scalars(select(Desired).where(Desired.device.in_(some))).all()
+    for batch in _batches(sorted(names)):
+        devices = select(Device).where(Device.name.in_(batch)).order_by(Device.name)
+        rows += session.scalars(devices.with_for_update(key_share=True)).all()
+        wanted = session.scalars(select(Desired).where(Desired.device.in_(batch))).all()
         deployments |= {row.deployment for row in wanted}
-        found += wanted
+        rows += wanted
     options = select(Deployment).options(load_only(Deployment.options)).where(Deployment.id.in_(deployments))
-    return [*found, *session.scalars(options)]
+    return [*rows, *session.scalars(options)]
 
 
-def last_sign(session: Session) -> float:
-    """When the controller last heard or did anything, as far as is kept."""
+def last_activity(session: Session) -> float:
+    """Unix time at which the controller last heard a device or changed a rollout."""
     heard = session.scalar(select(func.max(Device.last_seen))) or 0.0
     return max(float(heard), session.scalar(select(func.max(RolloutRow.changed))) or 0.0)
 
 
-def shift_clocks(session: Session, seconds: float) -> None:
-    """Devices that are on their way, or back, get that much more time."""
-    mine = _Device.rollout.in_(active(session)), _Device.state.in_(ON_THE_WAY) | _Device.goes_back
-    later = {
+def extend_timeouts(session: Session, seconds: float) -> None:
+    """Give devices in progress, or being rolled back, that many more seconds."""
+    conditions = _Device.rollout.in_(active_rollouts(session)), _Device.state.in_(IN_PROGRESS) | _Device.goes_back
+    shifted = {
         "told_at": _Device.told_at + seconds,
         "ran_at": case((_Device.ran_at > 0, _Device.ran_at + seconds), else_=0.0),
     }
-    session.execute(update(_Device).where(*mine).values(later).execution_options(synchronize_session=False))
+    session.execute(update(_Device).where(*conditions).values(shifted).execution_options(synchronize_session=False))
 
 
-def _in_parts(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return batched(names, AT_ONCE)
+def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    return batched(names, NAMES_PER_QUERY)

@@ -1,4 +1,4 @@
-"""Rollouts as the API shows them: stages, what they wait for, failures grouped by cause. Reads only."""
+"""Rollouts as the API returns them: stages, what they wait for, failures grouped by cause. Read-only."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from sqlalchemy.orm import Session
 
 from edgesplit_controller.rollout import store
 from edgesplit_controller.rollout.states import MEMBER_STATES, Rollout, Tally
-from edgesplit_controller.rollout.terms import Terms, spell_s
-from edgesplit_controller.rollout.wait_reason import waits_for
+from edgesplit_controller.rollout.terms import Terms, format_duration
+from edgesplit_controller.rollout.wait_reason import reason_to_wait
 from edgesplit_controller.storage.database import Deployment
-from edgesplit_controller.storage.tables.device_state import HeardRow
+from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 MOST_CAUSES = 20
 FEW_DEVICES = 5
-MADE_UP = ("emulated", "simulated")
+ORIGINS = ("emulated", "simulated")
 
 
-def shown_rollout(session: Session, row: RolloutRow, now: float) -> dict[str, Any]:
-    """One rollout, whole but for its devices."""
-    rollout, deployment = store.rollout_of(row), session.get(Deployment, row.id)
+def rollout_view(session: Session, row: RolloutRow, now: float) -> dict[str, Any]:
+    """One rollout as JSON, without its devices."""
+    rollout, deployment = store.rollout_from_row(row), session.get(Deployment, row.id)
     assert deployment is not None
     tallies = store.tallies(session, row.id)
     states = [tally.states for tally in tallies.values()]
-    made_up = _made_up(session, row.id)
+    origins = _origins_by_stage(session, row.id)
     return {
         "id": row.id,
         "state": row.state,
         "why": row.why,
-        "waits_for": waits_for(rollout, tallies, now),
+        "waits_for": reason_to_wait(rollout, tallies, now),
         "model": deployment.model,
         "release": row.release,
         "targets": deployment.targets,
@@ -46,46 +46,46 @@ def shown_rollout(session: Session, row: RolloutRow, now: float) -> dict[str, An
         "superseded_by": row.superseded_by or None,
         "stage": row.stage + 1,
         "devices": sum(tally.size for tally in tallies.values()),
-        **{kind: sum(one[kind] for one in made_up.values()) for kind in MADE_UP},
-        "states": {state: sum(some.get(state, 0) for some in states) for state in MEMBER_STATES},
-        "stages": _stages(session, rollout, tallies, made_up),
+        **{kind: sum(counts[kind] for counts in origins.values()) for kind in ORIGINS},
+        "states": {state: sum(counts_of_stage.get(state, 0) for counts_of_stage in states) for state in MEMBER_STATES},
+        "stages": _stages(session, rollout, tallies, origins),
         "failures": _failures(session, row.id),
-        "terms": shown_terms(rollout.terms),
+        "terms": terms_view(rollout.terms),
     }
 
 
-def shown_terms(terms: Terms) -> dict[str, Any]:
-    """What was asked for, spelt as it can be asked for again."""
+def terms_view(terms: Terms) -> dict[str, Any]:
+    """The terms as JSON, spelt so that they can be used in a new request."""
     gates = terms.gates
     return {
         "stages": [str(stage) for stage in terms.stages],
         "rate": str(terms.rate) if terms.rate else None,
         "abort_when_failed": str(terms.abort_when_failed) if terms.abort_when_failed else None,
         "next_when_succeeded": str(terms.next_when_succeeded) if terms.next_when_succeeded else None,
-        "device_timeout": spell_s(terms.device_timeout_s),
+        "device_timeout": format_duration(terms.device_timeout_s),
         "timeouts_count": terms.timeouts_count,
         "approve": [stage + 1 for stage in terms.approve],
         "starts_at": terms.starts_at or None,
         "between": str(terms.hours) if terms.hours else None,
         "gates": [gate.text for gate in gates.gates],
-        "gate_after": f"{gates.requests} requests / {spell_s(gates.seconds)}" if gates.gates else None,
+        "gate_after": f"{gates.requests} requests / {format_duration(gates.seconds)}" if gates.gates else None,
         "prefer": terms.prefer,
         "follow": terms.follow,
         "when_failed": terms.when_failed,
     }
 
 
-def shown_devices(
+def device_views(
     session: Session, number: int, *, states: Sequence[str], after: int, most: int
 ) -> list[dict[str, Any]]:
-    """Devices of a rollout in the order in which they are told, those after the position `after`."""
-    rows = select(RolloutDeviceRow, HeardRow.emulated, HeardRow.simulated).outerjoin(
-        HeardRow, HeardRow.device == RolloutDeviceRow.device
+    """Devices of a rollout in the order of their assignment, after the position `after`."""
+    rows = select(RolloutDeviceRow, DeviceSessionRow.emulated, DeviceSessionRow.simulated).outerjoin(
+        DeviceSessionRow, DeviceSessionRow.device == RolloutDeviceRow.device
     )
     rows = rows.where(RolloutDeviceRow.rollout == number, RolloutDeviceRow.position > after)
     if states:
         rows = rows.where(RolloutDeviceRow.state.in_(states))
-    found = session.execute(rows.order_by(RolloutDeviceRow.position).limit(most))
+    results = session.execute(rows.order_by(RolloutDeviceRow.position).limit(most))
     return [
         {
             "device": row.device,
@@ -103,39 +103,39 @@ def shown_devices(
             "goes_back": row.goes_back,
             "counts": row.counts,
         }
-        for row, emulated, simulated in found
+        for row, emulated, simulated in results
     ]
 
 
-def _made_up(session: Session, number: int) -> Mapping[int, Counter[str]]:
-    """By stage, how many of its devices are emulated and how many simulated, by their own word."""
-    counted = (
-        select(RolloutDeviceRow.stage, HeardRow.simulated, func.count())
-        .join(HeardRow, HeardRow.device == RolloutDeviceRow.device)
-        .where(RolloutDeviceRow.rollout == number, or_(HeardRow.emulated, HeardRow.simulated))
-        .group_by(RolloutDeviceRow.stage, HeardRow.simulated)
+def _origins_by_stage(session: Session, number: int) -> Mapping[int, Counter[str]]:
+    """Number of emulated and simulated devices by stage, as the devices declared themselves."""
+    query = (
+        select(RolloutDeviceRow.stage, DeviceSessionRow.simulated, func.count())
+        .join(DeviceSessionRow, DeviceSessionRow.device == RolloutDeviceRow.device)
+        .where(RolloutDeviceRow.rollout == number, or_(DeviceSessionRow.emulated, DeviceSessionRow.simulated))
+        .group_by(RolloutDeviceRow.stage, DeviceSessionRow.simulated)
     )
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for stage, simulated, count in session.execute(counted):
-        found[stage]["simulated" if simulated else "emulated"] += count
-    return found
+    by_stage: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for stage, simulated, count in session.execute(query):
+        by_stage[stage]["simulated" if simulated else "emulated"] += count
+    return by_stage
 
 
 def _stages(
-    session: Session, rollout: Rollout, tallies: dict[int, Tally], made_up: Mapping[int, Counter[str]]
+    session: Session, rollout: Rollout, tallies: dict[int, Tally], origins: Mapping[int, Counter[str]]
 ) -> list[dict[str, Any]]:
     rows = session.scalars(
         select(RolloutStageRow).where(RolloutStageRow.rollout == rollout.id).order_by(RolloutStageRow.number)
     )
-    shown = []
+    views = []
     for row in rows:
         tally = tallies.get(row.number, Tally({}))
-        shown.append(
+        views.append(
             {
                 "number": row.number + 1,
                 "asked": row.asked,
                 "devices": tally.size,
-                **{kind: made_up[row.number][kind] for kind in MADE_UP},
+                **{kind: origins[row.number][kind] for kind in ORIGINS},
                 "began": row.began or None,
                 "states": dict(tally.states),
                 "succeeded": tally.succeeded,
@@ -144,21 +144,21 @@ def _stages(
                 "needs_approval": row.number in rollout.terms.approve and rollout.approved < row.number,
             }
         )
-    return shown
+    return views
 
 
 def _failures(session: Session, number: int) -> list[dict[str, Any]]:
-    """Failures by what they have in common, the most frequent first, each with an example and a few devices."""
+    """Failures by kind, the most frequent first, each with an example and some devices."""
     failed = (RolloutDeviceRow.rollout == number, RolloutDeviceRow.kind != "", RolloutDeviceRow.state != "skipped")
-    counted = (
+    query = (
         select(RolloutDeviceRow.kind, func.count())
         .where(*failed)
         .group_by(RolloutDeviceRow.kind)
         .order_by(func.count().desc(), RolloutDeviceRow.kind)
         .limit(MOST_CAUSES)
     )
-    shown = []
-    for kind, count in session.execute(counted):
+    views = []
+    for kind, count in session.execute(query):
         rows = session.scalars(
             select(RolloutDeviceRow)
             .where(*failed, RolloutDeviceRow.kind == kind)
@@ -166,5 +166,5 @@ def _failures(session: Session, number: int) -> list[dict[str, Any]]:
             .limit(FEW_DEVICES)
         ).all()
         names = [row.device for row in rows]
-        shown.append({"kind": kind, "count": count, "example": rows[0].cause, "devices": names})
-    return shown
+        views.append({"kind": kind, "count": count, "example": rows[0].cause, "devices": names})
+    return views

@@ -1,4 +1,4 @@
-"""What a rollout waits for, in one line for people. Pure."""
+"""What a rollout waits for, as one line for people (pure functions)."""
 
 from __future__ import annotations
 
@@ -7,49 +7,53 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from edgesplit_controller.rollout.states import Rollout, Tally
-from edgesplit_controller.rollout.terms import spell_s
+from edgesplit_controller.rollout.terms import format_duration
 
 
-def waits_for(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -> str:
-    """Empty for one that has ended."""
+def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -> str:
+    """What the rollout waits for; empty if it has ended."""
     if rollout.has_ended:
         return ""
     if rollout.state == "scheduled":
-        return f"{moment(rollout.terms.starts_at)}, in {spell_s(max(1.0, rollout.terms.starts_at - now))}"
+        return f"{format_time(rollout.terms.starts_at)}, in {format_duration(max(1.0, rollout.terms.starts_at - now))}"
     if rollout.state == "waiting":
         return f"approval of stage {rollout.stage + 2}: `edgectl rollout approve {rollout.id}`"
     if rollout.state == "paused":
         return f"an operator: `edgectl rollout resume {rollout.id}`"
-    count = _count(tallies)
+    count = _state_counts(tallies)
     if rollout.state in ("aborting", "rolling back"):
         return f"devices to go back: {sum(tally.open for tally in tallies.values())}"
-    return "; ".join(_running(rollout, tallies, count, now))
+    return "; ".join(_reasons_while_running(rollout, tallies, count, now))
 
 
-def _running(rollout: Rollout, tallies: Mapping[int, Tally], count: Mapping[str, int], now: float) -> list[str]:
+def _reasons_while_running(
+    rollout: Rollout, tallies: Mapping[int, Tally], count: Mapping[str, int], now: float
+) -> list[str]:
     parts = []
     queued = sum(tally.states.get("queued", 0) for stage, tally in tallies.items() if stage <= rollout.stage)
     hours = rollout.terms.hours
-    if queued and hours is not None and not hours.are_now(now):
-        parts.append(f"the hours {hours}, in {spell_s(max(1.0, hours.next_opening(now) - now))}, for {queued} devices")
+    if queued and hours is not None and not hours.contains(now):
+        parts.append(
+            f"the hours {hours}, in {format_duration(max(1.0, hours.next_opening(now) - now))}, for {queued} devices"
+        )
     elif queued:
         parts.append(f"{queued} devices to be told" + (f" at {rollout.terms.rate}" if rollout.terms.rate else ""))
-    told = [f"{count[state]} {word}" for state, word in WORDS if count.get(state)]
-    if told:
-        parts.append(f"devices: {', '.join(told)}")
+    progress = [f"{count[state]} {word}" for state, word in STATE_LABELS if count.get(state)]
+    if progress:
+        parts.append(f"devices: {', '.join(progress)}")
     return parts or (["devices that come to be meant"] if rollout.following else [])
 
 
-WORDS = (("told", "told"), ("fetching", "fetching"), ("trial", "on trial"))
+STATE_LABELS = (("told", "told"), ("fetching", "fetching"), ("trial", "on trial"))
 
 
-def _count(tallies: Mapping[int, Tally]) -> Counter[str]:
+def _state_counts(tallies: Mapping[int, Tally]) -> Counter[str]:
     total: Counter[str] = Counter()
     for tally in tallies.values():
         total.update({str(state): count for state, count in tally.states.items()})
     return total
 
 
-def moment(at: float) -> str:
-    """Unix seconds as a moment in UTC, to the second."""
+def format_time(at: float) -> str:
+    """Unix seconds as a UTC time in ISO 8601, to the second."""
     return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

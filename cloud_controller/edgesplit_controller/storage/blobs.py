@@ -1,6 +1,7 @@
-"""Bytes by their SHA-256, in a folder. What was put is there after a power cut; what is got is what was put.
+"""Content-addressed blob store: bytes by their SHA-256, in a folder. Stored blobs survive a power cut, and are verified
+when read.
 
-Grows into an object store of the same four methods. Nothing is ever overwritten or removed here.
+An object store could provide the same four methods. Nothing is ever overwritten or deleted here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgesplit.identifiers import sha256_hex
 
 
 class BlobLost(EdgeError):
-    """A blob that should be there is missing or damaged: the disk's fault, told to the operator."""
+    """A stored blob is missing or damaged (a fault of the disk); reported to the operator."""
 
 
 class BlobStore:
@@ -31,15 +32,15 @@ class BlobStore:
         self._incoming.mkdir(parents=True, exist_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Where that blob lies, whether it is there or not."""
+        """Path of that blob, whether it exists or not."""
         return self._folder / sha256_hex(sha256)[:2] / sha256
 
     def put(self, data: bytes) -> str:
-        """Keep `data`; its SHA-256."""
+        """Store `data`; return its SHA-256."""
         return self.put_all([data])[0]
 
     def put_all(self, many: Iterable[bytes | memoryview]) -> list[str]:
-        """Keep each; their SHA-256, in order. Folders are synced once, after the last."""
+        """Store each of `many`; return their SHA-256, in order. Folders are synced once, after the last."""
         digests: list[str] = []
         touched: set[Path] = set()
         for data in many:
@@ -54,7 +55,7 @@ class BlobStore:
         return digests
 
     def put_file(self, part: Path) -> str:
-        """Move a file made by `incoming_file` in; its SHA-256."""
+        """Move a file created with `incoming_file` into the store; return its SHA-256."""
         with part.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if self._has_whole(digest, part.stat().st_size):
@@ -64,21 +65,21 @@ class BlobStore:
         return digest
 
     def incoming_file(self) -> Path:
-        """A fresh path on the same file system, to write to and then `put_file`."""
+        """A new path on the same file system, to write to before `put_file`."""
         return self._incoming / uuid.uuid4().hex
 
     def clear_incoming(self, older_than_s: float = 0.0) -> None:
-        """Forget uploads that a killed process left half; those that nobody wrote to for so long, where other
-        processes use this folder too."""
-        for left in self._incoming.iterdir():
+        """Delete incomplete uploads left by a killed process; with `older_than_s` only those not written to for so
+        long, where other processes use the folder too."""
+        for upload in self._incoming.iterdir():
             try:
-                if time.time() - left.stat().st_mtime >= older_than_s:
-                    left.unlink()
+                if time.time() - upload.stat().st_mtime >= older_than_s:
+                    upload.unlink()
             except FileNotFoundError:
                 continue
 
     def get(self, sha256: str) -> bytes:
-        """The blob's bytes, checked."""
+        """The blob's bytes, verified; BlobLost if it is missing or damaged."""
         try:
             data = self.path(sha256).read_bytes()
         except OSError as error:
@@ -88,14 +89,15 @@ class BlobStore:
         return data
 
     def mapped(self, sha256: str) -> bytes | mmap.mmap:
-        """The blob's bytes, checked, and mapped: they take no memory that anything else needs."""
+        """The blob's bytes, verified and memory-mapped, so that the kernel can reclaim their memory; BlobLost if it is
+        missing or damaged."""
         try:
-            found = map_file(self.path(sha256))
+            data = map_file(self.path(sha256))
         except OSError as error:
             raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(found).hexdigest() != sha256:
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
-        return found
+        return data
 
     def _has_whole(self, sha256: str, size: int) -> bool:
         try:
@@ -104,7 +106,7 @@ class BlobStore:
             return False
 
     def _adopt(self, part: Path, digest: str) -> Path:
-        """Sync the file's bytes and rename it to its name; the folder still to be synced."""
+        """Sync the file's bytes and rename it to its digest; return its folder, which still has to be synced."""
         try:
             with part.open("rb") as file:
                 os.fsync(file.fileno())
@@ -120,6 +122,6 @@ class BlobStore:
 
 
 def map_file(path: Path) -> bytes | mmap.mmap:
-    """A file's bytes, mapped; they stay when it is renamed or removed."""
+    """A file's bytes, memory-mapped; they stay valid when it is renamed or deleted."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(file.fileno()).st_size else b""

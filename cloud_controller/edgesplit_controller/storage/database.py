@@ -1,7 +1,7 @@
-"""The controller's tables, and transactions over them. What a table holds is said at its class; no SQL beyond it.
+"""ORM tables and transactions of the controller's database. Each table is documented at its class.
 
-SQLite (WAL, every commit synced) by default, PostgreSQL by URL; nothing here is one's own (`engines` opens them).
-Times are Unix seconds. A write transaction takes the write lock when it begins, so that what it read is still true
+SQLite (WAL, every commit synced) by default, or PostgreSQL by URL; only portable SQL is used (`engines` opens both).
+Times are Unix seconds. A write transaction takes the write lock when it begins, so that what it has read is still true
 when it commits.
 """
 
@@ -28,15 +28,16 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_colum
 from sqlalchemy.orm.util import identity_key
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.caller import OWNER, who_asks
-from edgesplit_controller.storage.engines import POSTGRESQL, in_our_words, open_engine, shown
-from edgesplit_controller.storage.schema import bring_up_to_date
+from edgesplit_controller.caller import OWNER, current_operator
+from edgesplit_controller.storage.engines import POSTGRESQL, display_name, open_engine, translate_error
+from edgesplit_controller.storage.schema import migrate
 
 Json = dict[str, Any]
 
 
 class Table(DeclarativeBase):
-    """All our tables. A change of one needs a step in `migrations/versions` besides (docs/operations.md)."""
+    """Base class of all tables. A change of a table also needs a migration step in `migrations/versions`
+    (docs/operations.md)."""
 
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's own idiom
         Json: JSON,
@@ -48,7 +49,7 @@ class Table(DeclarativeBase):
 
 
 class Model(Table):
-    """A model as it was pushed: `name@version`, immutable."""
+    """A pushed model: `name@version`, immutable."""
 
     __tablename__ = "models"
     __table_args__ = (UniqueConstraint("name", "version"),)
@@ -57,16 +58,16 @@ class Model(Table):
     name: Mapped[str]
     version: Mapped[int]
     sha256: Mapped[str]
-    """Blob: the file as it came."""
+    """Digest of the model file as it was pushed (blob)."""
     optimised_sha256: Mapped[str]
-    """Blob: what is cut."""
+    """Digest of the optimised model, which is sliced (blob)."""
     bytes: Mapped[int]
     input_text: Mapped[str]
-    """The input spec as it was given; empty for none."""
+    """The input spec as the operator wrote it; empty for none."""
     bindings: Mapped[Json]
-    """Sizes given to the dimensions that the file leaves open."""
+    """Sizes given to the file's open dimensions."""
     shown: Mapped[Json]
-    """Inputs, outputs and layers, for people."""
+    """Inputs, outputs and layers, as the API returns them."""
     created: Mapped[float]
 
     @property
@@ -76,7 +77,7 @@ class Model(Table):
 
 
 class Sample(Table):
-    """An input to measure and to test with: a frame, or named tensors (.npz)."""
+    """A sample input of a model, for measurements and tests: a frame, or named tensors (.npz)."""
 
     __tablename__ = "samples"
     __table_args__ = (UniqueConstraint("model_id", "sha256"),)
@@ -89,7 +90,7 @@ class Sample(Table):
 
 
 class Measurement(Table):
-    """What was measured of one model: per-layer seconds somewhere, or what its tensors cost to send."""
+    """A measurement of one model: seconds per layer in some place, or the size of its tensors when sent."""
 
     __tablename__ = "measurements"
     __table_args__ = (UniqueConstraint("model_id", "kind", "place"),)
@@ -97,7 +98,7 @@ class Measurement(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
     kind: Mapped[str]
-    """`layers`, `tensors` or `codecs`; or `labels`, which operators give."""
+    """`layers`, `slices`, `tensors` or `codecs`; or `labels`, which operators provide."""
     place: Mapped[str]
     """Tier or device on which it was measured."""
     content: Mapped[Json]
@@ -105,7 +106,7 @@ class Measurement(Table):
 
 
 class ClaimRow(Table):
-    """A one-time right to enrol as one device. The token itself is nowhere."""
+    """A one-time right to enrol as one device. The token itself is not stored."""
 
     __tablename__ = "claims"
 
@@ -118,11 +119,12 @@ class ClaimRow(Table):
     expires: Mapped[float]
     used: Mapped[float | None]
     public_key_sha256: Mapped[str | None]
-    """Of the key that used it: the same key may ask again while the claim lasts, if the answer was lost."""
+    """Digest of the public key that used it. The same key may repeat the request while the claim is valid, because the
+    response may have been lost."""
 
 
 class Device(Table):
-    """A device that enrolled once, what it was told and what it said last."""
+    """A device that enrolled: its last signed statement and its last messages."""
 
     __tablename__ = "devices"
 
@@ -134,33 +136,34 @@ class Device(Table):
     certificate_serial: Mapped[str]
     public_key_sha256: Mapped[str]
     encryption_key: Mapped[bytes] = mapped_column(default=b"")
-    """Its X25519 key, raw: what content keys are wrapped to. Empty: it enrolled without one."""
+    """The device's X25519 public key, raw, to which content keys are wrapped. Empty if it enrolled without one."""
     enrolled: Mapped[float]
     revoked: Mapped[float | None]
     counter: Mapped[int] = mapped_column(default=0)
-    """Of the newest statement; never falls, not even when the device is claimed again."""
+    """Counter of the newest statement; never falls, not even when the device is claimed again."""
     statement: Mapped[bytes | None]
-    """Encoded `release.Signed`: what is retained on its `desired` topic."""
+    """Encoded `release.Signed`: the message retained on its `desired` topic."""
     statement_expires: Mapped[float] = mapped_column(default=0.0)
     stated: Mapped[int] = mapped_column(default=0, server_default="0")
-    """Counter of the statement that the broker has acknowledged; -1 where it was told to forget a revoked device."""
+    """Counter of the statement that the broker has acknowledged; -1 where the topics of a revoked device were cleared.
+    """
     restored: Mapped[float | None]
-    """When this row was restored from a backup. Until the device has said what it was told last it may have been told
-    something newer, and only an operator replaces that."""
+    """When this row was restored from a backup; None otherwise. Until the device reports the statement it acts on, it
+    may have a newer one than is stored here, and only an operator may replace it."""
     session: Mapped[int] = mapped_column(default=0)
     alive: Mapped[bool] = mapped_column(default=False)
-    """The newest session was born and has not died."""
+    """The newest session sent a birth message and has not ended."""
     last_seen: Mapped[float | None]
-    """When something that the broker cannot repeat by itself came from it."""
+    """When the last message arrived that the broker does not repeat by itself."""
     birth: Mapped[Json | None]
     reported: Mapped[Json | None]
     telemetry: Mapped[Json | None]
     changed: Mapped[float] = mapped_column(default=time.time, onupdate=time.time, server_default="0", index=True)
-    """When the row was last written, by the clock of whoever wrote it: what pages that are open go by."""
+    """When the row was last written, by the clock of the writing process; open dashboard pages poll by it."""
 
 
 class CertificateRow(Table):
-    """A certificate that was issued to a device. None is ever forgotten."""
+    """A certificate issued to a device. Never deleted."""
 
     __tablename__ = "certificates"
     __table_args__ = (Index("certificates_of_device", "device"),)
@@ -173,39 +176,40 @@ class CertificateRow(Table):
     expires: Mapped[float]
     revoked: Mapped[float | None]
     reason: Mapped[str] = mapped_column(default="")
-    """Why it was revoked: `operator`, `replaced` (by other hardware), `renewed` (its successor was seen)."""
+    """Why it was revoked: `operator`, `replaced` (by other hardware), `renewed` (its successor was used)."""
 
 
-class Starts(Table):
-    """The newest starts of one device's agent, by their marks: one that comes back after another is a second card."""
+class AgentStartsRow(Table):
+    """The last start marks of a device's agent. A mark that returns after another one means that a second card has the
+    same identity."""
 
     __tablename__ = "starts"
 
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     marks: Mapped[list[Any]]
-    """`Birth.start`, newest last."""
+    """Values of `Birth.start`, newest last."""
     copied: Mapped[float | None]
     """When two agents were last seen to share the identity."""
 
 
-class Flood(Table):
-    """When a device last sent more than any correct agent does. While it is held off, its certificates are listed as
-    revoked, and they are good again afterwards."""
+class FloodRow(Table):
+    """The last flood of a device. While the device is quarantined, its certificates are on the revocation list;
+    afterwards they are valid again."""
 
     __tablename__ = "floods"
 
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     at: Mapped[float]
     times: Mapped[int]
-    """In a row, each within a day of the one before: the hold grows with them."""
+    """Floods in a row, each within a day of the one before: the quarantine grows with them."""
     dropped: Mapped[int]
-    """Messages that were not taken in, since the controller started."""
+    """Messages dropped since the controller started."""
     held_until: Mapped[float]
     listed: Mapped[bool]
-    """The revocation list that was published last has it."""
+    """The revocation list that was published last contains the device."""
 
 
-class Release(Table):
+class ReleaseRow(Table):
     """A signed release; its manifest is a blob whose SHA-256 is the digest."""
 
     __tablename__ = "releases"
@@ -217,7 +221,7 @@ class Release(Table):
 
 
 class Deployment(Table):
-    """A release on its way to chosen devices."""
+    """A deployment of a release to selected devices."""
 
     __tablename__ = "deployments"
 
@@ -226,15 +230,15 @@ class Deployment(Table):
     model: Mapped[str]
     """`name@version`."""
     targets: Mapped[list[Any]]
-    """As the operator gave them."""
+    """The selectors as the operator gave them."""
     devices: Mapped[list[Any]]
-    """Whom they meant then."""
+    """Names of the devices that the selectors matched at that time."""
     options: Mapped[Json]
     created: Mapped[float]
 
 
 class Desired(Table):
-    """The release that one device shall serve one model from."""
+    """The release from which one device shall serve one model (desired state)."""
 
     __tablename__ = "desired"
 
@@ -246,27 +250,27 @@ class Desired(Table):
 
 
 class GatewayRow(Table):
-    """A device, enrolled or still to come, that finishes inferences for others."""
+    """A gateway: a device, enrolled or not yet, that runs remote halves for other devices."""
 
     __tablename__ = "gateways"
 
     device: Mapped[str] = mapped_column(primary_key=True)
     address: Mapped[str]
-    """HOST:PORT, as devices reach it."""
+    """HOST:PORT under which devices reach it."""
 
 
-class Behind(Table):
-    """A device that offloads through a gateway, or once did."""
+class GatewayRouteRow(Table):
+    """A device that offloads through a gateway, or did."""
 
     __tablename__ = "behind"
 
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     gateway: Mapped[str | None] = mapped_column(ForeignKey("gateways.device"))
-    """None: to the cloud again, which it may have to be told yet."""
+    """None: the device offloads to the cloud again, and may not have a statement that says so yet."""
 
 
 class TelemetryRow(Table):
-    """One telemetry message, once; the newest few thousand of each device are kept."""
+    """One telemetry message, stored once; the newest few thousand of each device are kept."""
 
     __tablename__ = "telemetry"
     __table_args__ = (
@@ -277,19 +281,19 @@ class TelemetryRow(Table):
     id: Mapped[int] = mapped_column(primary_key=True)
     device: Mapped[str]
     at: Mapped[float]
-    """When it was measured, as far as that is known (`dated`)."""
+    """When it was measured, as far as known (`dated`)."""
     stored: Mapped[float]
     session: Mapped[int]
     sequence: Mapped[int]
     late: Mapped[bool] = mapped_column(default=False)
     """It could not be sent when it was measured."""
     dated: Mapped[str] = mapped_column(default="now")
-    """`truth.Dated`."""
+    """How `at` was determined (`fleet.device_state.Dated`)."""
     content: Mapped[Json]
 
 
 class Event(Table):
-    """Who did what to what, and when. Only ever added to."""
+    """An entry of the audit trail: actor, action, subject and time. Never changed or deleted."""
 
     __tablename__ = "events"
 
@@ -301,69 +305,71 @@ class Event(Table):
     detail: Mapped[Json]
 
 
-_UNREAD = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
+_DEFERRED = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
+"""Large columns that concurrent write transactions do not load."""
 
 
 class Database:
-    """Transactions: `with database.write() as session`, `with database.read() as session`.
+    """Transactions over the tables: `with database.write() as session`, `with database.read() as session`.
 
-    A trouble of the database is told as `Unavailable` or `Busy`, and then nothing was changed.
+    Errors of the database are raised as `Unavailable` or `Busy`, and then nothing was changed.
     """
 
     def __init__(self, url: str) -> None:
-        """`sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`."""
+        """`url`: `sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`. UsageError if it cannot be opened."""
         self._engine = open_engine(url)
         try:
-            bring_up_to_date(self._engine)
+            migrate(self._engine)
         except SQLAlchemyError as error:
             why = str(error.__cause__ or error).strip().partition("\n")[0]
-            raise UsageError(f"cannot open the database {shown(self._engine)}: {why}") from error
+            raise UsageError(f"cannot open the database {display_name(self._engine)}: {why}") from error
         isolation = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         self._writers = self._sessions(edgesplit="write")
-        self._hearers = self._sessions(edgesplit="hear")
+        self._concurrent_writers = self._sessions(edgesplit="hear")
         self._readers = self._sessions(edgesplit="read", **isolation)
 
     @property
     def engine(self) -> Engine:
-        """For who watches it."""
+        """The SQLAlchemy engine, for instrumentation."""
         return self._engine
 
     @property
     def shared(self) -> bool:
-        """Can controllers on other machines use it too?"""
+        """Whether controllers on other machines can use the database too."""
         return self._engine.dialect.name == POSTGRESQL
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A transaction that commits when the block ends well, and never happened otherwise.
+        """A transaction that commits when the block ends, and is rolled back if it raises.
 
-        Writers come one at a time, so that what one has read is still true when it commits. Of a device that is true
-        besides what it says of itself (`hear`), unless the writer holds it (`held`).
+        Writers are serialised, so what one has read is still true when it commits. Columns of a device that
+        `write_concurrent` changes are excepted, unless the writer has locked the device (`lock_device`).
         """
         with self._translated(), self._writers.begin() as session:
             yield session
 
     @contextmanager
-    def hear(self, devices: Iterable[str] = ()) -> Iterator[Session]:
-        """A write transaction for what comes all the time: it waits for no other one, but where that changes one of
-        these devices, which it holds from the beginning. On SQLite it is a writer like any other. What the devices said
-        last is not read, unless it is asked for."""
-        with self._translated(), self._hearers.begin() as session:
+    def write_concurrent(self, devices: Iterable[str] = ()) -> Iterator[Session]:
+        """A write transaction for frequent small writes such as ingested messages, not serialised with others. It waits
+        only for transactions that changed one of `devices`, which it locks at its begin. On SQLite it is serialised
+        like any other writer. The last messages of the devices (large columns) are loaded only on access."""
+        with self._translated(), self._concurrent_writers.begin() as session:
             names = sorted(set(devices))
-            held = select(Device).options(*_UNREAD).where(Device.name.in_(names)).order_by(Device.name)
-            # All in one query: while the list lives, the session finds each of them without another one.
+            held = select(Device).options(*_DEFERRED).where(Device.name.in_(names)).order_by(Device.name)
+            # Loaded by one query, in the order of names, so that two such transactions cannot deadlock. The session
+            # references rows only weakly, so the list keeps them in its identity map.
             rows = session.scalars(held.with_for_update(key_share=True)).all() if names else []
             yield session
             del rows
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A consistent view; rows stay readable after the block."""
+        """A consistent snapshot; rows stay readable after the block."""
         with self._translated(), self._readers() as session:
             yield session
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self._engine.dispose()
 
     def _sessions(self, **options: Any) -> sessionmaker[Session]:
@@ -374,23 +380,26 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            told = in_our_words(error, self._engine)
-            if told is None:
+            translated = translate_error(error, self._engine)
+            if translated is None:
                 raise
-            raise told from error
+            raise translated from error
 
 
-def held_of(session: Session, devices: Iterable[str]) -> dict[str, Device]:
-    """Of these devices those that the transaction holds since it began (`Database.hear`)."""
-    found = {name: session.identity_map.get(identity_key(Device, name)) for name in devices}
-    return {name: device for name, device in found.items() if device is not None}
+def locked_devices(session: Session, devices: Iterable[str]) -> dict[str, Device]:
+    """Those of these devices that the transaction locked at its begin (`Database.write_concurrent`), by name."""
+    rows = {name: session.identity_map.get(identity_key(Device, name)) for name in devices}
+    return {name: device for name, device in rows.items() if device is not None}
 
 
-def held(session: Session, device: str) -> Device | None:
-    """The device as it is now, which nobody else changes, nor hears, before this transaction ends."""
+def lock_device(session: Session, device: str) -> Device | None:
+    """The current device, locked until this transaction ends; None if there is none."""
     return session.get(Device, device, with_for_update={"key_share": True})
 
 
-def record(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
-    """Add one event to the trail, in the caller's transaction. `operator` stands for whoever asks for it now."""
-    session.add(Event(at=at, who=who_asks() if who == OWNER else who, what=what, subject=subject, detail=detail))
+def record_event(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
+    """Add an event to the audit trail, in the caller's transaction. The actor `operator` stands for the authenticated
+    caller."""
+    session.add(
+        Event(at=at, who=current_operator() if who == OWNER else who, what=what, subject=subject, detail=detail)
+    )

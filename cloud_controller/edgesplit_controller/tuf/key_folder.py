@@ -1,8 +1,9 @@
-"""The signing keys that lie on the controller: each role's signers, by securesystemslib URI.
+"""Signing keys stored on the controller: each role's signers, by securesystemslib URI.
 
-Promises: a key made here is Ed25519, in a 0600 file, on disk before anything it signs. `keys.json` names each role's
-signers: `file2:NAME.pem` is a file beside it; any other URI that securesystemslib knows (PKCS#11, a cloud KMS) works
-as well. A role whose keys all lie elsewhere has no entry. A key that is retired leaves the table first, then the disk.
+Promises: a key generated here is Ed25519, in a 0600 file, on disk before anything it signs. `keys.json` lists each
+role's signers: `file2:NAME.pem` is a file beside it; any other URI that securesystemslib supports (PKCS#11, a cloud
+KMS) works as well. A role whose keys are all stored elsewhere has no entry. A retired key is removed from the table
+first, then from the disk.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class SignerEntry(msgspec.Struct, frozen=True):
     uri: str
     keyid: str
     public: dict[str, Any]
-    """The public key, as in TUF metadata."""
+    """The public key in the form of TUF metadata."""
 
 
 class KeyFolder:
-    """The signers kept in `folder`."""
+    """The signers stored in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,29 +41,31 @@ class KeyFolder:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @property
-    def empty(self) -> bool:
-        """Was no key ever made here?"""
+    def is_empty(self) -> bool:
+        """Whether no key was ever generated here."""
         return not self._load()
 
-    def has(self, role: str) -> bool:
-        """Does any key of that role lie here?"""
+    def has_key(self, role: str) -> bool:
+        """Whether any key of that role is stored here."""
         return bool(self._load().get(role))
 
     def signers(self, role: str) -> list[Signer]:
-        """The signers of that role; a first one is made for a role that has none. For roles that are always here."""
+        """The signers of that role; a first key is generated for a role that has none. For roles that are always stored
+        here."""
         entries = self._load().get(role) or [self._make(role)]
         return [self._open(entry) for entry in entries]
 
-    def held(self, role: str, keyids: Collection[str]) -> list[Signer]:
-        """The signers for those of these keys that lie here; nothing is made."""
+    def signers_among(self, role: str, keyids: Collection[str]) -> list[Signer]:
+        """Signers for those of these keys that are stored here; none is generated."""
         return [self._open(entry) for entry in self._load().get(role, []) if entry.keyid in keyids]
 
-    def holds(self, role: str, keyids: Collection[str]) -> set[str]:
-        """Which of these keys lie here."""
+    def held_among(self, role: str, keyids: Collection[str]) -> set[str]:
+        """Ids of those of these keys that are stored here."""
         return {entry.keyid for entry in self._load().get(role, [])} & set(keyids)
 
     def stage(self, role: str) -> Key:
-        """A further key for that role, on disk; it signs nothing before the metadata names it."""
+        """Generate an additional key for that role, on disk. It signs nothing until the metadata names it."""
+        # Written under a temporary name first, because the final name contains the key id.
         part = self._folder / f".{role}.staged.pem"
         part.unlink(missing_ok=True)
         key = make_key_file(part)
@@ -73,18 +76,20 @@ class KeyFolder:
         return key
 
     def retire(self, role: str, keep: Collection[str]) -> None:
-        """Forget every signer of that role but these, and destroy the files of those that lie here."""
+        """Remove every signer of that role except `keep`, and destroy the key files of those stored here."""
         entries = self._load().get(role, [])
         kept = [entry for entry in entries if entry.keyid in keep]
         if kept != entries:
             table = {name: known for name, known in self._load().items() if name != role}
             self._write({**table, role: kept} if kept else table)
-        named = {entry.uri for entry in kept}
+        # The table is written before files are deleted: a crash in between leaves an unused file, which the next call
+        # deletes, and never an entry without its file.
+        kept_uris = {entry.uri for entry in kept}
         files = [*self._folder.glob(f"{role}.pem"), *self._folder.glob(f"{role}-*.pem")]
-        gone = [file for file in files if f"{FILE}:{file.name}" not in named]
-        for file in gone:
+        retired = [file for file in files if f"{FILE}:{file.name}" not in kept_uris]
+        for file in retired:
             file.unlink(missing_ok=True)
-        if gone:
+        if retired:
             sync_folder(self._folder)
 
     def _make(self, role: str) -> SignerEntry:

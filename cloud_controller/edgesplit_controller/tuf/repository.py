@@ -1,16 +1,18 @@
 """The TUF repository on disk, and the director's signature.
 
 Promises: metadata is written durably, the timestamp last, so that a crash at any write leaves the repository as it was
-before; nothing is kept in memory between calls, so several processes may share the folder. Versions are
-max(stored + 1, Unix time): a restored backup never goes back. The root role's versions count by one, as TUF demands.
-Each role is signed with those of its keys that lie here. Where the release key lies elsewhere, what it must sign is
-prepared here, signed there, and checked before it counts; snapshot and timestamp go on without it.
-Leaves to others: changes of the keys (`rotation.py`).
+before. Nothing is kept in memory between calls, so several processes may share the folder. Versions are max(stored + 1,
+Unix time), so that a restored backup never publishes an older version than devices have seen; root versions grow by
+one, as TUF demands (5.3.5). Each role is signed with those of its keys that are stored here. Where the release key is
+stored elsewhere, what it must sign is prepared here, signed there, and checked before it is published; snapshot and
+timestamp continue without it.
 
-    <folder>/keys/         signers, see `keys.py`
+Leaves to others: changes of the keys (`tuf.rotation`).
+
+    <folder>/keys/         signers, see `tuf.key_folder`
     <folder>/metadata/     N.root.json, N.targets.json, N.planner.json, N.snapshot.json, timestamp.json
     <folder>/targets/      releases/<digest>.json, recuts/<digest>.json, anatomies/<SHA-256>.json
-    <folder>/pending.json  a change of the keys that is not finished
+    <folder>/pending.json  a key change that is not finished
 """
 
 from __future__ import annotations
@@ -45,30 +47,30 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.mqtt import messages
 from edgesplit.release import manifest as release
-from edgesplit.release.fingerprint import Anatomy, anatomy_file, decode_anatomy
+from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint, fingerprint_file
 from edgesplit.release.recut import check_recut
 from edgesplit.trust.store import (
-    ANATOMY_FILE,
     BASE_FILE,
     DIRECTOR,
+    FINGERPRINT_FILE,
     PLANNER,
     PLANNER_FILE,
     TARGETS_FILE,
-    anatomy_path,
+    fingerprint_path,
     recut_path,
     root_file,
     target_path,
 )
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.tuf.key_change import LIFE, check_targets_step, next_targets, parse
+from edgesplit_controller.tuf.key_change import LIFE, check_targets_step, next_targets, parse_metadata
 from edgesplit_controller.tuf.key_folder import KeyFolder
 
 RENEW_AT: Final = 0.5
-"""Metadata is signed anew when this part of its life has passed."""
+"""Metadata is signed again when this part of its validity has passed."""
 AHEAD_S: Final = 86_400.0
-"""A version that is further ahead of the clock was counted by somebody else."""
+"""A version further ahead of the clock than this was not counted by this repository."""
 KEPT_VERSIONS: Final = 16
-"""Old snapshots and targets kept for a device in the middle of a refresh."""
+"""Old snapshots and targets kept for devices in the middle of a refresh."""
 RELEASE_KEY_ELSEWHERE: Final = "say where it is with --sign-with URI (or EDGESPLIT_SIGN_WITH), as in file2:release.pem"
 _PATH: Final = re.compile(
     r"metadata/(?:[0-9]{1,10}\.)?(?:root|targets|planner|snapshot|timestamp)\.json"
@@ -77,13 +79,13 @@ _PATH: Final = re.compile(
 _Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
 
 
-def grown(stored: int, now: float) -> int:
-    """The version or counter after `stored`: grows by one at least, and follows the clock."""
+def next_version(stored: int, now: float) -> int:
+    """The version or counter after `stored`: at least one higher, and at least the Unix time."""
     return max(stored + 1, int(now))
 
 
 class Repository:
-    """The repository in `folder`, made there if there is none. Thread-safe, also between processes."""
+    """The repository in `folder`, created there if there is none. Safe from any thread and process."""
 
     def __init__(self, folder: Path, *, now: Callable[[], float] = time.time) -> None:
         self._folder = folder
@@ -93,7 +95,7 @@ class Repository:
         self._lock = threading.Lock()
         with self._exclusive():
             if not self._newest_root():
-                self._refuse_a_second_first_root()
+                self._check_root_not_lost()
                 self._write_root()
             if not (self._metadata / "timestamp.json").is_file():
                 self._publish(self._current_targets(), self._current_planner())
@@ -101,32 +103,34 @@ class Repository:
 
     @property
     def root_bytes(self) -> bytes:
-        """The newest root: what a claim gives to a new device."""
+        """The newest root metadata, which a claim gives to a new device."""
         return (self._metadata / root_file(self._newest_root())).read_bytes()
 
     def add_release(self, raw_manifest: bytes) -> str:
-        """Sign a release and publish it; returns its digest. Adding it again changes nothing."""
+        """Sign a release and publish it; return its digest. Idempotent. Conflict if the release key is stored
+        elsewhere."""
         release.decode_manifest(raw_manifest)
         digest = release.release_digest(raw_manifest)
         path = target_path(digest)
         with self._exclusive():
             targets = self._current_targets()
             if path not in targets.targets:
-                self._need_release_key()
+                self._check_release_key()
                 write_durably(self._folder / "targets" / path, raw_manifest)
                 targets.targets[path] = TargetFile.from_data(path, raw_manifest, ["sha256"])
                 self._publish(targets)
         return digest
 
     def add_anatomy(self, raw: bytes) -> None:
-        """Keep a model's anatomy for devices to ask for; the manifest that names it by its digest is what is signed."""
-        write_durably(self._folder / "targets" / anatomy_path(anatomy_file(raw).sha256), raw)
+        """Store a model's anatomy for devices to fetch; it is authenticated by the signed manifest, which contains its
+        digest."""
+        write_durably(self._folder / "targets" / fingerprint_path(fingerprint_file(raw).sha256), raw)
 
     def add_recut(self, raw_manifest: bytes) -> str:
-        """Sign another cut of a release with the planner's key and publish it; returns its digest.
+        """Sign a recut of a release with the planner key and publish it; return its digest. Idempotent. The release key
+        is not needed.
 
-        TrustError says why the manifest is no recut of a release that the targets role lists: devices would refuse it.
-        The release key is not needed. Adding it again changes nothing.
+        TrustError if the manifest is no valid recut of a release in the targets metadata: devices would refuse it.
         """
         recut = release.decode_manifest(raw_manifest)
         digest = release.release_digest(raw_manifest)
@@ -142,32 +146,34 @@ class Repository:
 
     @property
     def signs_releases(self) -> bool:
-        """Does the release key lie here?"""
+        """Whether the release key is stored here."""
         return self._holds("targets")
 
-    def published(self) -> tuple[bytes, bytes]:
-        """The root and the list of releases as devices get them now."""
+    def published_metadata(self) -> tuple[bytes, bytes]:
+        """The root and the targets metadata as devices receive them now."""
         with self._exclusive():
             return self.root_bytes, self._raw_targets()[1]
 
-    def unsigned(self, *raw_manifests: bytes) -> bytes:
-        """What the release key must sign so that these releases are added; without any, so that the list lives on."""
+    def unsigned_targets(self, *raw_manifests: bytes) -> bytes:
+        """Targets metadata for the release key to sign that adds these releases; without any, it only extends the
+        expiry."""
         for raw in raw_manifests:
             release.decode_manifest(raw)
         with self._exclusive():
             targets = self._current_targets()
-            version = self._next(targets.version, "targets")
+            version = self._next_version(targets.version, "targets")
             following = next_targets(targets, raw_manifests, version, self._expiry("targets"))
             return Metadata(following).to_bytes(JSONSerializer(compact=True))
 
     def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
-        """Publish a list of releases that was signed elsewhere: the present one with these releases more.
+        """Publish targets metadata that was signed elsewhere: the present one with these releases added.
 
-        TrustError for anything else, Conflict where another was published meanwhile; neither changes anything.
+        TrustError for anything else, Conflict if another was published meanwhile; neither changes anything.
         """
-        metadata = parse(raw_targets, Targets, "what was signed")
+        metadata = parse_metadata(raw_targets, Targets, "what was signed")
         with self._exclusive():
             current = self._current_targets()
+            # Checked before the signature: metadata prepared before another publication is a conflict, not an attack.
             if metadata.signed.version <= current.version:
                 raise Conflict("another list of releases was published meanwhile: do it again")
             try:
@@ -178,6 +184,7 @@ class Repository:
                     "`edgectl keys show` tells which key that is"
                 ) from error
             check_targets_step(current, metadata.signed, raw_manifests, self._now())
+            # Manifests before the metadata that lists them, so that a listed release can always be fetched.
             for raw in raw_manifests:
                 path = target_path(release.release_digest(raw))
                 write_durably(self._folder / "targets" / path, raw)
@@ -188,23 +195,25 @@ class Repository:
         return sorted(Path(path).stem for path in self._current_targets().targets)
 
     def recuts(self) -> list[str]:
-        """Digests of all other cuts of them that the planner's key signed."""
+        """Digests of all recuts that the planner key signed."""
         return sorted(Path(path).stem for path in self._current_planner().targets)
 
     def renew(self) -> None:
-        """Sign what devices ask for anew, with versions that follow the clock: at each start of a controller.
+        """Sign the metadata that devices fetch again, with versions that follow the clock; done at each start of a
+        controller.
 
-        A backup that was put back holds older versions than devices have seen, and they refuse those. Where it lacks
-        the online keys of the newest root, nothing can be signed before they are rotated.
+        A restored backup contains older versions than devices have seen, which they refuse (TUF 5.4.3, 5.5.5). If it
+        lacks the online keys of the newest root, nothing can be signed until these are rotated.
         """
         with self._exclusive():
             if self._has_online_keys():
                 self._publish_again()
 
     def refresh_timestamp(self) -> bool:
-        """Sign anew what has passed half its life, so that devices never see expired metadata; True if it did.
+        """Sign again what has passed half its validity, so that devices never receive expired metadata; return whether
+        anything was signed.
 
-        What needs a key that lies elsewhere is left alone: `edgectl keys show` tells when it is due.
+        Metadata whose key is stored elsewhere is left alone: `edgectl keys show` reports when it is due.
         """
         with self._exclusive():
             if not self._has_online_keys():
@@ -220,10 +229,10 @@ class Repository:
             self._write_timestamp(timestamp.snapshot_meta)
             return True
 
-    def carried(self, releases: Collection[str]) -> tuple[dict[str, bytes], dict[str, float]]:
-        """What leads from any root to these releases, by the paths under which devices ask for it, as one consistent
-        whole; and when each part of it ends, in Unix seconds. The timestamp is signed anew, to last as long as it can.
-        """
+    def offline_files(self, releases: Collection[str]) -> tuple[dict[str, bytes], dict[str, float]]:
+        """The metadata and manifests that lead from any root to these releases, by the paths under which devices fetch
+        them, as one consistent set; and the expiry of each role in Unix seconds. The timestamp is signed again, to be
+        valid as long as possible."""
         with self._exclusive():
             if self._has_online_keys():
                 self._write_timestamp(self._load("timestamp.json", Timestamp).snapshot_meta)
@@ -234,16 +243,16 @@ class Repository:
             }  # fmt: skip
             if set(releases) & set(self.recuts()):
                 parts[PLANNER] = self._current_planner()
-            listed = [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
+            listed_files = [f"{meta.version}.{name}" for name, meta in snapshot.meta.items()]
             roots = [root_file(version) for version in range(1, self._newest_root() + 1)]
-            names_ = ["timestamp.json", f"{snapshot.version}.snapshot.json", *listed, *roots]
-            files = {f"metadata/{name}": (self._metadata / name).read_bytes() for name in names_}
+            names = ["timestamp.json", f"{snapshot.version}.snapshot.json", *listed_files, *roots]
+            files = {f"metadata/{name}": (self._metadata / name).read_bytes() for name in names}
             for digest in releases:
-                files.update(self._papers(digest))
+                files.update(self._release_files(digest))
         return files, {role: part.expires.timestamp() for role, part in parts.items()}
 
-    def _papers(self, digest: str) -> dict[str, bytes]:
-        """A release's manifest, and of a recut what it is a recut of, by their paths."""
+    def _release_files(self, digest: str) -> dict[str, bytes]:
+        """Files of a release by path: its manifest, and for a recut also its base."""
         raw = self.manifest(digest)
         path = target_path(digest) if digest in self.releases() else recut_path(digest)
         files = {f"targets/{path}": raw}
@@ -253,85 +262,91 @@ class Repository:
             files[f"targets/{target_path(recut.recut_of)}"] = base
             anatomy = release.decode_manifest(base).anatomy
             if anatomy is not None:
-                beside = f"targets/{anatomy_path(anatomy.sha256)}"
-                files[beside] = self.read(beside)
+                path_of_anatomy = f"targets/{fingerprint_path(anatomy.sha256)}"
+                files[path_of_anatomy] = self.read(path_of_anatomy)
         return files
 
     def read(self, path: str) -> bytes:
-        """The file that a device asked for, "metadata/…" or "targets/…"; FileNotFoundError if there is none."""
+        """The file that a device requested, "metadata/…" or "targets/…"; FileNotFoundError if there is none."""
         if not _PATH.fullmatch(path):
             raise FileNotFoundError(f"no such file: {path[:120]!r}")
         return (self._folder / path).read_bytes()
 
     def manifest(self, digest: str) -> bytes:
-        """The bytes of a signed release's or recut's manifest; FileNotFoundError if there is none."""
+        """Manifest bytes of a signed release or recut; FileNotFoundError if there is none."""
         try:
             return self.read(f"targets/{target_path(digest)}")
         except FileNotFoundError:
             return self.read(f"targets/{recut_path(digest)}")
 
     def sign_statement(self, statement: release.Statement) -> bytes:
-        """The director's signed word, as it travels."""
+        """Sign a statement with the director's keys; returns the encoded message."""
         identifiers.device_name(statement.device)
         payload = messages.encode(statement)
-        # Also by a key that is to replace the present one, so that a statement outlives the change.
+        # Signed also by a key that will replace the present one, so that a statement is valid before and after.
         signatures = [signer.sign(payload) for signer in self._keys.signers(DIRECTOR)]
-        signed = release.Signed(payload, tuple(release.Signature(one.keyid, one.signature) for one in signatures))
+        signed = release.Signed(
+            payload, tuple(release.Signature(signature.keyid, signature.signature) for signature in signatures)
+        )
         return messages.encode(signed)
 
     def delegated_keys(self, role: str) -> list[str]:
-        """Ids of the keys that devices know as the director's, or as the planner's."""
+        """Ids of the keys that devices accept for the director, or the planner."""
         return delegated_keys(self._current_targets(), role)
 
     def proof(self, digest: str) -> dict[str, bytes]:
-        """What proves that release without a network: every root, and the targets metadata that lists it; of a recut
-        also the planner's metadata, and what it is a recut of."""
+        """Files that prove a release without a network: every root, and the targets metadata that lists it; for a recut
+        also the planner's metadata and the base. TrustError if it is not in the repository."""
         with self._exclusive():
             meta = self._current_snapshot().meta
             versions = {name: f"{meta[name].version}.{name}" for name in (TARGETS_FILE, PLANNER_FILE) if name in meta}
-            raw = {name: (self._metadata / file).read_bytes() for name, file in versions.items()}
+            role_bytes = {name: (self._metadata / file).read_bytes() for name, file in versions.items()}
             roots = [root_file(version) for version in range(1, self._newest_root() + 1)]
-            proof = {**{name: (self._metadata / name).read_bytes() for name in roots}, TARGETS_FILE: raw[TARGETS_FILE]}
+            proof = {
+                **{name: (self._metadata / name).read_bytes() for name in roots},
+                TARGETS_FILE: role_bytes[TARGETS_FILE],
+            }
             if target_path(digest) in self._current_targets().targets:
                 return proof
             if recut_path(digest) not in self._current_planner().targets:
                 raise TrustError(f"release {digest[:12]} is not in the repository")
-            return {**proof, PLANNER_FILE: raw[PLANNER_FILE], **self._base_files(self.manifest(digest))}
+            return {**proof, PLANNER_FILE: role_bytes[PLANNER_FILE], **self._base_files(self.manifest(digest))}
 
     def _base_files(self, raw_recut: bytes) -> dict[str, bytes]:
-        """The manifest of a recut's base, and its anatomy, as they lie beside the recut."""
+        """The manifest of a recut's base, and its anatomy, by the file names under which they are stored beside the
+        recut."""
         raw_base = self.read(f"targets/{target_path(release.decode_manifest(raw_recut).recut_of)}")
         anatomy = release.decode_manifest(raw_base).anatomy
         files = {BASE_FILE: raw_base}
         if anatomy is not None:
-            files[ANATOMY_FILE] = self.read(f"targets/{anatomy_path(anatomy.sha256)}")
+            files[FINGERPRINT_FILE] = self.read(f"targets/{fingerprint_path(anatomy.sha256)}")
         return files
 
-    def _base_of(self, recut: release.Manifest) -> tuple[release.Manifest, Anatomy | None]:
-        """The release that a manifest says it is a recut of; TrustError where the targets role lists none."""
+    def _base_of(self, recut: release.Manifest) -> tuple[release.Manifest, Fingerprint | None]:
+        """The base of a recut, and its anatomy; TrustError if the targets metadata does not list the base."""
         if not recut.recut_of or target_path(recut.recut_of) not in self._current_targets().targets:
             raise TrustError("this is no recut of a release that the release key signed")
         try:
             base = release.decode_manifest(self.manifest(recut.recut_of))
-            raw = self.read(f"targets/{anatomy_path(base.anatomy.sha256)}") if base.anatomy else b""
+            raw = self.read(f"targets/{fingerprint_path(base.anatomy.sha256)}") if base.anatomy else b""
         except (FileNotFoundError, MalformedMessage) as error:
             raise UsageError(f"the repository lacks release {recut.recut_of}: restore it from a backup") from error
-        return base, decode_anatomy(raw, base.anatomy) if base.anatomy else None
+        return base, decode_fingerprint(raw, base.anatomy) if base.anatomy else None
 
     # For changes of the keys, always under the lock
 
     @property
     def keys(self) -> KeyFolder:
-        """The keys that lie here."""
+        """The signing keys stored here."""
         return self._keys
 
     @property
     def folder(self) -> Path:
-        """Where everything is kept."""
+        """Folder of the repository."""
         return self._folder
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """One writer at a time. Not re-entrant: calls that lock by themselves are not made inside."""
+        """Exclude other writers. Not re-entrant: methods that lock must not be called inside."""
         return self._exclusive()
 
     def now(self) -> float:
@@ -339,7 +354,7 @@ class Repository:
         return self._now()
 
     def expiry(self, role: str) -> datetime:
-        """When metadata of that role that is made now ends."""
+        """Expiry of metadata of that role that is made now."""
         return self._expiry(role)
 
     def trusted_root(self, version: int = 0) -> Root:
@@ -347,19 +362,19 @@ class Repository:
         return self._load(root_file(version or self._newest_root()), Root)
 
     def newest_root(self) -> int:
-        """The version of the newest root."""
+        """Version of the newest root."""
         return self._newest_root()
 
     def current_targets(self) -> Targets:
-        """The published list of releases."""
+        """The published targets metadata (the list of releases)."""
         return self._current_targets()
 
-    def next_targets_version(self, *, anew: bool) -> int:
-        """The version of the next list of releases; `anew` where its key changes."""
-        return self._next(self._current_targets().version, "targets", anew=anew)
+    def next_targets_version(self, *, is_rekeyed: bool) -> int:
+        """Version of the next targets metadata; `is_rekeyed` where its key changes."""
+        return self._next_version(self._current_targets().version, "targets", is_rekeyed=is_rekeyed)
 
     def expiries(self) -> dict[str, tuple[int, datetime]]:
-        """Version and end of each role's metadata."""
+        """Version and expiry of each role's metadata."""
         timestamp = self._load("timestamp.json", Timestamp)
         parts = (self.trusted_root(), self._current_targets(), self._current_snapshot(), timestamp)
         planner = self._current_planner()
@@ -369,22 +384,23 @@ class Repository:
         }
 
     def publish_for(self, following: Root, raw_targets: bytes | None) -> None:
-        """Publish for devices that know the present root and for those that know `following`: signed by the keys of
-        both, as far as they lie here. With `raw_targets` as the list of releases, else with the present one."""
+        """Publish metadata for devices that have the present root as well as for those that have `following`: signed
+        with the keys of both, as far as they are stored here. With `raw_targets` as targets metadata, else with the
+        present one."""
         version, raw = self._raw_targets()
         if raw_targets is not None:
-            raw, version = raw_targets, parse(raw_targets, Targets, "the list of releases").signed.version
+            raw, version = raw_targets, parse_metadata(raw_targets, Targets, "the list of releases").signed.version
         self._publish_raw(version, raw, following)
 
     def write_root(self, raw: bytes, version: int) -> None:
-        """Publish a root. It is what devices believe from now on."""
+        """Publish a root, which devices trust from then on."""
         write_durably(self._metadata / root_file(version), raw)
 
     # Writing, always under the lock
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One writer at a time: the lock for our threads, the file's for other processes. Not re-entrant."""
+        """Exclude other writers: a lock for threads, a lock file for other processes. Not re-entrant."""
         with self._lock:
             try:
                 self._metadata.mkdir(parents=True, exist_ok=True)
@@ -397,9 +413,10 @@ class Repository:
             finally:
                 os.close(descriptor)
 
-    def _refuse_a_second_first_root(self) -> None:
-        """A root that lies elsewhere was once here: a new first root would be believed by no device."""
-        if not self._keys.empty and not self._keys.has("root"):
+    def _check_root_not_lost(self) -> None:
+        """Refuse to create version 1 of the root again after the root key was moved elsewhere: no device would accept
+        it."""
+        if not self._keys.is_empty and not self._keys.has_key("root"):
             raise UsageError(
                 f"{self._metadata} has no root, and its key lies elsewhere: restore the folder from a backup"
             )
@@ -411,26 +428,26 @@ class Repository:
                 root.add_key(signer.public_key, role)
         self._write(root, root_file(1), _keyids("root", [root]))
 
-    def _need_release_key(self) -> None:
+    def _check_release_key(self) -> None:
         if not self._holds("targets"):
             raise Conflict(f"the release key does not lie on this controller: {RELEASE_KEY_ELSEWHERE}")
 
     def _holds(self, role: str) -> bool:
-        """Do enough of that role's keys lie here?"""
+        """Whether enough of that role's keys are stored here to reach its threshold."""
         trusted = self.trusted_root().roles[role]
-        return len(self._keys.holds(role, trusted.keyids)) >= trusted.threshold
+        return len(self._keys.held_among(role, trusted.keyids)) >= trusted.threshold
 
     def _has_online_keys(self) -> bool:
         return self._holds("snapshot") and self._holds("timestamp")
 
     def _publish(self, targets: Targets | None, planner: Targets | None = None) -> None:
-        """Sign these targets, then what leads to them; the timestamp is what makes them count.
-
-        What is not given stays as it is published, and its key is not needed.
-        """
+        """Sign these targets, then the snapshot and the timestamp that lead to them. What is None stays as it is
+        published, and its key is not needed."""
+        # The order of writes is the inverse of the order in which devices read (TUF 5.4 to 5.6): targets, planner,
+        # snapshot, and last the timestamp, whose replacement is the commit. Until then devices follow the old chain.
         roots = [self.trusted_root()]
         if targets is not None:
-            targets.version = self._next(targets.version, "targets")
+            targets.version = self._next_version(targets.version, "targets")
             targets.expires = self._expiry("targets")
             raw_targets = self._write(targets, f"{targets.version}.{TARGETS_FILE}", _keyids("targets", roots))
             self._publish_online(targets, raw_targets, roots, planner)
@@ -438,68 +455,70 @@ class Repository:
             self._publish_online(self._current_targets(), self._raw_targets()[1], roots, planner)
 
     def _publish_again(self) -> None:
-        """What is published, signed anew as far as its keys lie here."""
+        """Sign the published metadata again, as far as its keys are stored here."""
         self._publish(self._current_targets() if self._holds("targets") else None, self._current_planner())
 
     def _publish_raw(self, version: int, raw_targets: bytes, following: Root | None = None) -> None:
-        """These targets as they are signed, and what leads to them: under the present root and the following one."""
-        targets = parse(raw_targets, Targets, "the list of releases").signed
+        """Publish these signed targets and what leads to them, under the present root and the following one."""
+        targets = parse_metadata(raw_targets, Targets, "the list of releases").signed
         planner = self._current_planner()
         write_durably(self._metadata / f"{version}.{TARGETS_FILE}", raw_targets)
         roots = [self.trusted_root(), *([following] if following is not None else [])]
         self._publish_online(targets, raw_targets, roots, planner)
         if following is not None:
-            self._forget_ahead("targets", version)
+            self._delete_ahead("targets", version)
 
     def _publish_online(
         self, targets: Targets, raw_targets: bytes, roots: Sequence[Root], planner: Targets | None
     ) -> None:
-        """The planner's list where one is given, snapshot and timestamp over these targets: their keys are always here.
-
-        The planner's keys are those that `targets` names.
-        """
+        """Write the planner's targets (if given), the snapshot and the timestamp for these targets. The keys of these
+        roles are always stored here. The planner's keys are those that `targets` delegates to."""
         meta = dict(self._current_snapshot().meta) if self._has_timestamp() else {}
         meta[TARGETS_FILE] = MetaFile.from_data(targets.version, raw_targets, ["sha256"])
-        if planner is not None and self._keys.holds(PLANNER, delegated_keys(targets, PLANNER)):
+        if planner is not None and self._keys.held_among(PLANNER, delegated_keys(targets, PLANNER)):
             meta[PLANNER_FILE] = self._sign_planner(planner, targets, roots)
-        version = self._next(0, "snapshot", anew=_rekeyed("snapshot", roots))
+        # TUF 5.5.5: a device refuses a snapshot in which some targets metadata has a lower version than before, and
+        # 5.3.11: it forgets its snapshot and timestamp when their keys were rotated (fast-forward recovery). Versions
+        # may therefore begin anew only under a new key.
+        version = self._next_version(0, "snapshot", is_rekeyed=_is_rekeyed("snapshot", roots))
         snapshot = Snapshot(version, None, self._expiry("snapshot"), meta)
         raw_snapshot = self._write(snapshot, f"{version}.snapshot.json", _keyids("snapshot", roots))
         self._write_timestamp(MetaFile.from_data(version, raw_snapshot, ["sha256"]), roots)
-        if _rekeyed("snapshot", roots):
-            self._forget_ahead("snapshot", version)
+        if _is_rekeyed("snapshot", roots):  # after the timestamp: the deleted versions are no longer referenced
+            self._delete_ahead("snapshot", version)
         for role in ("targets", PLANNER, "snapshot"):
             self._prune(role)
 
     def _sign_planner(self, planner: Targets, targets: Targets, roots: Sequence[Root]) -> MetaFile:
-        """The next version of the planner's list, written; what the snapshot says of it.
-
-        What a thief counted ahead is forgotten only where the snapshot's key changes too: under the same one devices
-        refuse any snapshot in which a list is older than it was.
-        """
+        """Write the next version of the planner's targets; return its entry in the snapshot."""
+        # A version that a thief counted ahead is dropped only if the snapshot key changes as well: under the same
+        # snapshot key devices refuse a snapshot that lists an older version of any targets metadata (TUF 5.5.5).
         keys = delegated_keys(targets, PLANNER)
         rekeyed = self._has_timestamp() and set(keys) != set(self.delegated_keys(PLANNER))
-        anew = rekeyed and _rekeyed("snapshot", roots)
+        anew = rekeyed and _is_rekeyed("snapshot", roots)
         stored = 0 if anew and self._is_ahead(planner.version) else planner.version
-        planner.version = self._next(stored, PLANNER, anew=anew)
+        planner.version = self._next_version(stored, PLANNER, is_rekeyed=anew)
         planner.expires = self._expiry(PLANNER)
         raw = self._write(planner, f"{planner.version}.{PLANNER}.json", keys, PLANNER)
         return MetaFile.from_data(planner.version, raw, ["sha256"])
 
     def _write_timestamp(self, snapshot: MetaFile, roots: Sequence[Root] | None = None) -> None:
+        # TUF 5.4.3: a timestamp's version never falls under one key. Under a new key it may (5.3.11).
         stored = self._load("timestamp.json", Timestamp).version if self._has_timestamp() else 0
         signed_for = roots or [self.trusted_root()]
-        if _rekeyed("timestamp", signed_for) and self._is_ahead(stored):
+        if _is_rekeyed("timestamp", signed_for) and self._is_ahead(stored):
             stored = 0
-        version = grown(stored, self._now())
+        version = next_version(stored, self._now())
         timestamp = Timestamp(version, None, self._expiry("timestamp"), snapshot)
         self._write(timestamp, "timestamp.json", _keyids("timestamp", signed_for))
 
     def _write(self, part: _Role, name: str, keyids: Collection[str], role: str = "") -> bytes:
-        """Sign with those of these keys of the role (its type by default) that lie here, and put it on disk."""
+        """Sign with those of these keys of the role (by default the metadata's type) that are stored here, and write
+        the file."""
         role = role or part.type
         metadata = Metadata(part)
-        for signer in self._keys.held(role, keyids):
+        # During a key change `keyids` contains old and new keys: the metadata verifies under both roots.
+        for signer in self._keys.signers_among(role, keyids):
             metadata.sign(signer, append=True)
         if not metadata.signatures:
             raise UsageError(
@@ -510,18 +529,21 @@ class Repository:
         write_durably(self._metadata / name, raw)
         return raw
 
-    def _next(self, stored: int, role: str, *, anew: bool = False) -> int:
-        """The next version; `anew` after a change of the role's key: what a thief counted ahead does not count."""
+    def _next_version(self, stored: int, role: str, *, is_rekeyed: bool = False) -> int:
+        """The next version of a role; `is_rekeyed` after a change of its key: versions that a thief of the old key
+        counted ahead are ignored."""
+        # Files on disk count too: a crash between writing a version and the timestamp leaves one that is not
+        # published, and a version must never be written twice with different content (consistent snapshots, TUF 6.2).
         known = [stored, *self._versions(role)]
-        if anew:
+        if is_rekeyed:
             known = [0, *(version for version in known if not self._is_ahead(version))]
-        return grown(max(known), self._now())
+        return next_version(max(known), self._now())
 
     def _is_ahead(self, version: int) -> bool:
         return version > self._now() + AHEAD_S
 
-    def _forget_ahead(self, role: str, version: int) -> None:
-        """Files of versions that were counted ahead of the clock, once a lower one is published under a new key."""
+    def _delete_ahead(self, role: str, version: int) -> None:
+        """Delete files of versions counted ahead of the clock, once a lower one is published under a new key."""
         for known in self._versions(role):
             if known > version and self._is_ahead(known):
                 (self._metadata / f"{known}.{role}.json").unlink(missing_ok=True)
@@ -536,14 +558,14 @@ class Repository:
     # Reading
 
     def _current_targets(self) -> Targets:
-        """The published targets; before the first are published, the newest on disk or an empty list."""
+        """The published targets; before the first publication, an empty list with the delegations."""
         if self._has_timestamp():
             version = self._current_snapshot().meta[TARGETS_FILE].version
             return self._load(f"{version}.{TARGETS_FILE}", Targets)
         return Targets(delegations=self._delegations())
 
     def _current_planner(self) -> Targets:
-        """The planner's published targets; an empty list before there are any."""
+        """The planner's published targets; empty before the first publication."""
         meta = self._current_snapshot().meta.get(PLANNER_FILE) if self._has_timestamp() else None
         return Targets() if meta is None else self._load(f"{meta.version}.{PLANNER_FILE}", Targets)
 
@@ -562,11 +584,12 @@ class Repository:
         return self._load(f"{version}.snapshot.json", Snapshot)
 
     def _delegations(self) -> Delegations:
-        """The director: a key that devices know through the targets role. It lists no release, and stops no search.
-        The planner: it lists other cuts of releases, and whoever looks for one looks nowhere else."""
+        """Delegations to the director, whose key signs statements but no target, and to the planner, who lists recuts.
+        The planner's is terminating: no other role is searched for a recut (TUF 5.6.7)."""
         signers = {role: self._keys.signers(role) for role in (DIRECTOR, PLANNER)}
-        keys = {one.public_key.keyid: one.public_key for of_role in signers.values() for one in of_role}
-        ids = {role: sorted(one.public_key.keyid for one in of_role) for role, of_role in signers.items()}
+        keys = {signer.public_key.keyid: signer.public_key for of_role in signers.values() for signer in of_role}
+        ids = {role: sorted(signer.public_key.keyid for signer in of_role) for role, of_role in signers.items()}
+        # The director lists no target. It is not terminating, so it does not end a device's search (TUF 5.6.7).
         director = DelegatedRole(DIRECTOR, ids[DIRECTOR], 1, terminating=False, paths=["director/*"])
         planner = DelegatedRole(PLANNER, ids[PLANNER], 1, terminating=True, paths=["recuts/*"])
         return Delegations(keys, roles={DIRECTOR: director, PLANNER: planner})
@@ -584,8 +607,8 @@ class Repository:
     def _versions(self, role: str) -> list[int]:
         """Versions of that role on disk, oldest first."""
         suffix = f".{role}.json"
-        found = [file.name.removesuffix(suffix) for file in self._metadata.glob(f"*{suffix}")]
-        return sorted(int(version) for version in found if version.isdigit())
+        names = [file.name.removesuffix(suffix) for file in self._metadata.glob(f"*{suffix}")]
+        return sorted(int(version) for version in names if version.isdigit())
 
     def _load(self, name: str, kind: type[_Role]) -> _Role:
         try:
@@ -601,12 +624,12 @@ def delegated_keys(targets: Targets, role: str) -> list[str]:
 
 
 def _keyids(role: str, roots: Sequence[Root]) -> set[str]:
-    """Ids of the keys that these roots give the role."""
+    """Ids of the keys that these roots list for the role."""
     return {keyid for root in roots for keyid in root.roles[role].keyids}
 
 
-def _rekeyed(role: str, roots: Sequence[Root]) -> bool:
-    """Does the role change its keys from one of these roots to the next?"""
+def _is_rekeyed(role: str, roots: Sequence[Root]) -> bool:
+    """Whether the role's keys differ between these roots."""
     return len({tuple(sorted(root.roles[role].keyids)) for root in roots}) > 1
 
 

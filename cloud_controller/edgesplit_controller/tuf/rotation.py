@@ -1,12 +1,13 @@
-"""Changes of the keys: a next root, and where needed a next list of releases, that collect signatures and then count.
+"""TUF key rotation: a next root, and where needed next targets metadata (the list of releases), that collect signatures
+and are then published.
 
-Promises: what is to be signed waits in `pending.json`, with the signatures it has, and nothing is published before all
-are there. From then on a crash at any write changes nothing: the next start, or the next call, finishes it. Until the
-new root is published, everything else is signed by old and new keys, so that a device sees the old state or the new,
-never neither. Keys that have no role any more are destroyed last.
+Promises: what must be signed is stored in `pending.json` with its signatures, and nothing is published before all
+signatures are there. From then on a crash at any write is harmless: the next start, or the next call, completes the
+change. Until the new root is published, everything else is signed by old and new keys, so that a device sees the old
+state or the new one, never neither. Keys that have no role any more are destroyed last.
 
-A new release key that must sign the list of releases without the old one (which is lost) is the exception: for the
-moment between two writes a device that asks believes nothing and asks again.
+Exception: a new release key that must sign the targets metadata without the old one (which is lost). Between two writes
+a device that refreshes fails verification, and retries.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from edgesplit.errors import NotFound, TrustError, UsageError
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,
-    TOLD_BEFORE,
     TOP_LEVEL,
+    WARN_BEFORE,
     KeyChange,
     Missing,
     PublicKey,
-    fulfils,
+    describe_root_change,
+    is_fulfilled,
+    key_warnings,
+    missing_root_signatures,
+    missing_targets_signatures,
     next_root,
     next_targets,
-    notices,
-    parse,
-    root_missing,
-    short,
-    targets_missing,
-    told,
+    parse_metadata,
+    short_id,
 )
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.signers import check_signature
 
 
-class GivenSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExternalSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A signature that was made elsewhere."""
 
     keyid: str
@@ -52,42 +53,42 @@ class GivenSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A change that waits for signatures."""
+    """A key change that waits for signatures. Stored in `pending.json`."""
 
     change: KeyChange
     online: dict[str, PublicKey]
-    """The controller's new keys, by role."""
+    """The controller's newly generated keys, by role."""
     began: float
     """Unix seconds."""
     root: str = ""
-    """The next root as JSON, with its signatures; empty where the root stays."""
+    """The next root as JSON, with its signatures; empty if the root stays."""
     targets: str = ""
-    """The next list of releases, the same way; empty where it stays."""
+    """The next targets metadata as JSON, with its signatures; empty if it stays."""
     base: int = 0
-    """The version of the list of releases that `targets` follows."""
+    """Version of the targets metadata that `targets` follows."""
 
 
 def delegates_of(pending: Pending) -> dict[str, Key]:
-    """The new keys of the roles that the list of releases delegates."""
-    return {role: key.key() for role, key in pending.online.items() if role in DELEGATED}
+    """The new keys of roles that the targets metadata delegates."""
+    return {role: key.to_key() for role, key in pending.online.items() if role in DELEGATED}
 
 
 class Rotation:
-    """Changes of one repository's keys. One at a time; an unfinished one is finished here if it can be."""
+    """Key changes of one repository, one at a time. The constructor completes an unfinished change if possible."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._file = repository.folder / "pending.json"
         with repository.exclusive():
-            self._settle()
+            self._complete_if_possible()
 
     def change(self, change: KeyChange) -> bool:
-        """Begin that change, or go on with it; True once it counts. Conflict while another waits."""
+        """Begin a change, or continue it; True once it is published. Conflict while another is pending."""
         with self._repository.exclusive():
             root = self._repository.trusted_root()
             pending = self._load()
             if pending is None:
-                if fulfils(root, change):
+                if is_fulfilled(root, change):
                     return True
                 self._store(self._begin(root, change))
             elif pending.change != change:
@@ -95,59 +96,61 @@ class Rotation:
                     "another change of the keys waits for signatures: `edgectl keys sign --sign-with URI` finishes it, "
                     "`edgectl keys drop` gives it up"
                 )
-            return self._settle()
+            return self._complete_if_possible()
 
-    def add_signatures(self, root: Sequence[GivenSignature], targets: Sequence[GivenSignature]) -> bool:
-        """Add signatures to the change that waits; True once it counts. TrustError for one that does not fit."""
+    def add_signatures(self, root: Sequence[ExternalSignature], targets: Sequence[ExternalSignature]) -> bool:
+        """Add signatures to the pending change; True once it is published. TrustError for a signature by another key,
+        or of other content."""
         with self._repository.exclusive():
-            pending = self._required()
+            pending = self._require_pending()
             present = self._repository.trusted_root()
             signed_root = self._root_of(pending)
             following = signed_root.signed if signed_root else present
             if root:
                 if signed_root is None:
                     raise UsageError("this change needs no new root, so there is none to sign")
-                _add(signed_root, root, [present, following], "root")
+                _add_signatures(signed_root, root, [present, following], "root")
             signed_targets = self._targets_of(pending)
             if targets:
                 if signed_targets is None:
                     raise UsageError("this change needs no new list of releases, so there is none to sign")
-                _add(signed_targets, targets, [present, following], "targets")
-            self._store(_with(pending, signed_root, signed_targets))
-            return self._settle()
+                _add_signatures(signed_targets, targets, [present, following], "targets")
+            self._store(_with_metadata(pending, signed_root, signed_targets))
+            return self._complete_if_possible()
 
     def drop(self) -> None:
-        """Give up the change that waits; the keys made for it are destroyed."""
+        """Abandon the pending change; the keys generated for it are destroyed."""
         with self._repository.exclusive():
-            pending = self._required()
+            pending = self._require_pending()
             self._retire(pending, self._repository.trusted_root())
             self._remove()
 
-    def waiting(self) -> Pending | None:
-        """The change that waits for signatures, as it must be signed now; None if there is none."""
+    def pending_change(self) -> Pending | None:
+        """The pending change, as it must be signed now; None if there is none."""
         with self._repository.exclusive():
-            self._settle()
+            self._complete_if_possible()
             return self._load()
 
     def missing(self, pending: Pending) -> list[Missing]:
-        """The signatures that it still needs."""
+        """Signatures that it still needs."""
         present = self._repository.trusted_root()
         root, targets = self._root_of(pending), self._targets_of(pending)
-        lacking = root_missing(present, root) if root else []
-        return [*lacking, *(targets_missing(root.signed if root else present, targets) if targets else [])]
+        lacking = missing_root_signatures(present, root) if root else []
+        return [*lacking, *(missing_targets_signatures(root.signed if root else present, targets) if targets else [])]
 
     def renew_held_root(self) -> bool:
-        """Give the root a later end in time, where its keys lie here; True if it did."""
-        left = self._repository.trusted_root().expires.timestamp() - self._repository.now()
-        if left > TOLD_BEFORE["root"].total_seconds() or self._load() is not None:
+        """Extend the expiry of the root in time, if its keys are stored here; return whether it was done."""
+        remaining_s = self._repository.trusted_root().expires.timestamp() - self._repository.now()
+        if remaining_s > WARN_BEFORE["root"].total_seconds() or self._load() is not None:
             return False
         root = self._repository.trusted_root().roles["root"]
-        held = self._repository.keys.holds("root", root.keyids)
+        held = self._repository.keys.held_among("root", root.keyids)
         return len(held) >= root.threshold and self.change(KeyChange())
 
-    def shown(self) -> dict[str, Any]:
-        """Every role's keys and where they lie, versions and ends, what waits and what is due."""
-        pending = self.waiting()
+    def view(self) -> dict[str, Any]:
+        """Every role's keys and where they are stored, versions and expiries, the pending change, and warnings, as
+        JSON."""
+        pending = self.pending_change()
         repository = self._repository
         with repository.exclusive():
             root, expiries = repository.trusted_root(), repository.expiries()
@@ -160,7 +163,7 @@ class Rotation:
                 "keys": [
                     {
                         "keyid": id_,
-                        "here": bool(repository.keys.holds(role, [id_])),
+                        "here": bool(repository.keys.held_among(role, [id_])),
                         "public": root.keys[id_].to_dict() if id_ in root.keys else None,
                     }
                     for id_ in keyids
@@ -171,17 +174,23 @@ class Rotation:
             }
             for role, (keyids, threshold) in everyone.items()
         ]
-        here = [role for role, (ids, least) in everyone.items() if len(repository.keys.holds(role, ids)) >= least]
-        ends = {role: expires for role, (_, expires) in expiries.items()}
-        due = notices(ends, here, repository.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold)
-        return {"roles": roles, "pending": self._told(pending) if pending else None, "notices": due}
+        here = [
+            role
+            for role, (keyids_of_role, threshold_of_role) in everyone.items()
+            if len(repository.keys.held_among(role, keyids_of_role)) >= threshold_of_role
+        ]
+        expiry_of = {role: expires for role, (_, expires) in expiries.items()}
+        due = key_warnings(
+            expiry_of, here, repository.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold
+        )
+        return {"roles": roles, "pending": self._pending_view(pending) if pending else None, "notices": due}
 
     def to_sign(self) -> dict[str, Any]:
-        """What an operator's machine needs to check and sign the change that waits."""
-        pending = self.waiting()
+        """What an operator's machine needs to check and sign the pending change. NotFound if there is none."""
+        pending = self.pending_change()
         if pending is None:
             raise NotFound("no change of the keys waits for signatures")
-        root, targets = self._repository.published()
+        root, targets = self._repository.published_metadata()
         return {
             "change": msgspec.to_builtins(pending.change),
             "root": root.decode(),
@@ -189,82 +198,98 @@ class Rotation:
             "next_root": pending.root,
             "next_targets": pending.targets,
             "delegates": {role: msgspec.to_builtins(key) for role, key in pending.online.items() if role in DELEGATED},
-            **self._told(pending),
+            **self._pending_view(pending),
         }
 
-    def _told(self, pending: Pending) -> dict[str, Any]:
+    def _pending_view(self, pending: Pending) -> dict[str, Any]:
+        """Begin, effects and missing signatures of a pending change, as JSON."""
         root = self._root_of(pending)
-        lines = told(self._repository.trusted_root(), root.signed) if root else []
-        lines += [f"{role}: new key {short(key.keyid)}" for role, key in delegates_of(pending).items()]
-        missing = [msgspec.to_builtins(one) for one in self.missing(pending)]
+        lines = describe_root_change(self._repository.trusted_root(), root.signed) if root else []
+        lines += [f"{role}: new key {short_id(key.keyid)}" for role, key in delegates_of(pending).items()]
+        missing = [msgspec.to_builtins(signatures) for signatures in self.missing(pending)]
         return {"began": pending.began, "changes": lines, "missing": missing}
 
     # Under the lock
 
     def _begin(self, root: Root, change: KeyChange) -> Pending:
+        """Generate the new keys and the metadata to sign."""
         repository = self._repository
-        stand_in = {role: _placeholder(role) for role in change.anew}
-        next_root(root, change, stand_in, repository.expiry("root"))  # a wish that cannot be makes no key
+        placeholders = {role: _placeholder(role) for role in change.anew}
+        # Validate with placeholder keys first, so that an invalid change generates no key.
+        next_root(root, change, placeholders, repository.expiry("root"))
         for role in change.anew:
-            repository.keys.retire(role, self._named(role, root))  # left by a change that was cut short
+            repository.keys.retire(
+                role, self._keyids_in_use(role, root)
+            )  # keys left by a change that a crash interrupted
         online = {role: repository.keys.stage(role) for role in change.anew}
         following = next_root(root, change, online, repository.expiry("root")) if change.needs_root else None
         pending = Pending(
             change,
-            {role: PublicKey.of(key) for role, key in online.items()},
+            {role: PublicKey.from_key(key) for role, key in online.items()},
             repository.now(),
             root=_json(Metadata(following)) if following else "",
         )
         return self._with_targets(pending) if change.needs_targets else pending
 
     def _with_targets(self, pending: Pending) -> Pending:
-        """With the list of releases as it is now to be signed; signatures of an older one are void."""
+        """The pending change with targets metadata based on the published one; signatures on an older base are void."""
         repository = self._repository
         current = repository.current_targets()
         following = next_targets(
             current,
             [],
-            repository.next_targets_version(anew=_new_release_key(pending.change)),
+            repository.next_targets_version(is_rekeyed=_changes_release_key(pending.change)),
             repository.expiry("targets"),
             delegates_of(pending),
         )
         return msgspec.structs.replace(pending, targets=_json(Metadata(following)), base=current.version)
 
-    def _settle(self) -> bool:
-        """Bring the pending change up to date, sign what we can, and finish it if nothing lacks; is none left?"""
+    def _complete_if_possible(self) -> bool:
+        """Update the pending change, sign it with the keys stored here, and publish it if no signature is missing;
+        return whether none is pending any more."""
         pending = self._load()
         if pending is None:
             return True
         root, targets = self._root_of(pending), self._targets_of(pending)
         current = self._repository.current_targets()
-        # Two lists may have one version: what was published meanwhile is told from ours by what is in it.
+        # If a release was published since, the pending targets metadata would drop it: base it on the published one.
+        # Both may have the same version, so the content decides whether the published one is the pending one itself.
         if targets is not None and current.version != pending.base and current != targets.signed:
             pending = self._with_targets(pending)
             targets = self._targets_of(pending)
         if root is not None and root.signed.version <= self._repository.newest_root():
-            self._finish(pending, root, targets)  # it counts already, and was cut short
+            self._publish(pending, root, targets)  # published already, but a crash interrupted what follows
             return True
+        # TUF 5.3.4: the next root needs a threshold of signatures from the present root's keys and from its own.
         present = self._repository.trusted_root()
         following = root.signed if root else present
         if root is not None:
             self._sign(root, "root", [present, following])
         if targets is not None:
             self._sign(targets, "targets", [present, following])
-        signed = _with(pending, root, targets)
+        signed = _with_metadata(pending, root, targets)
         if signed != self._load():
             self._store(signed)
         if self.missing(signed):
             return False
-        self._finish(signed, root, targets)
+        self._publish(signed, root, targets)
         return True
 
     def _sign(self, metadata: Metadata[Any], role: str, roots: Sequence[Root]) -> None:
-        for signer in self._repository.keys.held(role, {id_ for root in roots for id_ in root.roles[role].keyids}):
+        for signer in self._repository.keys.signers_among(
+            role, {id_ for root in roots for id_ in root.roles[role].keyids}
+        ):
             if signer.public_key.keyid not in metadata.signatures:
                 metadata.sign(signer, append=True)
 
-    def _finish(self, pending: Pending, root: Metadata[Root] | None, targets: Metadata[Targets] | None) -> None:
-        """Publish what is signed, then the root, then destroy what has no role any more. May be cut short anywhere."""
+    def _publish(self, pending: Pending, root: Metadata[Root] | None, targets: Metadata[Targets] | None) -> None:
+        """Publish what is signed, then the root, then destroy keys without a role. May be repeated after a crash at any
+        point."""
+        # Order of the writes, each of which may be the last before a crash:
+        # 1. targets, snapshot and timestamp, signed by old and new keys: valid under the present and the next root;
+        # 2. the next root: from here on devices trust the new keys, and everything they need is there already;
+        # 3. keys without a role are destroyed: they were needed until the next root was published;
+        # 4. `pending.json` is removed, which ends the repetition of these steps.
         repository = self._repository
         following = root.signed if root else repository.trusted_root()
         if root is None or following.version > repository.newest_root():
@@ -276,24 +301,28 @@ class Rotation:
         self._remove()
 
     def _retire(self, pending: Pending, root: Root) -> None:
-        """Only keys that `root` names (for delegated roles: the list of releases) stay here."""
+        """Keep only keys that `root` (for delegated roles: the targets metadata) names."""
         roles = {*pending.change.anew}
         roles |= {"root"} if pending.change.root_keys else set()
         roles |= {"targets"} if pending.change.release_key else set()
         for role in roles:
-            self._repository.keys.retire(role, self._named(role, root))
+            self._repository.keys.retire(role, self._keyids_in_use(role, root))
 
-    def _named(self, role: str, root: Root) -> list[str]:
+    def _keyids_in_use(self, role: str, root: Root) -> list[str]:
         return self._repository.delegated_keys(role) if role in DELEGATED else list(root.roles[role].keyids)
 
     def _root_of(self, pending: Pending) -> Metadata[Root] | None:
-        return parse(pending.root.encode(), Root, "the pending root") if pending.root else None
+        return parse_metadata(pending.root.encode(), Root, "the pending root") if pending.root else None
 
     def _targets_of(self, pending: Pending) -> Metadata[Targets] | None:
-        return parse(pending.targets.encode(), Targets, "the pending list of releases") if pending.targets else None
+        return (
+            parse_metadata(pending.targets.encode(), Targets, "the pending list of releases")
+            if pending.targets
+            else None
+        )
 
-    def _required(self) -> Pending:
-        self._settle()
+    def _require_pending(self) -> Pending:
+        self._complete_if_possible()
         pending = self._load()
         if pending is None:
             raise NotFound("no change of the keys waits for signatures")
@@ -315,20 +344,22 @@ class Rotation:
         sync_folder(self._file.parent)
 
 
-def _add(metadata: Metadata[Any], given: Sequence[GivenSignature], roots: Sequence[Root], role: str) -> None:
+def _add_signatures(
+    metadata: Metadata[Any], given: Sequence[ExternalSignature], roots: Sequence[Root], role: str
+) -> None:
     keys: Mapping[str, Key] = {id_: root.keys[id_] for root in roots for id_ in root.roles[role].keyids}
-    for one in given:
-        if one.keyid not in keys:
+    for given_signature in given:
+        if given_signature.keyid not in keys:
             raise TrustError(
-                f"key {short(one.keyid)} is no {role} key, neither now nor after this change: "
+                f"key {short_id(given_signature.keyid)} is no {role} key, neither now nor after this change: "
                 "`edgectl keys show` tells which are"
             )
-        signature = Signature(one.keyid, one.sig)
-        check_signature(keys[one.keyid], signature, metadata.signed_bytes)
-        metadata.signatures[one.keyid] = signature
+        signature = Signature(given_signature.keyid, given_signature.sig)
+        check_signature(keys[given_signature.keyid], signature, metadata.signed_bytes)
+        metadata.signatures[given_signature.keyid] = signature
 
 
-def _with(pending: Pending, root: Metadata[Root] | None, targets: Metadata[Targets] | None) -> Pending:
+def _with_metadata(pending: Pending, root: Metadata[Root] | None, targets: Metadata[Targets] | None) -> Pending:
     return msgspec.structs.replace(pending, root=_json(root) if root else "", targets=_json(targets) if targets else "")
 
 
@@ -336,10 +367,10 @@ def _json(metadata: Metadata[Any]) -> str:
     return metadata.to_bytes(JSONSerializer(compact=True)).decode()
 
 
-def _new_release_key(change: KeyChange) -> bool:
+def _changes_release_key(change: KeyChange) -> bool:
     return change.release_key is not None or "targets" in change.anew
 
 
 def _placeholder(role: str) -> Key:
-    """Stands for a key that is not made yet, while a wish is checked."""
+    """A stand-in for a key that is not generated yet, to validate a requested change."""
     return Key.from_dict(f"new {role}", {"keytype": "ed25519", "scheme": "ed25519", "keyval": {"public": "0" * 64}})

@@ -1,7 +1,8 @@
-"""Signers by securesystemslib URI: a key file, a token, a KMS; on the controller and on an operator's machine alike.
+"""Signers by securesystemslib URI: a key file, a PKCS#11 token, or a cloud KMS; used by the controller and on
+operators' machines.
 
-Promises: whatever a library says of a key that cannot be used becomes one line that says what to do. A `file2:` key may
-be protected by a passphrase, which securesystemslib by itself does not open. Nothing here knows what is signed.
+Promises: any error of a library about an unusable key is translated into one line that says what to do. A `file2:` key
+may be protected by a passphrase, which securesystemslib itself does not support. What is signed does not matter here.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from edgesplit.errors import EdgeError, TrustError, UsageError
 from edgesplit.trust.identity import private_pem
 
 FILE: Final = CryptoSigner.SCHEME
+"""URI scheme of a key file."""
 EXTRAS: Final = {
     AWSSigner.SCHEME: "awskms",
     AzureSigner.SCHEME: "azurekms",
@@ -45,26 +47,26 @@ EXTRAS: Final = {
     HSMSigner.SCHEME: "hsm",
     VaultSigner.SCHEME: "vault",
 }
-"""What a scheme needs installed: an extra of securesystemslib."""
+"""The extra of securesystemslib that a scheme needs, by scheme."""
 
 REFUSED: Final = {"gnupg": "devices have no GnuPG", "tkey": "devices do not know ML-DSA keys"}
-"""Schemes whose signatures not every device can verify."""
+"""Schemes whose signatures not every device can verify, with the reason."""
 
-Secret = Callable[[str], str]
-"""Asks for a secret by its name, such as a PIN or the passphrase of a file."""
+AskSecret = Callable[[str], str]
+"""Prompts for a secret by its name, such as a PIN or the passphrase of a file."""
 
 
-class NotThisKey(UsageError):
-    """The signer holds no such key."""
+class WrongKey(UsageError):
+    """The signer does not hold that key."""
 
 
 def no_secret(name: str) -> str:
-    """For where nobody can be asked."""
+    """`AskSecret` for processes without a terminal; raises UsageError."""
     raise UsageError(f"{name} is needed, and there is nobody here to ask for it")
 
 
 def signer_uri(text: str) -> str:
-    """`text` as a URI: a bare path is a key file. UsageError for a scheme that securesystemslib does not know."""
+    """`text` as a signer URI; a bare path is a key file. UsageError for a scheme that is not supported."""
     scheme, colon, _ = text.partition(":")
     if scheme in REFUSED:
         raise UsageError(f"{text[:120]}: {REFUSED[scheme]}; use a file, a PKCS#11 token or a KMS")
@@ -73,13 +75,14 @@ def signer_uri(text: str) -> str:
     if Path(text).is_file():
         return f"{FILE}:{text}"
     if colon and "/" not in scheme:
-        known = ", ".join(sorted(SIGNER_FOR_URI_SCHEME.keys() - REFUSED.keys()))
-        raise UsageError(f"{text[:120]}: no signer of the scheme {scheme!r}; there is: {known}")
+        schemes = ", ".join(sorted(SIGNER_FOR_URI_SCHEME.keys() - REFUSED.keys()))
+        raise UsageError(f"{text[:120]}: no signer of the scheme {scheme!r}; there is: {schemes}")
     raise UsageError(f"{text[:120]}: no such key file; a signer is a file or a URI, as in {FILE}:release.pem")
 
 
-def open_signer(uri: str, key: Key, secret: Secret = no_secret, folder: Path | None = None) -> Signer:
-    """The signer at `uri`, whose public part is `key`. A file's path counts from `folder`."""
+def open_signer(uri: str, key: Key, secret: AskSecret = no_secret, folder: Path | None = None) -> Signer:
+    """The signer at `uri`, whose public part is `key`. A relative file path is resolved against `folder`. UsageError if
+    it cannot be used."""
     try:
         if _scheme(uri) == FILE:
             if not isinstance(key, SSlibKey):
@@ -89,11 +92,11 @@ def open_signer(uri: str, key: Key, secret: Secret = no_secret, folder: Path | N
     except EdgeError:
         raise
     except Exception as error:  # each kind of signer fails in its own way
-        raise _explained(uri, error) from error
+        raise _translate(uri, error) from error
 
 
-def public_key(uri: str, secret: Secret = no_secret) -> Key:
-    """The public part of the key at `uri`, from the file, the token or the KMS itself."""
+def public_key(uri: str, secret: AskSecret = no_secret) -> Key:
+    """The public part of the key at `uri`, read from the file, token or KMS. UsageError if it cannot be read."""
     try:
         if _scheme(uri) == FILE:
             return CryptoSigner(_private_key(_file(uri, None), secret)).public_key
@@ -105,41 +108,41 @@ def public_key(uri: str, secret: Secret = no_secret) -> Key:
     except EdgeError:
         raise
     except Exception as error:  # each kind of signer fails in its own way
-        raise _explained(uri, error) from error
+        raise _translate(uri, error) from error
 
 
-def sign(uri: str, payload: bytes, keys: Mapping[str, Key], secret: Secret = no_secret) -> Signature | None:
+def sign(uri: str, payload: bytes, keys: Mapping[str, Key], secret: AskSecret = no_secret) -> Signature | None:
     """The signature of the key at `uri` over `payload`, if it is one of `keys`; None if it is not.
 
-    A file tells which key it holds. A token or a KMS signs with what it has: of `keys`, the one that verifies is it.
-    NotThisKey where it took none of them for its own, such as a token of another type of keys.
+    A file reveals which key it holds. A token or a KMS signs with the key it has, and the one of `keys` that verifies
+    the signature is taken. NotThisKey if it accepted none of `keys`, such as a token with another type of key.
     """
-    other: NotThisKey | None = None
+    refusal: WrongKey | None = None
     for key in _candidates(uri, keys, secret):
         try:
             signature = open_signer(uri, key, secret).sign(payload)
-        except NotThisKey as error:
-            other = error
+        except WrongKey as error:
+            refusal = error
             continue
         except EdgeError:
             raise
-        except Exception as error:  # a PIN that is wrong, say: not tried again, for tokens count
-            raise _explained(uri, error) from error
+        except Exception as error:  # such as a wrong PIN, which is not retried: tokens lock after a few attempts
+            raise _translate(uri, error) from error
         if _verifies(key, signature, payload):
             return signature
-    if other is not None:
-        raise other
+    if refusal is not None:
+        raise refusal
     return None
 
 
-def _candidates(uri: str, keys: Mapping[str, Key], secret: Secret) -> list[Key]:
+def _candidates(uri: str, keys: Mapping[str, Key], secret: AskSecret) -> list[Key]:
     if _scheme(uri) != FILE:
         return list(keys.values())
     held = _private_key(_file(uri, None), secret)
-    return [key for key in keys.values() if isinstance(key, SSlibKey) and _fits(held, key)]
+    return [key for key in keys.values() if isinstance(key, SSlibKey) and _is_pair(held, key)]
 
 
-def _fits(private: Any, key: SSlibKey) -> bool:
+def _is_pair(private: Any, key: SSlibKey) -> bool:
     try:
         CryptoSigner(private, key)
     except Exception:  # another key, or another type of key
@@ -156,13 +159,14 @@ def _verifies(key: Key, signature: Signature, payload: bytes) -> bool:
 
 
 def check_signature(key: Key, signature: Signature, payload: bytes) -> None:
-    """TrustError unless `key` signed `payload`."""
+    """Raise TrustError unless `key` signed `payload`."""
     if not _verifies(key, signature, payload):
         raise TrustError(f"the signature of key {key.keyid[:8]} does not fit what is to be signed now: do it again")
 
 
 def make_key_file(path: Path, passphrase: str = "") -> Key:
-    """A new Ed25519 key in `path` (0600, durably), encrypted where there is a passphrase; its public part."""
+    """Generate an Ed25519 key in `path` (0600, durably), encrypted if there is a passphrase; return its public part.
+    UsageError if the file exists."""
     if path.exists():
         raise UsageError(f"{path} exists already, and a key is never overwritten")
     private = Ed25519PrivateKey.generate()
@@ -176,7 +180,7 @@ def make_key_file(path: Path, passphrase: str = "") -> Key:
     return CryptoSigner(private).public_key
 
 
-def _private_key(path: Path, secret: Secret) -> Any:
+def _private_key(path: Path, secret: AskSecret) -> Any:
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -198,23 +202,23 @@ def _file(uri: str, folder: Path | None) -> Path:
     return folder.resolve() / path if folder is not None else path
 
 
-def _explained(uri: str, error: Exception) -> UsageError:
+def _translate(uri: str, error: Exception) -> UsageError:
     extra = EXTRAS.get(_scheme(uri))
     if isinstance(error, UnsupportedLibraryError) and extra:
         return UsageError(
             f"signing key {uri}: this kind of signer is not installed: `pip install 'securesystemslib[{extra}]'`"
         )
-    # What securesystemslib says of a key of a type that the token cannot have.
-    kind = NotThisKey if isinstance(error, ValueError) else UsageError
+    # securesystemslib raises ValueError for a key of a type that the token cannot hold.
+    kind = WrongKey if isinstance(error, ValueError) else UsageError
     return kind(f"signing key {uri}: {error or type(error).__name__}")
 
 
-def _from_hsm(rest: str, secret: Secret) -> tuple[str, Key]:
+def _from_hsm(rest: str, secret: AskSecret) -> tuple[str, Key]:
     number, _, query = rest.partition("?")
     return HSMSigner.import_(int(number) if number else None, dict(parse_qsl(query)).get("label"), secret)
 
 
-def _from_azure(rest: str, _secret: Secret) -> tuple[str, Key]:
+def _from_azure(rest: str, _secret: AskSecret) -> tuple[str, Key]:
     host, _, path = rest.removeprefix("//").partition("/")
     parts = path.split("/")
     if len(parts) < 2 or parts[0] != "keys":
@@ -222,11 +226,11 @@ def _from_azure(rest: str, _secret: Secret) -> tuple[str, Key]:
     return AzureSigner.import_(host.partition(".")[0], parts[1])
 
 
-_IMPORTS: Final[Mapping[str, Callable[[str, Secret], tuple[str, Key]]]] = {
+_IMPORTS: Final[Mapping[str, Callable[[str, AskSecret], tuple[str, Key]]]] = {
     AWSSigner.SCHEME: lambda rest, _: AWSSigner.import_(rest),
     AzureSigner.SCHEME: _from_azure,
     GCPSigner.SCHEME: lambda rest, _: GCPSigner.import_(rest),
     HSMSigner.SCHEME: _from_hsm,
     VaultSigner.SCHEME: lambda rest, _: VaultSigner.import_(rest.partition("/")[0]),
 }
-"""How the public part is read, by scheme, given what stands behind the colon."""
+"""How the public part is read, by scheme: functions of the part of the URI after the colon."""

@@ -1,8 +1,8 @@
-"""What two serving processes of one server say to each other about a request that one reads and the other runs.
+"""Messages and links between two serving processes, for requests that one process reads and the other runs in batches.
 
-A stream of frames over a Unix socket that the supervisor made for them: a message, and behind it the bytes of its
-tensors. Both ends are this program, so there is no version to agree on; yet every size is bounded and every tensor must
-fill its shape, and a peer that says anything else is one that has gone.
+A link is a stream of frames over a Unix socket that the supervisor made: a message, followed by the bytes of its
+tensors. Both ends are the same program, so there is no version to negotiate; yet every size is bounded, every tensor
+must fill its shape, and a peer that sends anything else is treated as gone.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from edgesplit.errors import (
     UsageError,
 )
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensor
 
-LONGEST_HEAD = 1 << 20
-TAKEN_WITHIN_S = 2.0
-"""A peer that reads nothing for so long is given up: who sends to it has others to answer."""
+MAX_HEAD_BYTES = 1 << 20
+STUCK_AFTER_S = 2.0
+"""A peer that reads nothing for this long is given up, because the sender must serve others."""
 _LENGTHS = struct.Struct("!IQ")
-_SCRATCH = 1 << 17
-_TOGETHER = 200
-"""Buffers handed to the kernel by one call; it takes 1,024 at most."""
+_SCRATCH_BYTES = 1 << 17
+_MAX_BUFFERS = 200
+"""Most buffers per `sendmsg` call; the kernel takes 1,024 at most."""
 
 
 class Alone(EdgeError):
-    """That process has measured that requests of this kind gain nothing by company."""
+    """The batcher has measured that batching does not pay for requests of this kind."""
 
 
-class Described(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor whose bytes are behind the message."""
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor whose bytes follow the message."""
 
     name: str
     datatype: str
@@ -57,38 +57,38 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
-    """Please run this with others of its kind."""
+    """Request: run this with others of its kind."""
 
     number: int
-    """By which its answer is known, on this link."""
+    """Identifies the request on this link."""
     model: str
     left_s: float | None
-    """Until its deadline, if it has one."""
+    """Seconds until its deadline, if it has one."""
     client: str | None
     asker: int
-    """The connection that it came by, of those that this process reads; 0 is none."""
-    tensors: tuple[Described, ...]
+    """Number of the client's connection in the sending process; 0: none."""
+    tensors: tuple[TensorHeader, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """Nobody waits for that one any more."""
+    """The request is cancelled: its client is gone or its deadline has passed."""
 
     number: int
 
 
 class Ran(msgspec.Struct, frozen=True, array_like=True, tag="ran"):
-    """Its outputs, and how it went."""
+    """The outputs of a request, and how it was run."""
 
     number: int
     run_s: float
     together: int
     leads: bool
     load: float
-    tensors: tuple[Described, ...]
+    tensors: tuple[TensorHeader, ...]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """Why there are none."""
+    """The error that a request ended with."""
 
     number: int
     kind: str
@@ -108,153 +108,155 @@ _ERRORS: Mapping[str, type[EdgeError]] = {
 }  # fmt: skip
 
 
-def described(tensors: Mapping[str, Tensor]) -> tuple[tuple[Described, ...], list[memoryview]]:
-    """Tensors of numbers as they travel."""
+def encode_tensors(tensors: Mapping[str, Tensor]) -> tuple[tuple[TensorHeader, ...], list[memoryview]]:
+    """The descriptions and bytes of numeric tensors, as sent."""
     flat = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    told = tuple(Described(name, oip.datatype(one), one.shape) for name, one in flat.items())
-    return told, [one.reshape(-1).view(np.uint8).data for one in flat.values()]
+    headers = tuple(TensorHeader(name, oip.datatype(array), array.shape) for name, array in flat.items())
+    return headers, [array.reshape(-1).view(np.uint8).data for array in flat.values()]
 
 
-def tensors_of(told: Sequence[Described], body: memoryview) -> dict[str, Tensor]:
-    """The same at the other end, views of `body`; MalformedMessage where they are not exactly what fills it."""
-    found: dict[str, Tensor] = {}
+def decode_tensors(headers: Sequence[TensorHeader], body: memoryview) -> dict[str, Tensor]:
+    """The received tensors as views of `body`; MalformedMessage unless they fill it exactly."""
+    tensors: dict[str, Tensor] = {}
     begin = 0
-    for one in told:
-        dtype = oip.DTYPES.get(one.datatype)
-        if dtype is None or dtype.hasobject or min(one.shape, default=0) < 0:
-            raise MalformedMessage(f"tensor {one.name[:80]!r} does not travel")
-        end = begin + math.prod(one.shape) * dtype.itemsize
+    for description in headers:
+        dtype = oip.DTYPES.get(description.datatype)
+        if dtype is None or dtype.hasobject or min(description.shape, default=0) < 0:
+            raise MalformedMessage(f"tensor {description.name[:80]!r} does not travel")
+        end = begin + math.prod(description.shape) * dtype.itemsize
         if end > len(body):
-            raise MalformedMessage(f"tensor {one.name[:80]!r} is cut short")
-        found[one.name] = np.frombuffer(body[begin:end], dtype).reshape(one.shape)
+            raise MalformedMessage(f"tensor {description.name[:80]!r} is cut short")
+        tensors[description.name] = np.frombuffer(body[begin:end], dtype).reshape(description.shape)
         begin = end
     if begin != len(body):
         raise MalformedMessage("bytes follow the last tensor")
-    return found
+    return tensors
 
 
-def failed(number: int, error: BaseException) -> Failed:
-    """That error, for the other end."""
+def encode_error(number: int, error: BaseException) -> Failed:
+    """The message for an error."""
     name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), "")
     text = str(error) if name else f"internal error: {type(error).__name__}"
     return Failed(number, name or "InferenceFailed", text[:1_000], getattr(error, "retry_after_s", 0.0))
 
 
-def error_of(told: Failed) -> EdgeError:
-    """The error that the other end told of."""
-    error = _ERRORS.get(told.kind, InferenceFailed)(told.text)
+def decode_error(message: Failed) -> EdgeError:
+    """The error in a message."""
+    error = _ERRORS.get(message.kind, InferenceFailed)(message.text)
     if isinstance(error, Busy):
-        error.retry_after_s = told.later_s
+        error.retry_after_s = message.later_s
     return error
 
 
 class Link:
-    """One end, which never waits. Looked after by the thread that leads (`loop`)."""
+    """One end of a link; never blocks. Used only by the event loop's leader."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._begin = self._end = 0
-        self._received = self._messages()
-        self._out: list[bytes | memoryview] = []
-        self._taken_at = monotonic()
-        self.is_over = False
+        self._incoming = self._messages()
+        self._unsent: list[bytes | memoryview] = []
+        self._progress_at = monotonic()
+        self.is_closed = False
 
     @property
     def descriptor(self) -> int:
-        """Of the socket."""
+        """The socket's file descriptor."""
         return self._sock.fileno()
 
     @property
     def is_stuck(self) -> bool:
-        """Is there something that the other end has not taken?"""
-        return bool(self._out) and not self.is_over
+        """Whether there are unsent bytes that the peer has not taken."""
+        return bool(self._unsent) and not self.is_closed
 
     def send(self, message: Message, buffers: Sequence[memoryview] = ()) -> None:
-        """Have it sent by the next `flush`."""
+        """Queue a message for the next `flush`."""
         head = _ENCODER.encode(message)
-        if not self._out:
-            self._taken_at = monotonic()
-        self._out += [_LENGTHS.pack(len(head), sum(len(one) for one in buffers)) + head, *buffers]
+        if not self._unsent:
+            self._progress_at = monotonic()
+        self._unsent += [_LENGTHS.pack(len(head), sum(len(buffer) for buffer in buffers)) + head, *buffers]
 
     def flush(self) -> None:
-        """Send as much as the other end takes now."""
+        """Send as much as the peer takes now."""
         try:
-            while self._out and not self.is_over:
-                some = self._out[:_TOGETHER]
-                sent = self._sock.sendmsg(some)
-                self._taken_at = monotonic()
-                done = 0
-                while done < len(some) and sent >= len(some[done]):
-                    sent -= len(some[done])
-                    done += 1
-                del self._out[:done]
+            while self._unsent and not self.is_closed:
+                batch = self._unsent[:_MAX_BUFFERS]
+                sent = self._sock.sendmsg(batch)
+                self._progress_at = monotonic()
+                sent_buffers = 0
+                while sent_buffers < len(batch) and sent >= len(batch[sent_buffers]):
+                    sent -= len(batch[sent_buffers])
+                    sent_buffers += 1
+                del self._unsent[:sent_buffers]
                 if sent:
-                    self._out[0] = memoryview(self._out[0])[sent:]
+                    self._unsent[0] = memoryview(self._unsent[0])[sent:]
         except BlockingIOError:
             pass
         except OSError:
             self.close()
 
     def received(self) -> Iterator[tuple[Message, memoryview]]:
-        """What the other end has said, and the bytes behind it; then it may have gone (`is_over`)."""
-        for one in self._received:
-            if one is None:
+        """The messages received so far, with the bytes behind each; afterwards `is_closed` tells whether the peer has
+        gone."""
+        for message in self._incoming:
+            if message is None:
                 return
-            yield one
+            yield message
         self.close()
 
-    def look(self, now: float) -> None:
-        """A peer that reads nothing for so long is given up."""
-        if self._out and now - self._taken_at > TAKEN_WITHIN_S:
+    def check_progress(self, now: float) -> None:
+        """Give up a peer that has read nothing for `STUCK_AFTER_S` although bytes wait."""
+        if self._unsent and now - self._progress_at > STUCK_AFTER_S:
             self.close()
 
     def close(self) -> None:
-        """Both sides see that it is over."""
-        self.is_over = True
-        self._out.clear()
+        """Shut the link down, which both ends notice."""
+        self.is_closed = True
+        self._unsent.clear()
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Give the socket up, once nobody watches it."""
+        """Close the socket, once it is no longer watched."""
         self.close()
         self._sock.close()
 
     def _messages(self) -> Iterator[tuple[Message, memoryview] | None]:
-        """All of them; None where there is no more now. The end is an end."""
+        """All messages, and None whenever no more are complete; ends with the stream or with the first invalid
+        message."""
         with suppress(OSError, LinkError, msgspec.MsgspecError, UnicodeDecodeError):
             while True:
-                head, body = _LENGTHS.unpack((yield from self._exactly(_LENGTHS.size)))
-                if head > LONGEST_HEAD or body > LIMITS.http_body_bytes:
+                head, body = _LENGTHS.unpack((yield from self._read_exactly(_LENGTHS.size)))
+                if head > MAX_HEAD_BYTES or body > LIMITS.http_body_bytes:
                     return
-                message = _DECODER.decode((yield from self._exactly(head)))
-                yield message, (yield from self._exactly(body))
+                message = _DECODER.decode((yield from self._read_exactly(head)))
+                yield message, (yield from self._read_exactly(body))
 
-    def _exactly(self, count: int) -> Generator[None, None, memoryview]:
-        """The next `count` bytes, in memory of their own."""
-        taken = np.empty(count, np.uint8).data
-        have = 0
-        while have < count:
+    def _read_exactly(self, count: int) -> Generator[None, None, memoryview]:
+        """The next `count` bytes, in memory of their own; yields None while they are incomplete."""
+        buffer = np.empty(count, np.uint8).data
+        filled = 0
+        while filled < count:
             if self._begin < self._end:
-                step = min(count - have, self._end - self._begin)
-                taken[have : have + step] = self._scratch[self._begin : self._begin + step]
-                have, self._begin = have + step, self._begin + step
+                step = min(count - filled, self._end - self._begin)
+                buffer[filled : filled + step] = self._scratch[self._begin : self._begin + step]
+                filled, self._begin = filled + step, self._begin + step
                 continue
-            large = count - have >= _SCRATCH
+            large = count - filled >= _SCRATCH_BYTES
             try:
-                got = self._sock.recv_into(taken[have:] if large else self._scratch)
+                count_received = self._sock.recv_into(buffer[filled:] if large else self._scratch)
             except BlockingIOError:
                 yield None
                 continue
-            if not got:
+            if not count_received:
                 raise LinkError("the other process has gone")
             if large:
-                have += got
+                filled += count_received
             else:
-                self._begin, self._end = 0, got
-        return taken
+                self._begin, self._end = 0, count_received
+        return buffer
 
 
-settle(__name__)
+warm_up_structs(__name__)

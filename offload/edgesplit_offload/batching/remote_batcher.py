@@ -1,9 +1,9 @@
-"""The process's way to the one that gathers a kind of requests, where that is another: asked over a link, told by it.
+"""The route to the batcher of a kind of requests, if that is another serving process.
 
-Requests of a model that gains by company run together only in one process. Which one that is the supervisor says, when
-a process has measured the gain and seeks it. Until then, and whenever that process is lost, requests run here: nobody
-waits for company. A request that is asked for again after a link broke is only computed twice. All of it is done by the
-thread that leads (`loop`).
+Requests of a model that gains by batching are combined only in one process. The supervisor decides which, when a
+process has measured the benefit and requests a batcher. Until then, and whenever the batcher is lost, requests run in
+this process, without waiting for others. A request that is sent again because its link broke may be computed twice.
+Everything happens in the event loop's leader.
 """
 
 from __future__ import annotations
@@ -19,189 +19,199 @@ from time import monotonic
 
 from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage
 from edgesplit_offload.batching import ipc
-from edgesplit_offload.frontend.event_loop import Loop
+from edgesplit_offload.frontend.event_loop import EventLoop
 from edgesplit_offload.scheduling.queue import Job
-from edgesplit_offload.scheduling.scheduler import GONE, LATE, LOOK_UP_S
+from edgesplit_offload.scheduling.scheduler import CLIENT_GONE, LOOK_UP_S, QUEUE_TOO_SLOW
 
 log = logging.getLogger(__name__)
 
-SEEK_AGAIN_S = 1.0
+SEEK_INTERVAL_S = 1.0
 SILENT_S, SILENT_RUNS = 2.0, 4.0
-"""A process that says nothing for so long, and for so many of the longest runs, while requests wait for it, hangs..."""
-LEFT_ALONE_S = 30.0
-"""...and is not sought again for so long. The supervisor ends it some time later."""
-Here = Callable[[Job], None]
-"""Runs a request in this process after all."""
+"""The batcher counts as hung if it sends nothing for this long, and for `SILENT_RUNS` of the longest runs, while
+requests wait for it."""
+HUNG_PAUSE_S = 30.0
+"""A hung batcher is not requested again for this long; the supervisor kills it eventually."""
+RunHere = Callable[[Job], None]
+"""Runs a request in this process instead."""
 
 
-class _Line:
-    """A link to the process that gathers, and the requests that wait for it."""
+class BatcherLink:
+    """A link to the batcher, and the requests that wait for it."""
 
-    def __init__(self, elsewhere: Elsewhere, kind: str, sock: socket.socket, loop: Loop) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, routes: RemoteBatcher, kind: str, sock: socket.socket, loop: EventLoop) -> None:
+        self._routes = routes
         self._kind = kind
         self._link = ipc.Link(sock)
         self._loop = loop
         self._numbers = count(1)
-        self._waiting: dict[int, tuple[Job, Here]] = {}
-        self._heard_at = monotonic()
+        self._waiting: dict[int, tuple[Job, RunHere]] = {}
+        self._last_message_at = monotonic()
         self._will_flush = False
 
-    def ask(self, model: str, job: Job, here: Here) -> None:
-        """Send it, at the end of this turn."""
-        described, buffers = ipc.described(job.given)
+    def forward(self, model: str, job: Job, run_here: RunHere) -> None:
+        """Queue the request for sending at the end of this turn."""
+        described, buffers = ipc.encode_tensors(job.inputs)
         left_s = None if job.deadline is None else max(0.0, job.deadline - monotonic())
-        number, asker = next(self._numbers), 0 if job.habit is None else job.habit.number
+        number, asker = next(self._numbers), 0 if job.arrival_stats is None else job.arrival_stats.connection_number
         if not self._waiting:
-            self._heard_at = monotonic()
-        self._waiting[number] = job, here
+            self._last_message_at = monotonic()
+        self._waiting[number] = job, run_here
         self._link.send(ipc.Run(number, model, left_s, job.client, asker, described), buffers)
-        self._loop.look_by(min(job.end, job.arrived + LOOK_UP_S))
-        if not self._will_flush:  # all that are read in one turn go by one call of the kernel
+        self._loop.wake_by(min(job.due_at, job.arrived + LOOK_UP_S))
+        if not self._will_flush:  # all requests read in one turn are sent by one system call
             self._will_flush = True
-            self._loop.post(self._flush)
+            self._loop.call_soon(self._flush)
 
-    def ready(self, _: int) -> None:
-        """Something happened at the link."""
+    def on_event(self, _: int) -> None:
+        """Event loop callback: the link is readable or writable."""
         try:
             for message, body in self._link.received():
-                self._heard_at = monotonic()
-                self._heard(message, body)
+                self._last_message_at = monotonic()
+                self._on_message(message, body)
         except MalformedMessage as error:
             log.error("the process that gathers spoke nonsense: %s", error)
             self._link.close()
         self._flush()
 
-    def look(self, now: float) -> float:
-        """Let those go whose time is up or whose clients have gone; the moment of the next look, as far as it is
-        known here."""
+    def on_timer(self, now: float) -> float:
+        """Timer callback: cancel requests that are late or abandoned, detect a hung batcher; returns when to check
+        again."""
         for number, (job, _) in list(self._waiting.items()):
-            if now > job.end or job.is_gone():
+            if now > job.due_at or job.is_client_gone():
                 del self._waiting[number]
                 self._link.send(ipc.Leave(number))
-                _over(job, DeadlineExceeded(LATE) if now > job.end else LinkError(GONE))
-        patient_s = max((SILENT_RUNS * job.pace.seconds(job.pace.most) for job, _ in self._waiting.values()), default=0)
-        if self._waiting and now - self._heard_at > max(SILENT_S, patient_s):
+                _finish(job, DeadlineExceeded(QUEUE_TOO_SLOW) if now > job.due_at else LinkError(CLIENT_GONE))
+        longest_s = max(
+            (SILENT_RUNS * job.run_times.expected_s(job.run_times.max_batch) for job, _ in self._waiting.values()),
+            default=0,
+        )
+        # A hung batcher: nothing received for SILENT_S and for several of its longest runs, although requests wait.
+        # Closing the link makes all of them run in this process.
+        if self._waiting and now - self._last_message_at > max(SILENT_S, longest_s):
             log.warning("the process that gathers %s says nothing: its requests run here", self._kind[:12])
-            self._elsewhere.leave_alone(self._kind)
+            self._routes.pause(self._kind)
             self._link.close()
-        self._link.look(now)
+        self._link.check_progress(now)
         self._flush()
-        ends = min((job.end for job, _ in self._waiting.values()), default=math.inf)
-        return min(ends, now + LOOK_UP_S) if self._waiting or self._link.is_stuck else math.inf
+        first_due_at = min((job.due_at for job, _ in self._waiting.values()), default=math.inf)
+        return min(first_due_at, now + LOOK_UP_S) if self._waiting or self._link.is_stuck else math.inf
 
     def _flush(self) -> None:
         self._will_flush = False
         self._link.flush()
         descriptor = self._link.descriptor
-        if not self._link.is_over or descriptor < 0:
+        if not self._link.is_closed or descriptor < 0:
             return
-        self._loop.forget(descriptor)
+        self._loop.unwatch(descriptor)
         self._link.release()
-        self._elsewhere.lost(self._kind, self)
+        self._routes.on_link_closed(self._kind, self)
         waiting, self._waiting = self._waiting, {}
-        for job, here in waiting.values():
-            here(job)
+        for job, run_here in waiting.values():
+            run_here(job)
 
-    def _heard(self, message: ipc.Message, body: memoryview) -> None:
+    def _on_message(self, message: ipc.Message, body: memoryview) -> None:
         if not isinstance(message, ipc.Ran | ipc.Failed):
             raise MalformedMessage(type(message).__name__)
-        job, here = self._waiting.pop(message.number, (None, None))
-        if job is None or here is None:
+        job, run_here = self._waiting.pop(message.number, (None, None))
+        if job is None or run_here is None:
             return
         if isinstance(message, ipc.Failed):
-            error = ipc.error_of(message)
-            if isinstance(error, ipc.Alone):
-                self._elsewhere.here(self._kind)
-                here(job)
+            error = ipc.decode_error(message)
+            if isinstance(error, ipc.Alone):  # batching does not pay: run here, now and from now on
+                self._routes.set_local(self._kind)
+                run_here(job)
             else:
-                _over(job, error)
+                _finish(job, error)
             return
-        job.value = ipc.tensors_of(message.tensors, body)
-        job.run_s, job.together, job.leads = message.run_s, message.together, message.leads
+        job.result = ipc.decode_tensors(message.tensors, body)
+        job.run_s, job.batch_size, job.counts_run = message.run_s, message.together, message.leads
         job.queue_s = max(0.0, monotonic() - job.arrived - job.run_s)
-        self._elsewhere.told_load(message.load)
-        _over(job, None)
+        self._routes.on_remote_load(message.load)
+        _finish(job, None)
 
 
 @dataclass
-class _Way:
-    """What is known of one kind."""
+class _Route:
+    """The batcher of one kind, as far as it is known."""
 
-    line: _Line | None = None
-    is_here: bool = False
+    link: BatcherLink | None = None
+    is_local: bool = False
     seek_at: float = 0.0
 
 
-class Elsewhere:
-    """By kind, where its requests are gathered."""
+class RemoteBatcher:
+    """Routes requests to the batcher of their kind."""
 
     def __init__(self, seek: Callable[[str], object]) -> None:
-        """`seek`: asks the supervisor, who answers by `here` or `there` some time."""
+        """`seek` requests a batcher from the supervisor, which answers by `set_local` or `set_remote` some time."""
         self._seek = seek
-        self._ways: dict[str, _Way] = {}
-        self._loop: Loop | None = None
-        self.told_load: Callable[[float], None] = lambda load: None
-        """Told of the load at the process that ran a request."""
+        self._routes: dict[str, _Route] = {}
+        self._loop: EventLoop | None = None
+        self.on_remote_load: Callable[[float], None] = lambda load: None
+        """Called with the load factor of the process that ran a request."""
 
-    def serve(self, loop: Loop, told_load: Callable[[float], None]) -> None:
-        """Whose thread does all this. Before anything else."""
-        self._loop, self.told_load = loop, told_load
+    def bind(self, loop: EventLoop, on_remote_load: Callable[[float], None]) -> None:
+        """Set the loop in which everything happens. Called once, before any other method."""
+        self._loop, self.on_remote_load = loop, on_remote_load
 
-    def here(self, kind: str) -> None:
-        """This process gathers them. From any thread."""
-        self._way(kind).is_here = True
+    def set_local(self, kind: str) -> None:
+        """This process is the batcher of this kind. From any thread."""
+        self._route(kind).is_local = True
 
-    def there(self, kind: str, sock: socket.socket) -> None:
-        """The process at the other end of `sock` does. From any thread."""
+    def set_remote(self, kind: str, sock: socket.socket) -> None:
+        """The process at the other end of `sock` is the batcher of this kind. From any thread."""
         assert self._loop is not None
-        self._loop.post(partial(self._there, kind, sock, self._loop))
+        self._loop.call_soon(partial(self._set_remote, kind, sock, self._loop))
 
-    def _there(self, kind: str, sock: socket.socket, loop: Loop) -> None:
-        line = self._way(kind).line = _Line(self, kind, sock, loop)
-        loop.watch(sock.fileno(), line.ready)
+    def _set_remote(self, kind: str, sock: socket.socket, loop: EventLoop) -> None:
+        link = self._route(kind).link = BatcherLink(self, kind, sock, loop)
+        loop.watch(sock.fileno(), link.on_event)
 
-    def takes(self, kind: str, model: str, job: Job, here: Here) -> bool:
-        """Whether the process that gathers this kind is to run it: then `job`'s home is told, as if it had been run
-        here, or `here` is called after all."""
-        line = self._line(kind)
+    def try_forward(self, kind: str, model: str, job: Job, run_here: RunHere) -> bool:
+        """Try to forward the job to the batcher of its kind; False if it must run here.
+
+        A forwarded job is finished like one run here: its owner is notified, or `run_here` is called if the batcher was
+        lost.
+        """
+        line = self._link_for(kind)
         if line is None:
             return False
         job.arrived = monotonic()
-        line.ask(model, job, here)
+        line.forward(model, job, run_here)
         return True
 
-    def look(self, now: float) -> float:
-        """At all that wait; the moment of the next look, as far as it is known here."""
-        lines = [way.line for way in list(self._ways.values()) if way.line is not None]
-        return min((line.look(now) for line in lines), default=math.inf)
+    def on_timer(self, now: float) -> float:
+        """Timer callback for all links; returns when to check again."""
+        links = [route.link for route in list(self._routes.values()) if route.link is not None]
+        return min((link.on_timer(now) for link in links), default=math.inf)
 
-    def leave_alone(self, kind: str) -> None:
-        """Do not seek that one for a while."""
-        self._way(kind).seek_at = monotonic() + LEFT_ALONE_S
+    def pause(self, kind: str) -> None:
+        """Do not request a batcher of this kind for `HUNG_PAUSE_S`."""
+        self._route(kind).seek_at = monotonic() + HUNG_PAUSE_S
 
-    def lost(self, kind: str, line: _Line) -> None:
-        """That line is over."""
-        way = self._way(kind)
-        if way.line is line:
-            way.line = None
+    def on_link_closed(self, kind: str, link: BatcherLink) -> None:
+        """The link has ended."""
+        route = self._route(kind)
+        if route.link is link:
+            route.link = None
 
-    def _line(self, kind: str) -> _Line | None:
-        way = self._way(kind)
-        if way.is_here or way.line is not None:
-            return None if way.is_here else way.line
+    def _link_for(self, kind: str) -> BatcherLink | None:
+        route = self._route(kind)
+        if route.is_local or route.link is not None:
+            return None if route.is_local else route.link
         now = monotonic()
-        if now >= way.seek_at:
-            way.seek_at = now + SEEK_AGAIN_S
+        # No batcher is known: request one from the supervisor at intervals, and run here meanwhile.
+        if now >= route.seek_at:
+            route.seek_at = now + SEEK_INTERVAL_S
             self._seek(kind)
         return None
 
-    def _way(self, kind: str) -> _Way:
-        return self._ways.setdefault(kind, _Way())
+    def _route(self, kind: str) -> _Route:
+        return self._routes.setdefault(kind, _Route())
 
 
-def _over(job: Job, error: EdgeError | None) -> None:
-    """Its home is told."""
-    job.error, job.is_over = error, True
-    if job.home is not None:
-        job.home.over([job])
+def _finish(job: Job, error: EdgeError | None) -> None:
+    """Finish the job and notify its owner."""
+    job.error, job.is_done = error, True
+    if job.owner is not None:
+        job.owner.on_done([job])

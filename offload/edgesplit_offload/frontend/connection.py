@@ -1,9 +1,9 @@
-"""One connection's requests and answers, step by step: whatever is there is taken, nothing is waited for.
+"""One HTTP/1.1 connection of the offload server as a non-blocking state machine: read, dispatch, write, step by step.
 
-Each step takes the conversation on, or says that it can go no further before something happens: bytes, room to write,
-an answer. Promises: whoever answers sees only whole requests of bounded size, one at a time; whatever else arrives is
-refused with its reason and the connection ends; neither reading nor writing may take longer than `LIMITS` allows.
-Everything here is called by the thread that leads (`loop`).
+Each step advances the connection, or returns False because it needs an event first: input, room to write, or the
+response. Request handlers only see complete requests of bounded size, one at a time; anything else is refused with its
+reason and the connection is closed; reading and writing are bounded in time by `LIMITS`. Everything here is called by
+the event loop's leader.
 """
 
 from __future__ import annotations
@@ -18,314 +18,330 @@ from typing import Protocol
 
 import numpy as np
 
-from edgesplit.http1.head import CONTINUE, END, Asked, Refused, asked_by, head_bytes, waits_for_leave
-from edgesplit.http1.server import Left, Request, Response, refusal_response
+from edgesplit.http1.head import CONTINUE, END, ParsedHead, Refused, encode_head, expects_continue, parse_request_head
+from edgesplit.http1.server import PeerClosed, Request, Response, refusal_response
 from edgesplit.limits import LIMITS
 from edgesplit_offload.frontend.event_loop import GONE, READABLE
-from edgesplit_offload.frontend.transport import Part, Wire
-from edgesplit_offload.scheduling.arrivals import Habit
+from edgesplit_offload.frontend.transport import Part, Transport
+from edgesplit_offload.scheduling.arrivals import ArrivalStats
 
 log = logging.getLogger(__name__)
 
 LINGER_S = 1.0
-"""How long a refused peer is listened to, so that the refusal is not lost in a connection reset."""
+"""How long input of a refused peer is still read, so that the refusal is not lost to a connection reset."""
 _LINGER_BYTES = 32 * LIMITS.http_header_bytes
 HEAD_BYTES = 16_384
-"""Read at once while a head is wanted: small requests come whole."""
+"""Bytes read at once while a header block is expected: small requests arrive whole."""
 _EXPECTED_BYTES = 1 << 20
-"""Of a body that comes again: room for more is made only once its head is there."""
+"""Largest body for which memory is allocated before its header block has arrived, because the previous request was
+alike."""
 
 
-class Host(Protocol):
-    """Whom a conversation is with."""
+class ConnectionOwner(Protocol):
+    """The server that owns a connection."""
 
     scratch: memoryview
-    """Room for what is read of a head; whoever leads uses it."""
+    """Buffer for header blocks, shared by all connections because only the leader uses it."""
     is_stopping: bool
 
     def begin(self, length: int) -> None:
-        """A request with a body of so many bytes comes; raises its refusal."""
+        """Count a request with a body of `length` bytes as running. Raises Refused or PeerClosed."""
         ...
 
     def end(self, length: int) -> None:
-        """One that had begun is over."""
+        """A request counted by `begin` has finished."""
         ...
 
-    def route(self, asked: Asked) -> object:
-        """Whatever can be known of requests with this head before there is one: handed to `asked` with each."""
+    def route(self, parsed: ParsedHead) -> object:
+        """What can be derived from the head alone; computed once while a connection repeats its head, and passed to
+        `on_request`."""
         ...
 
-    def asked(self, conversation: Conversation, request: Request, route: object) -> None:
-        """A request is whole: `answer` is to be called some time."""
+    def on_request(self, connection: HttpConnection, request: Request, route: object) -> None:
+        """A complete request has arrived; `respond` must be called on the connection some time."""
         ...
 
-    def closed(self, conversation: Conversation) -> None:
-        """It is over; the socket is still open."""
+    def on_closed(self, connection: HttpConnection) -> None:
+        """The connection is closing; its socket is still open."""
         ...
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Have that called, when others had their turn."""
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Call `call` after what else is ready."""
         ...
 
 
-class Conversation:
-    """From the first byte to the last."""
+class HttpConnection:
+    """One connection, from handshake to close."""
 
-    def __init__(self, host: Host, sock: socket.socket, wire: Wire) -> None:
-        self._host = host
+    def __init__(self, owner: ConnectionOwner, sock: socket.socket, transport: Transport) -> None:
+        self._owner = owner
         self._sock = sock
-        self._wire = wire
-        self.habit = Habit(sock.fileno())
-        self._step: Callable[[], bool] = self._open
+        self._transport = transport
+        self.arrival_stats = ArrivalStats(sock.fileno())
+        self._step: Callable[[], bool] = self._handshake
         self._is_readable = True
-        self._left = bytearray()
+        self._buffered = bytearray()
         self._searched = 0
-        self._block = b""
-        self._comes_again = False
-        """Is the next request received as if its head were the last one's?"""
-        self._asked: Asked | None = None
+        self._last_block = b""
+        self._expects_repeat = False
+        """Whether the next request is received into prepared memory, as if it repeated the last head."""
+        self._parsed: ParsedHead | None = None
         self._route: object = None
         self._body = memoryview(b"")
-        self._got = 0
-        self._begun: int | None = None
-        self._out: Sequence[Part] = ()
-        self._after: Callable[[], None] | None = None
-        self._keep = True
-        self._until = monotonic() + LIMITS.handshake_s
-        self._slowest = math.inf
+        self._body_received = 0
+        self._counted_bytes: int | None = None
+        self._unsent: Sequence[Part] = ()
+        self._on_sent: Callable[[], None] | None = None
+        self._keep_alive = True
+        self._deadline = monotonic() + LIMITS.handshake_s
+        self._body_deadline = math.inf
         self._drained = 0
-        self.is_gone = False
-        """Has the peer closed its side, so that nobody will read the answer?"""
-        self.is_over = False
+        self.is_peer_gone = False
+        """Whether the peer has closed its side, so that the response would not be read."""
+        self.is_closed = False
 
-    def ready(self, event: int = READABLE) -> None:
-        """Something happened at the socket."""
+    def on_event(self, event: int = READABLE) -> None:
+        """Event loop callback: `event` are epoll's flags for the socket."""
         if event & READABLE:
             self._is_readable = True
             if event & GONE:
-                self.is_gone = True
-        self.go_on()
+                self.is_peer_gone = True
+        self.advance()
 
-    def go_on(self) -> None:
-        """As far as it goes."""
+    def advance(self) -> None:
+        """Take steps until one needs to wait."""
         try:
-            while not self.is_over and self._step():
+            while not self.is_closed and self._step():
                 pass
         except Refused as refusal:
             self._refuse(refusal)
-        except (OSError, Left) as error:  # ssl.SSLError is an OSError
+        except (OSError, PeerClosed) as error:  # ssl.SSLError is an OSError
             log.debug("connection ended: %s", error)
             self.close()
-        except Exception:  # a fault of ours ends this connection, and no other
+        except Exception:  # a defect ends this connection, and no other
             log.exception("a connection failed")
             self.close()
 
-    def answer(self, response: Response) -> None:
-        """This is the answer to the request that is whole."""
-        self._after = response.after
-        if self.is_over:
-            self._answered()
+    def respond(self, response: Response) -> None:
+        """Set the response to the dispatched request; `advance` sends it."""
+        self._on_sent = response.after
+        if self.is_closed:  # closed while the request was being answered
+            self._finish_request()
             return
-        assert self._asked is not None
-        keep = self._keep = self._asked.keep_alive and not self._host.is_stopping
+        assert self._parsed is not None
+        keep = self._keep_alive = self._parsed.keep_alive and not self._owner.is_stopping
         self._step = self._write
         length = sum(map(len, response.body))
         try:
-            head = head_bytes(response.status, response.headers, length, keep=keep)
+            head = encode_head(response.status, response.headers, length, keep_alive=keep)
         except ValueError:
             log.exception("an answer that cannot be sent")
             self.close()
             return
-        self._out = [head] if self._asked.head.method == "HEAD" else [head, *response.body]
-        self._until = monotonic() + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
+        self._unsent = [head] if self._parsed.head.method == "HEAD" else [head, *response.body]
+        self._deadline = monotonic() + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
 
-    def is_late(self, now: float) -> bool:
-        """Has it taken longer than it may? It is over then, or will be."""
-        if now <= self._until:
+    def check_deadline(self, now: float) -> bool:
+        """Enforce the connection's deadline: True if it was exceeded, and the connection is now closed or being
+        refused."""
+        if now <= self._deadline:
             return False
-        if self._step == self._read_body and self._has_moved():
+        # Input that has arrived but was not read yet counts as progress.
+        if self._step == self._read_body and self._has_progressed():
             return False
-        if self._step in (self._read_head, self._read_body) and (self._left or self._begun is not None):
-            what = "the header block took too long" if self._begun is None else "the body came too slowly"
-            self._refuse(Refused(408, what))
+        # In the middle of a request the peer receives the reason (408); an idle connection is just closed.
+        if self._step in (self._read_head, self._read_body) and (self._buffered or self._counted_bytes is not None):
+            reason = "the header block took too long" if self._counted_bytes is None else "the body came too slowly"
+            self._refuse(Refused(408, reason))
         else:
             log.debug("connection ended: idle, or too slow")
             self.close()
         return True
 
     def close(self) -> None:
-        """End it now."""
-        if self.is_over:
+        """Close the connection now."""
+        if self.is_closed:
             return
-        self.is_over = True
-        self._host.closed(self)
+        self.is_closed = True
+        self._owner.on_closed(self)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self._sock.close()
-        if self._step != self._wait:  # else the answer still comes
-            self._answered()
-        self._out = ()
+        if self._step != self._await_response:  # a request being answered is finished by `respond`
+            self._finish_request()
+        self._unsent = ()
 
-    # Steps: True where the next one may be taken
+    # Steps of the state machine: True if the next step may be taken at once, False to wait for an event. In order:
+    # _handshake, _read_head, (_read_body), _await_response, _write, and again _read_head; _linger after a refusal.
 
-    def _open(self) -> bool:
-        if not self._wire.opened():
+    def _handshake(self) -> bool:
+        if not self._transport.handshake():
             return False
-        self._until = monotonic() + LIMITS.idle_connection_s
+        self._deadline = monotonic() + LIMITS.idle_connection_s
         self._step = self._read_head
         return True
 
     def _read_head(self) -> bool:
-        """The next header block. Its first byte may take as long as a connection may idle, the whole block may not."""
-        block = self._next_block() if self._left else None
+        """Step: the next header block. Its first byte may take as long as an idle connection may live, the rest only
+        the handshake time."""
+        block = self._next_block() if self._buffered else None
         if block is None:
             return self._receive_head()
-        if block != self._block:  # clients ask the same thing again and again
-            self._asked = asked_by(block)
-            self._route, self._block = self._host.route(self._asked), block
-            self._comes_again = (
-                0 < self._asked.length <= _EXPECTED_BYTES and len(block) < HEAD_BYTES // 2
-                and "expect" not in self._asked.head.headers
+        if block != self._last_block:  # clients repeat the same header block
+            self._parsed = parse_request_head(block)
+            self._route, self._last_block = self._owner.route(self._parsed), block
+            self._expects_repeat = (
+                0 < self._parsed.length <= _EXPECTED_BYTES and len(block) < HEAD_BYTES // 2
+                and "expect" not in self._parsed.head.headers
             )  # fmt: skip
-        assert self._asked is not None
-        length, waits = self._asked.length, waits_for_leave(self._asked.head)
-        self._host.begin(length)
-        self._begun = length
+        assert self._parsed is not None
+        length, waits = self._parsed.length, expects_continue(self._parsed.head)
+        self._owner.begin(length)
+        self._counted_bytes = length
         if not length:
-            self._whole(b"")
+            self._dispatch(b"")
             return True
-        if waits and len(self._left) < length and self._wire.send([CONTINUE]):
-            raise Left("it has not read its last answer")
+        if waits and len(self._buffered) < length and self._transport.send([CONTINUE]):
+            raise PeerClosed("it has not read its last answer")
         self._begin_body(length)
         return True
 
     def _next_block(self) -> bytes | None:
-        """Taken out of what is left, if it is there whole."""
-        left = self._left
-        while left[:2] == b"\r\n":  # RFC 9112 2.2: empty lines before a request are ignored
-            del left[:2]
+        """Remove the next header block from the buffered bytes; None if it is incomplete."""
+        buffered = self._buffered
+        while buffered[:2] == b"\r\n":  # RFC 9112 2.2: empty lines before a request are ignored
+            del buffered[:2]
             self._searched = 0
-        end = left.find(END, self._searched)
+        end = buffered.find(END, self._searched)
         if end >= 0 and end + len(END) <= LIMITS.http_header_bytes:
-            block = bytes(left[: end + len(END)])
-            del left[: end + len(END)]
+            block = bytes(buffered[: end + len(END)])
+            del buffered[: end + len(END)]
             self._searched = 0
             return block
-        if end >= 0 or len(left) > LIMITS.http_header_bytes:
+        if end >= 0 or len(buffered) > LIMITS.http_header_bytes:
             raise Refused(431, f"a header block of more than {LIMITS.http_header_bytes} bytes")
-        self._searched = max(0, len(left) - len(END))
+        self._searched = max(0, len(buffered) - len(END))
         return None
 
     def _receive_head(self) -> bool:
         if not self._is_readable:
             return False
-        if self._comes_again and not self._left:
-            return self._receive_again()
-        scratch = self._host.scratch
-        count = self._received(scratch)
+        if self._expects_repeat and not self._buffered:
+            return self._receive_repeated()
+        scratch = self._owner.scratch
+        count = self._receive(scratch)
         if count is None:
             return False
-        if not self._left:
-            self._until = monotonic() + LIMITS.handshake_s
-        self._left += scratch[:count]
+        if not self._buffered:
+            self._deadline = monotonic() + LIMITS.handshake_s
+        self._buffered += scratch[:count]
         return True
 
-    def _receive_again(self) -> bool:
-        """The next request, whose head is the last one's, mostly: its body is received to where it belongs."""
-        block, asked, scratch = self._block, self._asked, self._host.scratch
-        assert asked is not None
-        begin, body = len(block), np.empty(asked.length, np.uint8).data
+    def _receive_repeated(self) -> bool:
+        """Receive a request whose head is expected to repeat: the body goes straight into its own memory, by one system
+        call."""
+        block, parsed, scratch = self._last_block, self._parsed, self._owner.scratch
+        assert parsed is not None
+        begin, body = len(block), np.empty(parsed.length, np.uint8).data
         head, beyond = scratch[:begin], scratch[begin:]
-        count = self._received(head, body, beyond)
+        count = self._receive(head, body, beyond)
         if count is None:
             return False
-        got = count - begin
-        if got < 0 or bytes(head) != block:
-            self._until = monotonic() + LIMITS.handshake_s
+        body_bytes = count - begin
+        # Not a repetition: what was received, in whichever buffer it lies, is parsed as usual.
+        if body_bytes < 0 or bytes(head) != block:
+            self._deadline = monotonic() + LIMITS.handshake_s
             for room in (head, body, beyond):
-                self._left += room[:count]
+                self._buffered += room[:count]
                 count = max(0, count - len(room))
             return True
-        if got > len(body):
-            self._left += beyond[: got - len(body)]
-        self._host.begin(len(body))
-        self._begun = len(body)
-        self._await(body, min(got, len(body)))
+        if body_bytes > len(body):
+            self._buffered += beyond[: body_bytes - len(body)]
+        self._owner.begin(len(body))
+        self._counted_bytes = len(body)
+        self._expect_body(body, min(body_bytes, len(body)))
         return True
 
     def _begin_body(self, length: int) -> None:
         body = np.empty(length, np.uint8).data
-        got = min(length, len(self._left))
-        if got:
-            body[:got] = self._left[:got]
-            del self._left[:got]
-        self._await(body, got)
+        received = min(length, len(self._buffered))
+        if received:
+            body[:received] = self._buffered[:received]
+            del self._buffered[:received]
+        self._expect_body(body, received)
 
-    def _await(self, body: memoryview, got: int) -> None:
-        """The rest of this body, of which so much is there."""
+    def _expect_body(self, body: memoryview, received: int) -> None:
+        """Expect the rest of `body`, of which `received` bytes are there."""
         length = len(body)
-        self._body, self._got = body, got
+        self._body, self._body_received = body, received
         now = monotonic()
-        self._slowest = now + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
-        self._until = min(self._slowest, now + LIMITS.handshake_s)
+        self._body_deadline = now + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
+        self._deadline = min(self._body_deadline, now + LIMITS.handshake_s)
         self._step = self._read_body
 
     def _read_body(self) -> bool:
-        """Exactly as many bytes as were told, into memory of their own; what lies behind them is the next request."""
-        body, got, beyond = self._body, self._got, self._host.scratch
-        while got < len(body):
-            count = self._received(body[got:] if got else body, beyond) if self._is_readable else None
+        """Step: exactly the announced bytes, into memory of their own; bytes behind them belong to the next request."""
+        body, received, beyond = self._body, self._body_received, self._owner.scratch
+        while received < len(body):
+            count = self._receive(body[received:] if received else body, beyond) if self._is_readable else None
             if count is None:
-                if got > self._got:
-                    self._got = got
-                    self._until = min(self._slowest, monotonic() + LIMITS.handshake_s)
+                if received > self._body_received:  # progress extends the deadline, up to that of the whole body
+                    self._body_received = received
+                    self._deadline = min(self._body_deadline, monotonic() + LIMITS.handshake_s)
                 return False
-            got += count
-        if got > len(body):
-            self._left += beyond[: got - len(body)]
+            received += count
+        if received > len(body):
+            self._buffered += beyond[: received - len(body)]
         self._body = memoryview(b"")
-        self._whole(body)
+        self._dispatch(body)
         return True
 
-    def _has_moved(self) -> bool:
-        """Whether more of the body came since: it is read now, and has as long again."""
-        before = self._got
+    def _has_progressed(self) -> bool:
+        """Read what has arrived of the body; True if that was progress, which extends the deadline."""
+        before = self._body_received
         self._is_readable = True
-        self.go_on()
-        return self.is_over or self._step != self._read_body or (self._got > before and monotonic() <= self._slowest)
+        self.advance()
+        return (
+            self.is_closed
+            or self._step != self._read_body
+            or (self._body_received > before and monotonic() <= self._body_deadline)
+        )
 
-    def _whole(self, body: memoryview | bytes) -> None:
-        asked = self._asked
-        assert asked is not None
-        self._step, self._until = self._wait, math.inf
+    def _dispatch(self, body: memoryview | bytes) -> None:
+        """Pass the complete request to the owner."""
+        parsed = self._parsed
+        assert parsed is not None
+        self._step, self._deadline = self._await_response, math.inf
         request = Request(
-            asked.head.method, asked.path, asked.query, asked.head.headers, body, self._wire.peer,
-            self._wire.peer_serial, self._has_gone,
+            parsed.head.method, parsed.path, parsed.query, parsed.head.headers, body, self._transport.peer,
+            self._transport.peer_serial, self._is_peer_gone,
         )  # fmt: skip
-        self._host.asked(self, request, self._route)
+        self._owner.on_request(self, request, self._route)
 
-    def _wait(self) -> bool:
-        """For the answer. The next request is not read meanwhile."""
+    def _await_response(self) -> bool:
+        """Step: await the response. The next request is not read meanwhile (back-pressure)."""
         return False
 
     def _write(self) -> bool:
-        self._out = self._wire.send(self._out)
-        if self._out:
+        """Step: send the response, as far as the socket takes it."""
+        self._unsent = self._transport.send(self._unsent)
+        if self._unsent:
             return False
-        self._answered()
-        if not self._keep:
+        self._finish_request()
+        if not self._keep_alive:
             self.close()
             return False
         self._step = self._read_head
-        self._until = monotonic() + (LIMITS.handshake_s if self._left else LIMITS.idle_connection_s)
-        if self._left or self._is_readable:  # the next request is here, or it is not known: after the others
-            self._host.soon(self.go_on)
+        self._deadline = monotonic() + (LIMITS.handshake_s if self._buffered else LIMITS.idle_connection_s)
+        # The next request is here, or it is unknown whether it is: read it after the other connections (fairness).
+        if self._buffered or self._is_readable:
+            self._owner.call_soon(self.advance)
         return False
 
     def _linger(self) -> bool:
-        """What a refused peer still sends is read and thrown away for a while."""
-        count = self._wire.receive(self._host.scratch)
+        """Step: discard what a refused peer still sends."""
+        count = self._transport.receive(self._owner.scratch)
         if count is None:
             return False
         self._drained += count
@@ -334,38 +350,43 @@ class Conversation:
             return False
         return True
 
-    def _received(self, *rooms: memoryview) -> int | None:
-        """What came into these, and whether there may be more. The end of all is told together with the last bytes, and
-        still to be read."""
-        count = self._wire.receive(*rooms)
-        self._is_readable = count is not None and (self.is_gone or not self._wire.is_drained)
+    def _receive(self, *buffers: memoryview) -> int | None:
+        """Bytes received into `buffers`, None if there are none now; updates `_is_readable`. PeerClosed at end of
+        stream."""
+        # Edge-triggered events: the socket stays readable until a read has drained it. After the peer has closed, no
+        # further event comes, so it stays readable until the end of stream has been read.
+        count = self._transport.receive(*buffers)
+        self._is_readable = count is not None and (self.is_peer_gone or not self._transport.is_drained)
         if count == 0:
-            raise Left("closed by the peer")
+            raise PeerClosed("closed by the peer")
         return count
 
-    def _has_gone(self) -> bool:
-        return self.is_gone
+    def _is_peer_gone(self) -> bool:
+        return self.is_peer_gone
 
-    def _answered(self) -> None:
-        """The request is over, whether its answer went out or not."""
-        if self._begun is not None:
-            self._host.end(self._begun)
-            self._begun = None
-        after, self._after = self._after, None
+    def _finish_request(self) -> None:
+        """The request is finished, whether its response was sent or not."""
+        if self._counted_bytes is not None:
+            self._owner.end(self._counted_bytes)
+            self._counted_bytes = None
+        after, self._on_sent = self._on_sent, None
         if after is not None:
             after()
 
     def _refuse(self, refusal: Refused) -> None:
-        """Say why, then listen a while: closing at once would reset the connection before the peer has read it."""
+        """Send the refusal, then drain input for a while: closing at once would reset the connection before the peer
+        has read it."""
         response = refusal_response(refusal)
         length = sum(map(len, response.body))
         try:
-            self._wire.send([head_bytes(response.status, response.headers, length, keep=False), *response.body])
+            self._transport.send(
+                [encode_head(response.status, response.headers, length, keep_alive=False), *response.body]
+            )
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
             log.debug("refused peer left: %s", error)
             self.close()
             return
-        self._answered()
-        self._step, self._until = self._linger, monotonic() + LINGER_S
-        self._host.soon(self.go_on)
+        self._finish_request()
+        self._step, self._deadline = self._linger, monotonic() + LINGER_S
+        self._owner.call_soon(self.advance)

@@ -1,9 +1,8 @@
-"""The offload server's front end: connections of HTTP/1.1, all looked after by the thread that leads (`loop`).
+"""The offload server's HTTP front end: accepts connections and serves all of them in the event loop's leader.
 
-Promises what `edgesplit.http1.server.Server` does, and the same to whoever starts and stops it: bounded connections,
-bodies
-and times, whole requests only, running requests finish at `stop`. Different is who answers: the handler is called by
-the leader with each request as soon as it is whole, must not wait, and calls `answer` some time, from any thread.
+Bounds connections, bodies and times as `edgesplit.http1.server.Server` does, with the same interface to start and stop
+it; running requests finish at `stop`. The difference is the handler: the leader calls it with each complete request, it
+must not block, and it answers later through a callback, from any thread.
 """
 
 from __future__ import annotations
@@ -18,41 +17,42 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from edgesplit.http1.head import Asked, Refused
-from edgesplit.http1.listener import Accepting
-from edgesplit.http1.server import Left, Request, Response, error_response, turn_away
+from edgesplit.http1.head import ParsedHead, Refused
+from edgesplit.http1.listener import Listener
+from edgesplit.http1.server import PeerClosed, Request, Response, error_response, reject
 from edgesplit.limits import LIMITS
-from edgesplit_offload.frontend.connection import HEAD_BYTES, Conversation
-from edgesplit_offload.frontend.event_loop import Loop
-from edgesplit_offload.frontend.transport import Plain, Tls
-from edgesplit_offload.scheduling.arrivals import Habit
+from edgesplit_offload.frontend.connection import HEAD_BYTES, HttpConnection
+from edgesplit_offload.frontend.event_loop import EventLoop
+from edgesplit_offload.frontend.transport import PlainTransport, TlsTransport
+from edgesplit_offload.scheduling.arrivals import ArrivalStats
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-"""How often it is looked for connections that have taken too long."""
+CHECK_INTERVAL_S = 1.0
+"""Interval in seconds at which connections are checked for exceeded deadlines."""
 Answer = Callable[[Response], None]
 
 
 class Handler(Protocol):
-    """Who answers."""
+    """The application behind the front end."""
 
-    def route(self, asked: Asked) -> object:
-        """What can be known of all requests with this head: asked once while a connection's heads are the same."""
+    def route(self, parsed: ParsedHead) -> object:
+        """What can be derived from the head of a request alone; computed once while a connection repeats its head."""
         ...
 
-    def handle(self, request: Request, route: object, habit: Habit, answer: Answer) -> None:
-        """Have it answered, without waiting: `answer` is called once, from any thread. `habit`: the connection's."""
+    def handle(self, request: Request, route: object, arrival_stats: ArrivalStats, answer: Answer) -> None:
+        """Answer the request without blocking: `answer` must be called once, from any thread. `arrival_stats`: return
+        times of its connection."""
         ...
 
 
-class Front:
-    """Answers HTTP/1.1 on one address, or what is handed to `admit`."""
+class HttpServer:
+    """Serves HTTP/1.1 on one TCP address, and the connections passed to `admit`."""
 
     def __init__(
         self,
         handler: Handler,
-        loop: Loop,
+        loop: EventLoop,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -63,116 +63,118 @@ class Front:
         self._handler = handler
         self._loop = loop
         self._tls = tls
-        self._most = max_connections
+        self._max_connections = max_connections
         self._on_closed = on_closed
-        self._accepting = Accepting(self.admit, host=host, port=port)
-        self._conversations: dict[Conversation, int] = {}
-        """And their sockets' descriptors."""
+        self._listener = Listener(self.admit, host=host, port=port)
+        self._connections: dict[HttpConnection, int] = {}
+        """Open connections, with their sockets' descriptors."""
         self._running = 0
-        self._bodies = 0
-        self._is_over = False
+        self._body_bytes = 0
+        self._is_drained = False
         self._finished = threading.Event()
-        self._look_at = math.inf
-        self._asking: Conversation | None = None
-        """Whose request the handler has just now."""
+        self._timer_at = math.inf
+        self._handling: HttpConnection | None = None
+        """The connection whose request is being passed to the handler right now."""
         self.scratch = memoryview(bytearray(HEAD_BYTES))
         self.is_stopping = False
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._accepting.port
+        return self._listener.port
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
-        return self._accepting.url(tls=self._tls is not None)
+        """The URL under which clients reach the server."""
+        return self._listener.url(tls=self._tls is not None)
 
     def start(self) -> None:
-        """Listen. UsageError, in one line, where the address cannot be had."""
-        self._accepting.start()
+        """Bind and accept. UsageError, in one line, if the address is unavailable."""
+        self._listener.start()
 
     def stop(self, drain_s: float = 5.0) -> None:
-        """Accept no more, let running requests finish for `drain_s`, then end every connection."""
+        """Stop accepting, let running requests finish for `drain_s` seconds, then close every connection."""
         self.is_stopping = True
-        self._accepting.stop(drain_s)
-        self._loop.post(self._is_finished)
+        self._listener.stop(drain_s)
+        self._loop.call_soon(self._check_finished)
         self._finished.wait(drain_s)
         ended = threading.Event()
-        self._loop.post(partial(self._end_all, ended))
-        ended.wait(LOOK_EVERY_S)
+        self._loop.call_soon(partial(self._close_all, ended))
+        ended.wait(CHECK_INTERVAL_S)
 
     def admit(self, sock: socket.socket) -> None:
-        """Serve a connection that was accepted, here or by another process; or turn it away where there are too many
-        already. `on_closed` is called when it has ended. From any thread."""
-        self._loop.post(partial(self._admit, sock))
+        """Serve an accepted connection, or reject it if there are too many. `on_closed` is called when it has ended.
+        From any thread; the connection may have been accepted by another process."""
+        self._loop.call_soon(partial(self._admit, sock))
 
-    def look(self, now: float) -> float:
-        """End what takes too long; the moment of the next look. By the leader."""
-        if now >= self._look_at:
-            for one in list(self._conversations):
-                one.is_late(now)
-            self._look_at = now + min(LOOK_EVERY_S, LIMITS.handshake_s) if self._conversations else math.inf
-        return self._look_at
+    def on_timer(self, now: float) -> float:
+        """Timer callback: close connections whose deadline has passed; returns when to check again. Leader only."""
+        if now >= self._timer_at:
+            for connection in list(self._connections):
+                connection.check_deadline(now)
+            self._timer_at = now + min(CHECK_INTERVAL_S, LIMITS.handshake_s) if self._connections else math.inf
+        return self._timer_at
 
-    # For conversations
+    # The connections' owner (`ConnectionOwner`)
 
     def begin(self, length: int) -> None:
-        """A request with a body of `length` runs, until its `end`. Once the last one was waited for, none begins; and
-        none while there is no memory for its body."""
-        if self._is_over:
-            raise Left("the server ends")
-        if self._bodies and self._bodies + length > LIMITS.http_bodies_bytes:
-            raise Refused(503, f"requests of {self._bodies} bytes are being received or answered: come back later")
+        """Count a request with a body of `length` bytes as running until `end`. Raises PeerClosed once the server has
+        drained, and Refused (503) while the bodies in memory exceed their limit."""
+        if self._is_drained:
+            raise PeerClosed("the server ends")
+        if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
+            raise Refused(503, f"requests of {self._body_bytes} bytes are being received or answered: come back later")
         self._running += 1
-        self._bodies += length
+        self._body_bytes += length
 
     def end(self, length: int) -> None:
-        """One that had begun is over."""
+        """A request counted by `begin` has finished."""
         self._running -= 1
-        self._bodies -= length
-        self._is_finished()
+        self._body_bytes -= length
+        self._check_finished()
 
-    def route(self, asked: Asked) -> object:
-        """As the handler says."""
-        return self._handler.route(asked)
+    def route(self, parsed: ParsedHead) -> object:
+        """The handler's route for requests with this head."""
+        return self._handler.route(parsed)
 
-    def asked(self, conversation: Conversation, request: Request, route: object) -> None:
-        """The handler answers."""
-        self._asking = conversation
+    def on_request(self, connection: HttpConnection, request: Request, route: object) -> None:
+        """Pass the request to the handler; an exception becomes a 500 response."""
+        self._handling = connection
         try:
-            self._handler.handle(request, route, conversation.habit, partial(self._answer, conversation))
-        except Exception as error:  # whatever it is, the client hears of it
+            self._handler.handle(request, route, connection.arrival_stats, partial(self._respond, connection))
+        except Exception as error:  # any failure is answered
             log.exception("%s %s failed", request.method, request.path)
-            conversation.answer(error_response(500, f"internal error: {type(error).__name__}"))
+            connection.respond(error_response(500, f"internal error: {type(error).__name__}"))
         finally:
-            self._asking = None
+            self._handling = None
 
-    def closed(self, conversation: Conversation) -> None:
-        """Forget it."""
-        descriptor = self._conversations.pop(conversation, None)
+    def on_closed(self, connection: HttpConnection) -> None:
+        """Remove the closing connection from the loop."""
+        descriptor = self._connections.pop(connection, None)
         if descriptor is not None:
-            self._loop.forget(descriptor)
+            self._loop.unwatch(descriptor)
             self._on_closed()
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """After what else is ready."""
-        self._loop.post(call)
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Call `call` after what else is ready."""
+        self._loop.call_soon(call)
 
-    def _answer(self, conversation: Conversation, response: Response) -> None:
-        """From any thread."""
-        if not self._loop.is_mine:
-            self._loop.post(partial(_reply, conversation, response))
-        elif self._asking is conversation:
-            conversation.answer(response)  # which goes on by itself
+    def _respond(self, connection: HttpConnection, response: Response) -> None:
+        """Deliver the handler's response to the connection. From any thread."""
+        # Connections are only touched by the leader. During `handle` the connection advances by itself once `handle`
+        # returns; advancing it here as well would recurse.
+        if not self._loop.is_leader:
+            self._loop.call_soon(partial(_respond_and_advance, connection, response))
+        elif self._handling is connection:
+            connection.respond(response)
         else:
-            _reply(conversation, response)
+            _respond_and_advance(connection, response)
 
     def _admit(self, sock: socket.socket) -> None:
-        if self.is_stopping or len(self._conversations) >= self._most:
+        if self.is_stopping or len(self._connections) >= self._max_connections:
             why = "the server ends" if self.is_stopping else "too many connections"
-            log.warning("%s, at most %d: turned one away", why, self._most)
-            turn_away(sock, why, in_words=self._tls is None)
+            log.warning("%s, at most %d: turned one away", why, self._max_connections)
+            reject(sock, why, with_response=self._tls is None)
             self._on_closed()
             return
         try:
@@ -180,30 +182,30 @@ class Front:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            wire = Tls(sock) if isinstance(sock, ssl.SSLSocket) else Plain(sock)
-            conversation = Conversation(self, sock, wire)
-            self._loop.watch(sock.fileno(), conversation.ready)
-        except OSError as error:  # the peer left already
+            transport = TlsTransport(sock) if isinstance(sock, ssl.SSLSocket) else PlainTransport(sock)
+            connection = HttpConnection(self, sock, transport)
+            self._loop.watch(sock.fileno(), connection.on_event)
+        except OSError as error:  # the peer has disconnected already
             log.warning("cannot serve a connection: %s", error)
             sock.close()
             self._on_closed()
             return
-        self._conversations[conversation] = sock.fileno()
-        if self._look_at == math.inf:
-            self._look_at = monotonic() + min(LOOK_EVERY_S, LIMITS.handshake_s)
-            self._loop.look_by(self._look_at)
+        self._connections[connection] = sock.fileno()
+        if self._timer_at == math.inf:
+            self._timer_at = monotonic() + min(CHECK_INTERVAL_S, LIMITS.handshake_s)
+            self._loop.wake_by(self._timer_at)
 
-    def _is_finished(self) -> None:
+    def _check_finished(self) -> None:
         if self.is_stopping and not self._running:
             self._finished.set()
 
-    def _end_all(self, ended: threading.Event) -> None:
-        self._is_over = True
-        for one in list(self._conversations):
-            one.close()
+    def _close_all(self, ended: threading.Event) -> None:
+        self._is_drained = True
+        for connection in list(self._connections):
+            connection.close()
         ended.set()
 
 
-def _reply(conversation: Conversation, response: Response) -> None:
-    conversation.answer(response)
-    conversation.go_on()
+def _respond_and_advance(connection: HttpConnection, response: Response) -> None:
+    connection.respond(response)
+    connection.advance()

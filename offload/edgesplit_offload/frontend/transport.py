@@ -1,4 +1,4 @@
-"""A connection's bytes, in plain text or over TLS, never waiting: None, or less than all, is "not now"."""
+"""Non-blocking byte transport of a connection, plain or TLS: None, or unsent parts, mean "not now"."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgesplit.http1.server import shown_by
+from edgesplit.http1.server import peer_identity
 
 Part = bytes | memoryview
-_TOGETHER = 512
-"""Parts handed to the kernel by one call; it takes 1,024 at most."""
-_RECORD = 16_384
-"""Small parts are joined to records of TLS, up to so many bytes."""
+_MAX_PARTS = 512
+"""Most parts per `sendmsg` call; the kernel takes 1,024 at most."""
+_RECORD_BYTES = 16_384
+"""Small parts are joined into TLS records of up to this many bytes."""
 
 
-class Wire(Protocol):
-    """What a conversation needs of its socket."""
+class Transport(Protocol):
+    """What a connection needs of its socket."""
 
     peer: str | None
     """Common name of the verified client certificate."""
     peer_serial: int | None
     is_drained: bool
-    """Was that all there is, as far as the last `receive` knows? Another event tells of more."""
+    """Whether the last `receive` took everything there was; another event announces more."""
 
-    def opened(self) -> bool:
-        """Whether requests may be read now; False: try again at the next event. OSError where it cannot be."""
+    def handshake(self) -> bool:
+        """Perform the handshake: True once requests can be read, False to try again at the next event. OSError if it
+        fails."""
         ...
 
-    def receive(self, *rooms: memoryview) -> int | None:
-        """How many bytes came, 0 at the end of all; None where there is nothing now. They are in the first room, and
-        where that is full they may be in the next. OSError."""
+    def receive(self, *buffers: memoryview) -> int | None:
+        """Number of bytes received, 0 at end of stream, None if there are none now. They fill the first buffer and may
+        go on into the next. OSError."""
         ...
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
-        """What could not be sent now. OSError."""
+        """Send `parts`; returns what could not be sent now. OSError."""
         ...
 
 
-class Plain:
-    """A socket as it is."""
+class PlainTransport:
+    """A plain socket."""
 
     peer: str | None = None
     peer_serial: int | None = None
@@ -49,43 +50,43 @@ class Plain:
         self._sock = sock
         self.is_drained = False
 
-    def opened(self) -> bool:
-        """At once."""
+    def handshake(self) -> bool:
+        """True: no handshake."""
         return True
 
-    def receive(self, *rooms: memoryview) -> int | None:
-        """By one call of the kernel, which gives less than there is room for where there is no more."""
+    def receive(self, *buffers: memoryview) -> int | None:
+        """By one system call, which returns less than there is room for if there is no more."""
         try:
-            count = self._sock.recvmsg_into(rooms)[0]
+            count = self._sock.recvmsg_into(buffers)[0]
         except BlockingIOError:
             self.is_drained = True
             return None
-        self.is_drained = count < sum(map(len, rooms))
+        self.is_drained = count < sum(map(len, buffers))
         return count
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
-        """By as few calls of the kernel as may be."""
-        left = list(parts)
-        while left:
+        """With as few system calls as possible."""
+        unsent = list(parts)
+        while unsent:
             try:
-                sent = self._sock.sendmsg(left if len(left) <= _TOGETHER else left[:_TOGETHER])
+                sent = self._sock.sendmsg(unsent if len(unsent) <= _MAX_PARTS else unsent[:_MAX_PARTS])
             except BlockingIOError:
-                return left
-            if sent == sum(map(len, left)):
+                return unsent
+            if sent == sum(map(len, unsent)):
                 return []
-            done = 0
-            while done < len(left) and sent >= len(left[done]):
-                sent -= len(left[done])
-                done += 1
-            del left[:done]
+            sent_parts = 0
+            while sent_parts < len(unsent) and sent >= len(unsent[sent_parts]):
+                sent -= len(unsent[sent_parts])
+                sent_parts += 1
+            del unsent[:sent_parts]
             if sent:
-                left[0] = memoryview(left[0])[sent:]
-        return left
+                unsent[0] = memoryview(unsent[0])[sent:]
+        return unsent
 
 
-class Tls:
-    """The same over TLS. A handshake or a new key may want to write before it reads, and the other way round: whatever
-    it wants, both are tried again at the next event."""
+class TlsTransport:
+    """A TLS socket. TLS may need to write before it can read and vice versa (handshake, key update): both directions
+    are tried again at every event."""
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self._sock = sock
@@ -93,19 +94,19 @@ class Tls:
         self.peer_serial: int | None = None
         self.is_drained = False
 
-    def opened(self) -> bool:
-        """Once the handshake is done."""
+    def handshake(self) -> bool:
+        """True once the handshake is complete; sets `peer` and `peer_serial`."""
         try:
             self._sock.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
-        self.peer, self.peer_serial = shown_by(self._sock)
+        self.peer, self.peer_serial = peer_identity(self._sock)
         return True
 
-    def receive(self, *rooms: memoryview) -> int | None:
-        """Of one record at most, of which more may be left: only what has nothing more to give is drained."""
+    def receive(self, *buffers: memoryview) -> int | None:
+        """At most one TLS record into the first buffer. Only when nothing could be read is the transport drained."""
         try:
-            count = self._sock.recv_into(rooms[0])
+            count = self._sock.recv_into(buffers[0])
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):  # the last: after its own end
             self.is_drained = True
             return None
@@ -114,14 +115,14 @@ class Tls:
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
         """Record by record."""
-        left: list[Part] = [b"".join(parts)] if sum(map(len, parts)) <= _RECORD else list(parts)
-        while left:
+        unsent: list[Part] = [b"".join(parts)] if sum(map(len, parts)) <= _RECORD_BYTES else list(parts)
+        while unsent:
             try:
-                sent = self._sock.send(left[0])
+                sent = self._sock.send(unsent[0])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return left
-            if sent < len(left[0]):
-                left[0] = memoryview(left[0])[sent:]
+                return unsent
+            if sent < len(unsent[0]):
+                unsent[0] = memoryview(unsent[0])[sent:]
             else:
-                del left[0]
-        return left
+                del unsent[0]
+        return unsent

@@ -1,10 +1,10 @@
-"""The further hop: a gateway's server runs its own slices of a row, asks the next tier for the rest, joins the answers.
+"""Gateway offload: runs the gateway's own slices of a row, sends the rest to the next tier, and merges the outputs.
 
-Promises: what the next tier answers is checked against the manifest as the device would; a row of another release or
-another cut never meets it, for each request names release, device class, row and link. Where the next tier is gone,
-late or wrong, this one runs the rest too, if it has the slices. A request that this gateway cannot run itself, because
-its release is not here yet or no plan of it knows a gateway, is relayed whole. A device that has gone ends what was
-asked for it. Leaves to others: whose turn it is to run, and who may ask.
+The next tier's answer is checked against the manifest as a device would check it; each request names release, device
+class, row and link, so a row of another release or another cut is never combined with it. If the next tier fails or is
+late, the gateway runs the rest as well, if it has the slices (fallback). A request that the gateway cannot run, because
+its release is not here yet or no plan of it has a gateway, is relayed whole. When the device disconnects, what was
+requested for it is cancelled. Scheduling of runs and access control are the server's concern.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from edgesplit.errors import Busy, DeadlineExceeded, LinkError, ModelRefused, No
 from edgesplit.http1.server import Request, Response
 from edgesplit.observability import trace_context
 from edgesplit.observability.phases import HOP, Timeline
-from edgesplit.offload_client.circuit_breaker import Breaker
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.offload_client.pool import (
     HOP_CAUSE_HEADER,
     HOP_HEADER,
     HOP_SERVER_HEADER,
-    Call,
-    Outcome,
-    Relayed,
-    Remote,
-    RemoteAnswer,
-    RemoteFailure,
-    ask,
+    CancellableCall,
+    OffloadAnswer,
+    OffloadClient,
+    OffloadFailure,
+    OffloadResult,
+    RelayedResponse,
+    encode_offload_request,
 )
 from edgesplit.oip import protocol as oip
-from edgesplit.plan import far_half, near_half
+from edgesplit.plan import gateway_part, remote_half_beyond
 from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor
 from edgesplit_offload.models.repository import RemoteModel
@@ -48,218 +48,228 @@ from edgesplit_offload.models.repository import RemoteModel
 log = logging.getLogger(__name__)
 
 NOT_HERE = (NotFound, TrustError, ModelRefused)
-"""Why a gateway cannot run a row itself."""
-UNHURRIED_S = 10.0
-"""The next tier is given so long where a request names no deadline."""
+"""Errors for which a gateway relays a request instead."""
+DEFAULT_TIMEOUT_S = 10.0
+"""Timeout of the next tier for a request without a deadline."""
 MARGIN_S = 0.02
-"""Kept back from the deadline for handing the answer over."""
-ALONE_FACTOR = 1.2
-"""Finishing alone may take this much longer than it did and still meet the deadline."""
-UNMEASURED_PART = 0.5
-"""Of the time that is left the next tier gets so much, while it is not known how long finishing alone takes."""
+"""Time kept back from the deadline for returning the answer."""
+FALLBACK_FACTOR = 1.2
+"""Safety factor on the measured time of the fallback."""
+UNMEASURED_RATIO = 0.5
+"""Share of the remaining time that the next tier gets while the fallback's duration is unknown."""
 USUAL_FACTOR = 4.0
-"""The next tier is late when it takes so many times what it usually does..."""
-LEAST_S = 0.5
-"""...and at least this long."""
+"""The next tier is late when it takes this multiple of its usual time, and at least `MIN_TIMEOUT_S`."""
+MIN_TIMEOUT_S = 0.5
+"""Least timeout of the next tier in seconds, where its usual time is known."""
 SMOOTHING = 0.3
 PING_S = 2.0
-LOOK_UP_S = 0.1
-"""How often one that waits looks whether its client is still there."""
-WAITING = 128
-"""Requests that may be with the next tier at once."""
-REMEMBERED = 256
-_PASSED_ON = (
+CLIENT_CHECK_S = 0.1
+"""Interval in seconds at which a waiting request checks whether its client is still connected."""
+MAX_WAITING = 128
+"""Most requests at the next tier at once."""
+MAX_DURATIONS = 256
+_REQUEST_HEADERS = (
     "content-type",
     "content-encoding",
     oip.HEADER_LENGTH,
     trace_context.TRACEPARENT,
     trace_context.TRACESTATE,
 )
-_PASSED_BACK = ("content-type", oip.HEADER_LENGTH, "retry-after")
+_RESPONSE_HEADERS = ("content-type", oip.HEADER_LENGTH, "retry-after")
 _Result = TypeVar("_Result", bound=object)
 
 Tensors = Mapping[str, Tensor]
 Run = Callable[[RemoteModel, Tensors], Tensors]
-"""All answers of a model that is here, when its turn has come."""
+"""Runs a model that is here, through the scheduler, and returns its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a device wants of a row."""
+class RowRequest:
+    """A device's request for a row."""
 
     id: str
     inputs: Tensors
     deadline: float | None
-    """By the monotonic clock."""
-    is_gone: Callable[[], bool]
+    """Monotonic time; None: no deadline."""
+    is_client_gone: Callable[[], bool]
     timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
-        return UNHURRIED_S if self.deadline is None else self.deadline - monotonic()
+        """Seconds until the deadline; `DEFAULT_TIMEOUT_S` without one."""
+        return DEFAULT_TIMEOUT_S if self.deadline is None else self.deadline - monotonic()
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A row's answers, and what the device is told of the further hop."""
+class RowResult:
+    """The outputs of a row, and the headers that report the hop to the device."""
 
     outputs: Tensors
     headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a far half took lately, smoothed; None while it never ran."""
+class Durations:
+    """Smoothed durations of one remote half; None before its first run."""
 
-    alone_s: float | None = None
-    """Here."""
-    there_s: float | None = None
-    """At the next tier, the link included."""
+    fallback_s: float | None = None
+    """Run here, as the fallback."""
+    remote_s: float | None = None
+    """At the next tier, including the link."""
 
-    def after(self, *, alone_s: float | None = None, there_s: float | None = None) -> Known:
-        """Once it ran again."""
-        return Known(_smoothed(self.alone_s, alone_s), _smoothed(self.there_s, there_s))
+    def updated(self, *, alone_s: float | None = None, there_s: float | None = None) -> Durations:
+        """The durations after another run."""
+        return Durations(_smoothed(self.fallback_s, alone_s), _smoothed(self.remote_s, there_s))
 
 
-class Onward:
-    """The next tier's server, as this gateway sees it. Thread-safe."""
+class NextTier:
+    """The next tier's server, as used by this gateway. Thread-safe."""
 
-    def __init__(self, remote: Remote) -> None:
-        self._remote = remote
-        self._threads = ThreadPoolExecutor(WAITING, thread_name_prefix="onward")
+    def __init__(self, remote: OffloadClient) -> None:
+        self._client = remote
+        self._threads = ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="onward")
         self._lock = threading.Lock()
-        self._breaker = Breaker()
+        self._breaker = CircuitBreaker()
         self._pinging = False
         self._waiting = 0
-        self._known: OrderedDict[str, Known] = OrderedDict()
-        """By far half."""
+        self._durations: OrderedDict[str, Durations] = OrderedDict()
+        """By name of the remote half, least recently used first."""
 
     def close(self) -> None:
-        """Wait for the next tier no more."""
-        self._remote.close()
+        """Cancel all waiting requests."""
+        self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    # A row that goes further
+    # A row with a hop to the next tier
 
-    def finish(self, model: RemoteModel, asked: Asked, run: Run) -> Finished:
-        """The answers of a row with hops. LinkError where neither the next tier nor this one can finish it."""
-        live = dict(asked.inputs)
-        near = near_half(model.row)
+    def finish(self, model: RemoteModel, request: RowRequest, run: Run) -> RowResult:
+        """The outputs of a row with hops. LinkError if neither the next tier nor this one can finish it."""
+        live = dict(request.inputs)
+        near = gateway_part(model.row)
         if near.remote:
-            live.update(run(model.part(near), asked.inputs))
-        far = model.part(far_half(model.row))
+            live.update(run(model.part(near), request.inputs))
+        far = model.part(remote_half_beyond(model.row))
         sends = {name: live[name] for name in far.row.sends}
-        outcome = self._help(far, asked, sends)
-        if isinstance(outcome, RemoteAnswer):
+        outcome = self._offload(far, request, sends)
+        if isinstance(outcome, OffloadAnswer):
             live.update(outcome.outputs)
-            told = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
+            hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
         else:
-            live.update(self._alone(far, sends, run, outcome))
-            told = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_CAUSE_HEADER: outcome.cause}
-        return Finished({name: live[name] for name in model.row.receives}, told)
+            live.update(self._run_fallback(far, sends, run, outcome))
+            hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_CAUSE_HEADER: outcome.cause}
+        return RowResult({name: live[name] for name in model.row.receives}, hop_headers)
 
-    def _help(self, far: RemoteModel, asked: Asked, sends: Tensors) -> Outcome:
-        """What the next tier makes of its half, if it may be asked and answers in time."""
+    def _offload(self, far: RemoteModel, request: RowRequest, sends: Tensors) -> OffloadResult:
+        """The next tier's result for its half, within the timeout that the deadline allows; a failure at once if the
+        circuit breaker is open or no time is left."""
         with self._lock:
-            known = self._known.get(far.name, Known())
-        wait_s = patience_s(asked.left_s, known)
+            durations = self._durations.get(far.name, Durations())
+        wait_s = timeout_s(request.left_s, durations)
         if wait_s <= 0:
-            return RemoteFailure("timeout", "no time left to ask")
-        if not self._may_ask():
-            return RemoteFailure("open", "it did not answer lately")
-        body = ask(
+            return OffloadFailure("timeout", "no time left to ask")
+        if not self._is_allowed():
+            return OffloadFailure("open", "it did not answer lately")
+        body = encode_offload_request(
             far.name,
-            asked.id,
-            boundary_codecs.encode_all(sends, far.row.codecs),
+            request.id,
+            boundary_codecs.encode_tensors(sends, far.row.codecs),
             far.outputs,
             left_s=wait_s,
             coding="zstd" if far.row.compress else "",
         )
-        with asked.timeline.phase(HOP):
-            outcome = self._exchange(lambda call: self._remote.infer(body, call, wait_s), wait_s, asked.is_gone)
-        if isinstance(outcome, RemoteAnswer):
-            self._took(far.name, there_s=outcome.elapsed_s)
+        with request.timeline.phase(HOP):
+            outcome = self._exchange(
+                lambda call: self._client.infer(body, call, wait_s), wait_s, request.is_client_gone
+            )
+        if isinstance(outcome, OffloadAnswer):
+            self._update_durations(far.name, there_s=outcome.elapsed_s)
         return outcome
 
-    def _alone(self, far: RemoteModel, sends: Tensors, run: Run, why: RemoteFailure) -> Tensors:
-        """The next tier's half, run here."""
+    def _run_fallback(self, far: RemoteModel, sends: Tensors, run: Run, why: OffloadFailure) -> Tensors:
+        """Fallback: run the next tier's half here. LinkError if this gateway does not have it."""
         began = perf_counter()
         try:
-            made = run(far, sends)
+            outputs = run(far, sends)
         except NOT_HERE as error:
             raise LinkError(f"the next tier did not answer ({why.cause}: {why.text}), and here {error}") from error
-        self._took(far.name, alone_s=perf_counter() - began)
-        return made
+        self._update_durations(far.name, alone_s=perf_counter() - began)
+        return outputs
 
-    def _took(self, far: str, **seconds: float) -> None:
-        """Learn how long a half takes, here or there."""
+    def _update_durations(self, far: str, **seconds: float) -> None:
+        """Update the durations of a half."""
         with self._lock:
-            old = self._known.pop(far, Known())
-            self._known[far] = old.after(**seconds)
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+            durations = self._durations.pop(far, Durations())
+            self._durations[far] = durations.updated(**seconds)
+            while len(self._durations) > MAX_DURATIONS:
+                self._durations.popitem(last=False)
 
-    # A row that this gateway knows nothing of
+    # A row that this gateway cannot run itself
 
     def relay(self, request: Request, left_s: float | None) -> Response:
-        """The whole request to the next tier, and its answer back. LinkError, DeadlineExceeded."""
-        if not self._may_ask():
+        """Forward the whole request to the next tier and return its response. Raises Busy, LinkError or
+        DeadlineExceeded."""
+        if not self._is_allowed():
             raise Busy("this gateway has not the release, and the next tier did not answer lately")
-        wait_s = UNHURRIED_S if left_s is None else left_s
-        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        wait_s = DEFAULT_TIMEOUT_S if left_s is None else left_s
+        headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         outcome = self._exchange(
-            lambda call: self._remote.relay(quote(request.path), headers, request.body, call, wait_s),
+            lambda call: self._client.relay(quote(request.path), headers, request.body, call, wait_s),
             wait_s,
-            request.closed,
+            request.is_closed,
         )
-        if isinstance(outcome, RemoteFailure):
+        if isinstance(outcome, OffloadFailure):
             kind = DeadlineExceeded if outcome.cause == "timeout" else LinkError
             raise kind(f"this gateway has not the release, and the next tier did not answer: {outcome.text}")
-        back = {name: outcome.headers[name] for name in _PASSED_BACK if name in outcome.headers}
-        told = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
-        return Response(outcome.status, {**back, **told}, [outcome.body])
+        back = {name: outcome.headers[name] for name in _RESPONSE_HEADERS if name in outcome.headers}
+        hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
+        return Response(outcome.status, {**back, **hop_headers}, [outcome.body])
 
     # The next tier
 
     def _exchange(
-        self, do: Callable[[Call], _Result | RemoteFailure], wait_s: float, is_gone: Callable[[], bool]
-    ) -> _Result | RemoteFailure:
-        """What comes of it within `wait_s`, while somebody waits for it; the breaker learns."""
+        self, do: Callable[[CancellableCall], _Result | OffloadFailure], wait_s: float, is_gone: Callable[[], bool]
+    ) -> _Result | OffloadFailure:
+        """Call the next tier with a timeout, and update the circuit breaker. Raises Busy while too many requests wait
+        for it, LinkError if the client disconnects."""
         with self._lock:
-            if self._waiting >= WAITING:
+            if self._waiting >= MAX_WAITING:
                 raise Busy(f"{self._waiting} requests wait for the next tier")
             self._waiting += 1
         try:
-            outcome = self._waited(do, Call(), wait_s, is_gone)
+            outcome = self._wait_for_result(do, CancellableCall(), wait_s, is_gone)
         finally:
             with self._lock:
                 self._waiting -= 1
-        self._learn(outcome)
+        self._update_breaker(outcome)
         return outcome
 
-    def _waited(
-        self, do: Callable[[Call], _Result | RemoteFailure], call: Call, wait_s: float, is_gone: Callable[[], bool]
-    ) -> _Result | RemoteFailure:
+    def _wait_for_result(
+        self,
+        do: Callable[[CancellableCall], _Result | OffloadFailure],
+        call: CancellableCall,
+        wait_s: float,
+        is_gone: Callable[[], bool],
+    ) -> _Result | OffloadFailure:
         began = monotonic()
-        future: Future[_Result | RemoteFailure] = self._threads.submit(copy_context().run, do, call)
+        future: Future[_Result | OffloadFailure] = self._threads.submit(copy_context().run, do, call)
         try:
             while (left_s := began + wait_s - monotonic()) > 0:
                 try:
-                    return future.result(min(left_s, LOOK_UP_S))
+                    return future.result(min(left_s, CLIENT_CHECK_S))
                 except NotYet:
                     if is_gone():
                         raise LinkError("the client has gone") from None
-            return RemoteFailure("timeout", f"no answer within {wait_s:.2f} s", wait_s)
+            return OffloadFailure("timeout", f"no answer within {wait_s:.2f} s", wait_s)
         finally:
             if not future.done():
-                call.drop()
+                call.cancel()
                 future.cancel()
 
-    def _may_ask(self) -> bool:
-        """Whether requests go on now; a breaker whose pause is over is tried by a ping, beside the request."""
+    def _is_allowed(self) -> bool:
+        """Whether the circuit breaker allows requests. An open breaker whose pause is over is probed by a ping in
+        another thread."""
         with self._lock:
-            if self._breaker.lets_through:
+            if self._breaker.is_allowing:
                 return True
             due = not self._pinging and monotonic() >= self._breaker.probe_at
             self._pinging |= due
@@ -269,38 +279,41 @@ class Onward:
 
     def _ping(self) -> None:
         try:
-            found = self._remote.ping(PING_S)
+            result = self._client.ping(PING_S)
             with self._lock:
-                if isinstance(found, RemoteFailure):
-                    self._breaker = self._breaker.failed(monotonic(), random.random(), probe=True)
+                if isinstance(result, OffloadFailure):
+                    self._breaker = self._breaker.after_failure(monotonic(), random.random(), probe=True)
                 else:
                     log.warning("the next tier is there again, trying it")
-                    self._breaker = self._breaker.probed(monotonic())
+                    self._breaker = self._breaker.after_probe(monotonic())
         finally:
             with self._lock:
                 self._pinging = False
 
-    def _learn(self, outcome: object) -> None:
+    def _update_breaker(self, outcome: object) -> None:
         with self._lock:
-            was = self._breaker.state
-            if not isinstance(outcome, RemoteFailure):
-                well = not isinstance(outcome, Relayed) or outcome.status < 500
-                self._breaker = self._breaker.succeeded(monotonic()) if well else self._breaker
+            previous = self._breaker.state
+            if not isinstance(outcome, OffloadFailure):
+                succeeded = not isinstance(outcome, RelayedResponse) or outcome.status < 500
+                self._breaker = self._breaker.after_success(monotonic()) if succeeded else self._breaker
             elif outcome.cause != "rejected":
                 refused = outcome.cause == "refused"
-                self._breaker = self._breaker.failed(monotonic(), random.random(), refused=refused)
-            now = self._breaker.state
-        if was != now:
-            log.warning("breaker of the next tier: %s -> %s", was, now)
+                self._breaker = self._breaker.after_failure(monotonic(), random.random(), refused=refused)
+            current = self._breaker.state
+        if previous != current:
+            log.warning("breaker of the next tier: %s -> %s", previous, current)
 
 
-def patience_s(left_s: float, known: Known) -> float:
-    """Seconds that the next tier gets: so few that finishing alone still meets the deadline, and where it has a usual
-    time, no more than some of those."""
-    alone_s = known.alone_s
-    wait_s = left_s * UNMEASURED_PART if alone_s is None else left_s - alone_s * ALONE_FACTOR - MARGIN_S
-    if known.there_s is not None:
-        wait_s = min(wait_s, max(LEAST_S, USUAL_FACTOR * known.there_s))
+def timeout_s(left_s: float, durations: Durations) -> float:
+    """Timeout of the next tier in seconds: short enough that the fallback still meets the deadline, and no more than a
+    few times the next tier's usual duration."""
+    # The fallback must still fit behind the timeout: left - measured fallback * safety factor - margin. While the
+    # fallback was never measured, half of the time left. A next tier with a usual time counts as late after a multiple
+    # of it, so that the breaker and the fallback react long before a generous deadline.
+    alone_s = durations.fallback_s
+    wait_s = left_s * UNMEASURED_RATIO if alone_s is None else left_s - alone_s * FALLBACK_FACTOR - MARGIN_S
+    if durations.remote_s is not None:
+        wait_s = min(wait_s, max(MIN_TIMEOUT_S, USUAL_FACTOR * durations.remote_s))
     return max(0.0, wait_s)
 
 
@@ -310,6 +323,6 @@ def _smoothed(old: float | None, new: float | None) -> float | None:
     return old + SMOOTHING * (new - old)
 
 
-def deadline_left_s(request: Request, body: oip.Body) -> float | None:
-    """What a request to be relayed says of its deadline; None where it says nothing. MalformedMessage."""
+def request_timeout_s(request: Request, body: oip.Body) -> float | None:
+    """Timeout of a request to be relayed; None if it has none. MalformedMessage if it cannot be decoded."""
     return oip.timeout_s(oip.decode_request(body, oip.header_length(request.headers)).parameters)

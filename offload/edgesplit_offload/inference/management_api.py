@@ -1,8 +1,9 @@
-"""What operators and their tools ask besides inference, in the words of Triton's extensions: which models are here,
-load and unload, statistics, log and trace settings, shared memory.
+"""Operators' API beside inference, in the format of Triton's extensions: model index, load and unload, statistics, log
+and trace settings, shared memory.
 
-Changing something is for operators: a client whose certificate says so, or anybody where there are no certificates,
-which is on loopback only. Of several serving processes each gets the same, and what is told is the sum.
+Changes are for operators: clients with the operator certificate, or every client on a server without certificates,
+which listens on loopback only. With several serving processes every one of them gets the change, and figures are
+summed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import msgspec
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
-from edgesplit_offload.models.repository import VERSION, Shelf
-from edgesplit_offload.observability.statistics import Counts, Told, of_models, summed
-from edgesplit_offload.processes.peers import Siblings
+from edgesplit_offload.models.repository import VERSION, ModelRepository
+from edgesplit_offload.observability.statistics import ModelStatistics, StatisticsRecorder, of_models, sum_processes
+from edgesplit_offload.processes.peers import PeerProcesses
 
 log = logging.getLogger(__name__)
 
 OPERATOR = "operator"
-"""The name in the certificate of who may change something: the controller issues it, and no device can have it."""
+"""Common name in the certificate of a client that may change something: issued by the controller, and impossible for a
+device."""
 INDEX, LOAD, UNLOAD, STATISTICS, LOGGING = "index", "load", "unload", "statistics", "logging"
 _LEVELS: tuple[tuple[str, int], ...] = (
     ("log_info", logging.INFO),
@@ -49,33 +51,35 @@ Handler = Callable[[Request, Mapping[str, str]], Response]
 
 
 class Management:
-    """Answers these questions for a shelf of models."""
+    """Answers the management requests for a repository of models."""
 
-    def __init__(self, shelf: Shelf, counts: Counts, siblings: Siblings, *, mutual: bool) -> None:
-        self._shelf = shelf
-        self._counts = counts
-        self._siblings = siblings
+    def __init__(
+        self, models: ModelRepository, statistics: StatisticsRecorder, peers: PeerProcesses, *, mutual: bool
+    ) -> None:
+        self._models = models
+        self._model_statistics = statistics
+        self._peers = peers
         self._mutual = mutual
         self._routes: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, re.compile(path), getattr(self, f"_{name}")) for method, path, name in _ROUTES
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
-            INDEX: lambda _: shelf.models(),
-            LOAD: lambda model: shelf.model(model).half.load(),
-            UNLOAD: lambda model: shelf.model(model).half.unload(),
-            STATISTICS: lambda _: counts.told(),
+            INDEX: lambda _: models.models(),
+            LOAD: lambda model: models.model(model).half.load(),
+            UNLOAD: lambda model: models.model(model).half.unload(),
+            STATISTICS: lambda _: statistics.snapshot(),
             LOGGING: _set_levels,
         }
 
     def answer(self, request: Request, path: str) -> Response | None:
-        """The response; None where nothing of this is at that path."""
+        """The response; None if the path is not one of these."""
         methods = []
         for method, pattern, handle in self._routes:
-            found = pattern.fullmatch(path)
-            if found is None:
+            match = pattern.fullmatch(path)
+            if match is None:
                 continue
             if request.method == method:
-                return handle(request, {key: text for key, text in found.groupdict().items() if text is not None})
+                return handle(request, {key: text for key, text in match.groupdict().items() if text is not None})
             methods.append(method)
         return (
             error_response(405, f"use {' or '.join(methods)} here", {"allow": ", ".join(methods)}) if methods else None
@@ -84,11 +88,11 @@ class Management:
     # Models
 
     def _index(self, request: Request, _: Mapping[str, str]) -> Response:
-        """READY: it runs, or is loaded when somebody asks; those that are not loaded have that as their reason."""
-        only_ready = _asked(request).get("ready") is True
+        """Every model is READY: loaded, or loaded on demand, which is then its `reason`."""
+        only_ready = _parse_object(request).get("ready") is True
         models: dict[str, bool] = {}
-        for told in self._siblings.ask(INDEX):
-            for name, loaded in told.items():
+        for states in self._peers.ask(INDEX):
+            for name, loaded in states.items():
                 models[name] = models.get(name, False) or loaded
         entries = [
             {"name": name, "version": VERSION, "state": "READY", **({} if loaded else {"reason": "loaded on demand"})}
@@ -97,49 +101,57 @@ class Management:
         ]
         return json_response(200, entries)
 
-    def _load(self, request: Request, found: Mapping[str, str]) -> Response:
-        parameters = _asked(request).get("parameters") or {}
+    def _load(self, request: Request, groups: Mapping[str, str]) -> Response:
+        parameters = _parse_object(request).get("parameters") or {}
         if not isinstance(parameters, dict) or parameters.keys() - {"unload_dependents"}:
             raise UsageError("a model is a release's, as it was signed: no configuration or files can be given to it")
-        return self._told_all(request, LOAD, found["model"])
+        return self._ask_all(request, LOAD, groups["model"])
 
-    def _unload(self, request: Request, found: Mapping[str, str]) -> Response:
-        """Lets go of its memory; the next request for it loads it again."""
-        return self._told_all(request, UNLOAD, found["model"])
+    def _unload(self, request: Request, groups: Mapping[str, str]) -> Response:
+        """Frees the model's memory; the next request for it loads it again."""
+        return self._ask_all(request, UNLOAD, groups["model"])
 
-    def _told_all(self, request: Request, question: str, model: str) -> Response:
+    def _ask_all(self, request: Request, question: str, model: str) -> Response:
+        """Have every serving process load or unload the model."""
         if refusal := self._refusal(request):
             return refusal
-        self._shelf.model(model)  # NotFound, before anybody else is asked
-        self._siblings.ask(question, model)
+        self._models.model(model)  # raises NotFound before the other processes are asked
+        self._peers.ask(question, model)
         if question == LOAD:
-            self._shelf.model(model).half.load()  # the others' errors are theirs, and in their logs; ours are told
+            self._models.model(
+                model
+            ).half.load()  # errors of other processes are in their logs; this process's are raised
         return Response()
 
-    def _statistics(self, _: Request, found: Mapping[str, str]) -> Response:
-        if found.get("version", VERSION) != VERSION:
-            raise NotFound(f"model {found['model'][:200]!r} has no version {found['version'][:80]!r}")
-        counted: list[Told] = summed(self._siblings.ask(STATISTICS))
-        models = [self._shelf.model(found["model"]).name] if "model" in found else [one["name"] for one in counted]
+    def _statistics(self, _: Request, groups: Mapping[str, str]) -> Response:
+        if groups.get("version", VERSION) != VERSION:
+            raise NotFound(f"model {groups['model'][:200]!r} has no version {groups['version'][:80]!r}")
+        counted: list[ModelStatistics] = sum_processes(self._peers.ask(STATISTICS))
+        models = (
+            [self._models.model(groups["model"]).name]
+            if "model" in groups
+            else [model_statistics["name"] for model_statistics in counted]
+        )
         return json_response(200, of_models(models, counted))
 
     # Settings
 
-    def _trace(self, _: Request, found: Mapping[str, str]) -> Response:
-        if "model" in found:
-            self._shelf.model(found["model"])
+    def _trace(self, _: Request, groups: Mapping[str, str]) -> Response:
+        if "model" in groups:
+            self._models.model(groups["model"])
         return json_response(200, TRACE_SETTINGS)
 
-    def _set_trace(self, request: Request, found: Mapping[str, str]) -> Response:
-        """What is asked for is as it is already, or it is an error: nothing of it can be set while a server runs."""
+    def _set_trace(self, request: Request, groups: Mapping[str, str]) -> Response:
+        """Accept settings that equal the current ones; UsageError for any change, because traces are configured at
+        start."""
         if refusal := self._refusal(request):
             return refusal
-        for name, value in _asked(request).items():
+        for name, value in _parse_object(request).items():
             if name not in TRACE_SETTINGS:
                 raise UsageError(f"unknown trace setting {name[:80]!r}; these are: {', '.join(TRACE_SETTINGS)}")
             if value is not None and value != TRACE_SETTINGS[name]:
                 raise UsageError(f"{name} cannot be set while the server runs: traces are set up when it starts")
-        return self._trace(request, found)
+        return self._trace(request, groups)
 
     def _logging(self, _: Request, __: Mapping[str, str]) -> Response:
         return json_response(200, log_settings())
@@ -147,25 +159,26 @@ class Management:
     def _set_logging(self, request: Request, _: Mapping[str, str]) -> Response:
         if refusal := self._refusal(request):
             return refusal
-        wanted = _checked_log_settings(_asked(request))
-        self._siblings.ask(LOGGING, wanted)
+        wanted = _checked_log_settings(_parse_object(request))
+        self._peers.ask(LOGGING, wanted)
         return json_response(200, log_settings())
 
     # Shared memory: a client on another machine has none with us
 
-    def _regions(self, _: Request, found: Mapping[str, str]) -> Response:
-        if "region" in found:
-            raise NotFound(f"no shared memory region {found['region'][:80]!r} is registered: there is none here")
+    def _regions(self, _: Request, groups: Mapping[str, str]) -> Response:
+        if "region" in groups:
+            raise NotFound(f"no shared memory region {groups['region'][:80]!r} is registered: there is none here")
         return json_response(200, [])
 
-    def _register(self, _: Request, found: Mapping[str, str]) -> Response:
+    def _register(self, _: Request, groups: Mapping[str, str]) -> Response:
         raise UsageError(
-            f"{found['kind']} shared memory is not taken: clients of this server are on other machines. Send tensors as"
+            f"{groups['kind']} shared memory is not taken: clients of this server are on other machines. Send"
+            " tensors as"
             " binary data; the agent on a device takes shared memory"
         )
 
     def _unregister(self, _: Request, __: Mapping[str, str]) -> Response:
-        """As Triton: what is not registered is unregistered already."""
+        """As in Triton, unregistering what is not registered succeeds."""
         return Response()
 
     def _refusal(self, request: Request) -> Response | None:
@@ -174,8 +187,8 @@ class Management:
         return None
 
 
-def _asked(request: Request) -> dict[str, Any]:
-    """The request's JSON object; an empty body is an empty one."""
+def _parse_object(request: Request) -> dict[str, Any]:
+    """The request's JSON object; empty for an empty body."""
     try:
         value = msgspec.json.decode(request.body) if len(request.body) else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -196,7 +209,7 @@ def _checked_log_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_levels(wanted: Mapping[str, Any]) -> None:
-    """The least that is asked for is logged, and all that is graver."""
+    """Set the log level to the least severe one that is enabled."""
     now = {**log_settings(), **wanted}
     least = next((needed for name, needed in _LEVELS if now[name]), logging.CRITICAL)
     logging.getLogger().setLevel(logging.DEBUG if now["log_verbose_level"] > 0 else least)

@@ -1,9 +1,10 @@
-"""The graph of a slice that was cut for one input at a time, made to take several stacked along their first length.
+"""Rewrites the ONNX graph of a slice that was cut for a batch size of one, so that it accepts stacked inputs.
 
-Only graphs of operators that treat all data alike come into question: none that branches, counts, sorts or picks by
-value. Whether such a graph keeps the inputs of a stack apart is then tried, not proved (`gain`): what mixes them shows
-on noise. Changed is what says "one": the declared shapes, and the targets of Reshape. Reads and writes protobuf's wire
-format: servers have no `onnx` package.
+Only graphs whose operators treat all elements alike qualify: none that branches, counts, sorts or selects by value.
+Whether such a graph keeps the inputs of a batch independent is then tested, not proved
+(`edgesplit_offload.models.batch_benefit`): dependence shows on noise. What is rewritten is every mention of the batch
+size: the declared shapes, and the targets of Reshape. Works on protobuf's wire format, because servers have no `onnx`
+package.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import TypeGuard
 
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import TrustError
-from edgesplit.release.onnx_graph import fields
+from edgesplit.release.onnx_graph import iter_fields
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
-ALIKE = frozenset(
+ELEMENTWISE_SAFE = frozenset(
     """
     Abs Add AveragePool BatchNormalization Cast Ceil Celu Clip Concat Conv ConvTranspose Cos DepthToSpace
     DequantizeLinear Div Dropout Elu Erf Exp Flatten Floor Gelu Gemm GlobalAveragePool GlobalMaxPool GroupNormalization
@@ -29,7 +30,7 @@ ALIKE = frozenset(
     Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh ThresholdedRelu Transpose Unsqueeze Upsample
     """.split()  # noqa: SIM905
 )
-"""Operators of ai.onnx that do the same to every element, whatever it is."""
+"""Operators of ai.onnx that apply the same computation whatever the values are."""
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
 _NODE, _INITIALIZER, _INPUT, _OUTPUT, _SPARSE = 1, 5, 11, 12, 15
 _NODE_INPUT, _NODE_OP, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 4, 5, 7
@@ -41,104 +42,108 @@ _VARINT, _BYTES = 0, 2
 Field = tuple[int, "int | memoryview"]
 
 
-def source_of_many(source: SliceSource) -> SliceInMemory | None:
-    """The slice in `source` as one that takes stacks, its weights still in the file that they were in; None where it
-    does not come into question."""
-    graph = of_many(source.read(GRAPH) if isinstance(source, SliceInMemory) else (source / GRAPH).read_bytes())
+def batched_source(source: SliceSource) -> SliceInMemory | None:
+    """The slice in `source` rewritten for batches, its weights still in their original file; None if it does not
+    qualify."""
+    graph = batched_model(source.read(GRAPH) if isinstance(source, SliceInMemory) else (source / GRAPH).read_bytes())
     if graph is None:
         return None
-    many = SliceInMemory("stacked")
-    many.add(GRAPH, [graph])
+    batched = SliceInMemory("stacked")
+    batched.add(GRAPH, [graph])
     weights = _weights(source)
     if weights is not None:
-        many.take(WEIGHTS, os.open(weights, os.O_RDONLY | os.O_CLOEXEC))
-    return many
+        batched.adopt(WEIGHTS, os.open(weights, os.O_RDONLY | os.O_CLOEXEC))
+    return batched
 
 
 def _weights(source: SliceSource) -> Path | None:
-    """The slice's weights, where it has any outside of its graph."""
+    """Path of the slice's weights, if they are outside of its graph."""
     if isinstance(source, SliceInMemory):
         return source.path(WEIGHTS) if source.has(WEIGHTS) else None
     return source / WEIGHTS if (source / WEIGHTS).is_file() else None
 
 
-def of_many(model: bytes) -> bytes | None:
-    """The ONNX model in these bytes, for stacks; None where it does not come into question."""
+def batched_model(model: bytes) -> bytes | None:
+    """The ONNX model in these bytes rewritten for batches; None if it does not qualify."""
     try:
-        parts = list(fields(memoryview(model)))
+        parts = list(iter_fields(memoryview(model)))
         graph = next(value for number, value in parts if number == _MODEL_GRAPH and _is_bytes(value))
         if any(number == _MODEL_FUNCTIONS for number, _ in parts):
             return None
-        changed = _graph(list(fields(graph)))
+        changed = _rewrite_graph(list(iter_fields(graph)))
     except (TrustError, StopIteration, UnicodeDecodeError, struct.error):
         return None
     if changed is None:
         return None
-    return b"".join(_written(number, changed if number == _MODEL_GRAPH else value) for number, value in parts)
+    return b"".join(_encode_field(number, changed if number == _MODEL_GRAPH else value) for number, value in parts)
 
 
-def _graph(parts: list[Field]) -> bytes | None:
-    nodes = [list(fields(value)) for number, value in parts if number == _NODE and _is_bytes(value)]
-    if any(number == _SPARSE for number, _ in parts) or not all(map(_is_alike, nodes)):
+def _rewrite_graph(parts: list[Field]) -> bytes | None:
+    nodes = [list(iter_fields(value)) for number, value in parts if number == _NODE and _is_bytes(value)]
+    if any(number == _SPARSE for number, _ in parts) or not all(map(_is_supported, nodes)):
         return None
     targets = {_texts(node, _NODE_INPUT)[1] for node in nodes if _text(node, _NODE_OP) == "Reshape"}
-    others = {
+    other_inputs = {
         name
         for node in nodes
-        for place, name in enumerate(_texts(node, _NODE_INPUT))
-        if place != 1 or _text(node, _NODE_OP) != "Reshape"
+        for index, name in enumerate(_texts(node, _NODE_INPUT))
+        if index != 1 or _text(node, _NODE_OP) != "Reshape"
     }
-    if targets & others:
-        return None  # the same numbers mean something else there
-    return b"".join(_written(number, _changed(number, value, targets)) for number, value in parts)
+    if targets & other_inputs:
+        return None  # the constant is also used as data, where it must not change
+    return b"".join(_encode_field(number, _rewritten(number, value, targets)) for number, value in parts)
 
 
-def _is_alike(node: list[Field]) -> bool:
-    if _text(node, _NODE_DOMAIN) not in ("", "ai.onnx") or _text(node, _NODE_OP) not in ALIKE:
+def _is_supported(node: list[Field]) -> bool:
+    if _text(node, _NODE_DOMAIN) not in ("", "ai.onnx") or _text(node, _NODE_OP) not in ELEMENTWISE_SAFE:
         return False
     return _text(node, _NODE_OP) != "Reshape" or (len(_texts(node, _NODE_INPUT)) == 2 and not _allows_zero(node))
 
 
 def _allows_zero(node: list[Field]) -> bool:
-    """Reshape with `allowzero`: a 0 is then no "as it is"."""
-    attributes = [list(fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and _is_bytes(value)]
-    return any(_text(one, _ATTRIBUTE_NAME) == "allowzero" and (_ATTRIBUTE_INT, 1) in one for one in attributes)
+    """Whether a Reshape has `allowzero`, with which a 0 does not mean "keep this dimension"."""
+    attributes = [list(iter_fields(value)) for number, value in node if number == _NODE_ATTRIBUTE and _is_bytes(value)]
+    return any(
+        _text(attribute, _ATTRIBUTE_NAME) == "allowzero" and (_ATTRIBUTE_INT, 1) in attribute
+        for attribute in attributes
+    )
 
 
 def _is_bytes(value: int | memoryview) -> TypeGuard[memoryview]:
     return not isinstance(value, int)
 
 
-def _changed(number: int, value: int | memoryview, targets: set[str]) -> int | bytes | memoryview:
+def _rewritten(number: int, value: int | memoryview, targets: set[str]) -> int | bytes | memoryview:
     if isinstance(value, int):
         return value
     if number in (_INPUT, _OUTPUT):
         return _without_shape(value)
-    if number == _INITIALIZER and _text(list(fields(value)), _TENSOR_NAME) in targets:
-        return _target_for_many(list(fields(value)))
+    if number == _INITIALIZER and _text(list(iter_fields(value)), _TENSOR_NAME) in targets:
+        return _batched_target(list(iter_fields(value)))
     return value
 
 
 def _without_shape(info: memoryview) -> bytes:
-    """The declaration with its name and element type alone."""
-    parts = list(fields(info))
+    """The tensor declaration without its shape."""
+    parts = list(iter_fields(info))
     (kind,) = (value for number, value in parts if number == _INFO_TYPE and _is_bytes(value))
-    (tensor,) = (value for number, value in fields(kind) if number == _TYPE_TENSOR and _is_bytes(value))
-    element = [_written(number, value) for number, value in fields(tensor) if number == _TENSOR_TYPE_ELEM]
-    bare = _written(_INFO_TYPE, _written(_TYPE_TENSOR, b"".join(element)))
-    return b"".join([*(_written(number, value) for number, value in parts if number != _INFO_TYPE), bare])
+    (tensor,) = (value for number, value in iter_fields(kind) if number == _TYPE_TENSOR and _is_bytes(value))
+    element = [_encode_field(number, value) for number, value in iter_fields(tensor) if number == _TENSOR_TYPE_ELEM]
+    bare = _encode_field(_INFO_TYPE, _encode_field(_TYPE_TENSOR, b"".join(element)))
+    return b"".join([*(_encode_field(number, value) for number, value in parts if number != _INFO_TYPE), bare])
 
 
-def _target_for_many(tensor: list[Field]) -> bytes:
-    """A Reshape's target in which a leading 1 became "as it is"; TrustError where it is not a list of whole numbers."""
+def _batched_target(tensor: list[Field]) -> bytes:
+    """A Reshape target whose leading 1 is replaced by 0 ("keep this dimension"). TrustError if it is not an int64 list
+    in raw form."""
     raw = next((bytes(value) for number, value in tensor if number == _TENSOR_RAW and _is_bytes(value)), b"")
     if (_TENSOR_TYPE, _INT64) not in tensor or not raw or any(number == _TENSOR_INT64 for number, _ in tensor):
         raise TrustError("the target of a Reshape is kept in a way that is not read here")
     lengths = list(struct.unpack(f"<{len(raw) // 8}q", raw))
     if lengths[0] == 1:
         lengths[0] = 0
-    kept = b"".join(_written(number, value) for number, value in tensor if number != _TENSOR_RAW)
-    return kept + _written(_TENSOR_RAW, struct.pack(f"<{len(lengths)}q", *lengths))
+    unchanged = b"".join(_encode_field(number, value) for number, value in tensor if number != _TENSOR_RAW)
+    return unchanged + _encode_field(_TENSOR_RAW, struct.pack(f"<{len(lengths)}q", *lengths))
 
 
 def _texts(message: list[Field], wanted: int) -> list[str]:
@@ -149,8 +154,8 @@ def _text(message: list[Field], wanted: int) -> str:
     return next(iter(_texts(message, wanted)), "")
 
 
-def _written(number: int, value: int | bytes | memoryview) -> bytes:
-    """One field on the wire."""
+def _encode_field(number: int, value: int | bytes | memoryview) -> bytes:
+    """One protobuf field, encoded."""
     if isinstance(value, int):
         return bytes([*_varint(number << 3 | _VARINT), *_varint(value)])
     return bytes([*_varint(number << 3 | _BYTES), *_varint(len(value))]) + bytes(value)

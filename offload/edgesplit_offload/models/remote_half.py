@@ -1,6 +1,7 @@
-"""The far half of a row, as what runs: its slices, by themselves or for several requests stacked.
+"""The remote half of a row, ready to run: its slices, for single requests or for batches.
 
-Rows of several plans and codecs that leave the same slices to this side share one half, and so do their requests' runs.
+Rows of several plans and codecs that leave the same slices to this server share one remote half, and so may batch their
+requests.
 """
 
 from __future__ import annotations
@@ -21,40 +22,48 @@ from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import EdgeError, InferenceFailed, ModelRefused, UsageError
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
-from edgesplit.runtime import Program, Runtime, Tensor, execute
+from edgesplit.runtime import Program, Runtime, Tensor, run_slices
 from edgesplit.runtime.loader import load_slice
-from edgesplit_offload.models.batch_benefit import apart, joined, keeps_apart, measured, noise, stackable
-from edgesplit_offload.models.batch_graph import source_of_many
-from edgesplit_offload.models.slice_cache import Key, Memory, Piece
-from edgesplit_offload.scheduling.run_times import Pace
+from edgesplit_offload.models.batch_benefit import (
+    is_batchable,
+    is_stackable,
+    measure_benefit,
+    random_inputs,
+    stack,
+    unstack,
+)
+from edgesplit_offload.models.batch_graph import batched_source
+from edgesplit_offload.models.slice_cache import LoadableSlice, SliceCache, SliceKey
+from edgesplit_offload.scheduling.run_times import RunTimes
 
 log = logging.getLogger(__name__)
 
-HOP_S, HOP_S_PER_BYTE = 100e-6, 1.5e-9
-"""What it takes to have another process run a request: messages and waking up, and a socket that copies twice."""
+FORWARD_S, FORWARD_S_PER_BYTE = 100e-6, 1.5e-9
+"""Cost of forwarding a request to another process, fixed and per byte: messages, wake-ups, and a socket that copies
+twice (docs/decisions/0034)."""
 Tensors = Mapping[str, Tensor]
 
 
 class OpenRelease(Protocol):
-    """A release whose manifest is trusted: `edgesplit.release_store.Release`, or a test's own."""
+    """A release whose manifest is trusted: `edgesplit.release_store.Release`, or a test double."""
 
     @property
     def manifest(self) -> Manifest:
-        """What it promises."""
+        """The release's manifest."""
         ...
 
     @property
     def digest(self) -> str:
-        """Its name."""
+        """The release's digest, which is its name."""
         ...
 
     def slice_folder(self, name: str) -> SliceSource:
-        """That slice's verified files: their folder, or memory where they are encrypted."""
+        """The slice's verified files: their folder, or memory if they are encrypted."""
         ...
 
 
-class FarHalf:
-    """These slices of a release, in the order in which they run. Thread-safe."""
+class RemoteHalf:
+    """The remote half of a row: slices of a release in the order in which they run. Thread-safe."""
 
     def __init__(
         self,
@@ -62,157 +71,175 @@ class FarHalf:
         remote: Sequence[str],
         ends: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
         runtime: Runtime,
-        memory: Memory,
+        cache: SliceCache,
         wide: Runtime | None = None,
     ) -> None:
-        """`wide`: runs stacks by several threads, where that gives the same bits."""
-        self.pace = Pace()
+        """`remote` names the slices, `ends` are the specifications of inputs and outputs. `wide`: an engine with
+        several threads for batches, used if it gives the same bits."""
+        self.run_times = RunTimes()
         self.is_measured = False
-        """Is it known whether its requests gain by company?"""
+        """Whether its batching benefit has been measured."""
         self.kind = hashlib.sha256(f"{release.digest} {remote}".encode()).hexdigest()[:32]
-        """By which all processes know requests that may share runs with these."""
+        """Identifies requests that may be batched with these, in all processes."""
         self.digest = release.digest
         self._release = release
         self._order = tuple(remote)
         self._inputs, self._outputs = ends
         self._runtime = runtime
         self._wide = wide
-        self._memory = memory
-        self._asked = threading.Lock()
+        self._cache = cache
+        self._measure_once = threading.Lock()
         self._slices = [release.manifest.slice(name) for name in remote]
-        self._alone = [self._piece(one) for one in self._slices]
-        self._together: list[Piece] | None = None
+        self._single = [self._loadable(slice_) for slice_ in self._slices]
+        self._batched: list[LoadableSlice] | None = None
 
     @property
-    def travels(self) -> bool:
-        """Is company worth handing a request to another process?"""
-        return self.pace.most > 1 and self.pace.saves_s > HOP_S + HOP_S_PER_BYTE * self._bytes
+    def worth_forwarding(self) -> bool:
+        """Whether batching in another process saves more than forwarding the request costs."""
+        # docs/decisions/0034: the core seconds saved per request against the cost of forwarding its tensors.
+        return (
+            self.run_times.max_batch > 1
+            and self.run_times.saved_s > FORWARD_S + FORWARD_S_PER_BYTE * self._request_bytes
+        )
 
     @cached_property
-    def _bytes(self) -> int:
-        """Of the tensors that a request brings and takes away; known of those that may be stacked."""
-        return sum(math.prod(one.shape) * oip.DTYPES[one.datatype].itemsize for one in (*self._inputs, *self._outputs))
+    def _request_bytes(self) -> int:
+        """Bytes of the tensors of one request and its answer; only meaningful for fixed shapes."""
+        return sum(
+            math.prod(spec.shape) * oip.DTYPES[spec.datatype].itemsize for spec in (*self._inputs, *self._outputs)
+        )
 
     @property
     def is_loaded(self) -> bool:
-        """Could it run at once?"""
-        return self._memory.has(self._together or self._alone)
+        """Whether it could run at once."""
+        return self._cache.has_loaded(self._batched or self._single)
 
     def load(self) -> None:
-        """Load what is not loaded; whatever loading raises."""
-        with self._memory.lent(self._together or self._alone):
+        """Load the slices that are not loaded; raises what loading raises."""
+        with self._cache.borrow(self._batched or self._single):
             pass
 
     @property
-    def fits(self) -> bool:
-        """Is there memory for it without letting anything go?"""
-        return self._memory.has_room(self._together or self._alone)
+    def has_room(self) -> bool:
+        """Whether there is memory for it without evicting anything."""
+        return self._cache.has_room(self._batched or self._single)
 
-    def warm(self) -> None:
-        """Load it and, where noise makes an input, run it once: the first run of an engine is a slow one."""
+    def warm_up(self) -> None:
+        """Load it and, if random inputs are possible, run it once, because an engine's first run is slow."""
         self.load()
         if all(spec.datatype != "BYTES" and -1 not in spec.shape for spec in self._inputs):
-            with suppress(InferenceFailed, UsageError):  # what decodes frames takes no noise
-                self.run([noise(self._inputs, np.random.default_rng(0))])
+            with suppress(InferenceFailed, UsageError):  # an input decoder rejects random bytes
+                self.run([random_inputs(self._inputs, np.random.default_rng(0))])
 
     def unload(self) -> None:
-        """Let go of its memory, as far as it does not run just now. The next request loads it again."""
-        self._let_go([*self._alone, *(self._together or ())])
+        """Evict its slices that are not in use. The next request loads them again."""
+        self._evict([*self._single, *(self._batched or ())])
 
-    def run(self, given: Sequence[Tensors]) -> list[Tensors]:
-        """What each of these inputs gives: every output by name. All in one run where that was found worth it."""
-        together = self._together
-        with self._memory.lent(together or self._alone) as programs:
-            if together is None or len(given) == 1:
-                return [self._outputs_of(programs, one) for one in given]
-            return list(apart(self._outputs_of(programs, joined(given)), len(given)))
+    def run(self, requests: Sequence[Tensors]) -> list[Tensors]:
+        """All outputs by name, for each of the inputs: in one run if batching is enabled."""
+        together = self._batched  # read once: measuring may replace it in another thread
+        with self._cache.borrow(together or self._single) as programs:
+            if together is None or len(requests) == 1:
+                return [self._outputs_of(programs, inputs) for inputs in requests]
+            return list(unstack(self._outputs_of(programs, stack(requests)), len(requests)))
 
-    def first_asked(self) -> bool:
-        """True once: whoever hears it sees to it that `measure` is called."""
-        return self._asked.acquire(blocking=False)
+    def claim_measurement(self) -> bool:
+        """True for exactly one caller, which must see to it that `measure` is called."""
+        return self._measure_once.acquire(blocking=False)
 
     def measure(self, clock: Callable[[], float]) -> None:
-        """Find out whether requests had better share runs, and let them from now on if so."""
+        """Measure whether batching pays, and enable it if so. `clock` times the runs."""
         try:
             self._measure(clock)
         finally:
             self.is_measured = True
 
     def _measure(self, clock: Callable[[], float]) -> None:
-        ends = [spec for one in self._slices for spec in (*one.inputs, *one.outputs)]
-        if any(one.format != "onnx" for one in self._slices) or not stackable([*ends, *self._inputs, *self._outputs]):
+        specs = [spec for slice_ in self._slices for spec in (*slice_.inputs, *slice_.outputs)]
+        if any(slice_.format != "onnx" for slice_ in self._slices) or not is_stackable(
+            [*specs, *self._inputs, *self._outputs]
+        ):
             return
-        together = [self._piece(one, stacked=True) for one in self._slices]
+        together = [self._loadable(slice_, stacked=True) for slice_ in self._slices]
         try:
-            with self._memory.lent(self._alone) as alone, self._memory.lent(together) as many:
-                self._try(alone, many, together, clock)
-            if self._together is not None:
-                self._widen()
+            with self._cache.borrow(self._single) as alone, self._cache.borrow(together) as batched:
+                self._try_batching(alone, batched, together, clock)
+            if self._batched is not None:
+                self._try_wide()
         finally:
-            kept = self._together or self._alone
-            for pieces in (self._alone, together):
-                if pieces is not kept:
-                    self._let_go(pieces)
+            used = self._batched or self._single
+            for pieces in (self._single, together):
+                if pieces is not used:
+                    self._evict(pieces)
 
-    def _widen(self) -> None:
-        """Run stacks by several threads from now on, if they give the same bits so. Whether it is worth it is not
-        asked: who gathers stacks has the cores for them, and all in a stack wait for the whole of it."""
+    def _try_wide(self) -> None:
+        """Run batches with several threads from now on, if that gives the same bits. No gain is required: the batcher
+        has the cores for it, and all requests of a batch wait for the whole of it."""
         if self._wide is None:
             return
-        wide = [self._piece(one, stacked=True, wide=True) for one in self._slices]
+        wide = [self._loadable(slice_, stacked=True, wide=True) for slice_ in self._slices]
         try:
-            with self._memory.lent(self._alone) as alone, self._memory.lent(wide) as many:
-                run = partial(self._outputs_of, many)
-                if keeps_apart(self._inputs, partial(self._outputs_of, alone), run):
-                    self.pace.take(measured(self._inputs, run, run, perf_counter, typical=min).seconds)
-                    self._together = wide
+            with self._cache.borrow(self._single) as alone, self._cache.borrow(wide) as batched:
+                run = partial(self._outputs_of, batched)
+                if is_batchable(self._inputs, partial(self._outputs_of, alone), run):
+                    self.run_times.replace_times(
+                        measure_benefit(self._inputs, run, run, perf_counter, typical=min).seconds
+                    )
+                    self._batched = wide
         except EdgeError as error:
             log.info("stacks run by one thread each: %s", error)
         finally:
-            if self._together is not wide:
-                self._let_go(wide)
+            if self._batched is not wide:
+                self._evict(wide)
 
-    def _try(
+    def _try_batching(
         self,
-        alone: Mapping[str, Program],
-        many: Mapping[str, Program],
-        together: list[Piece],
+        single: Mapping[str, Program],
+        batched: Mapping[str, Program],
+        loadable: list[LoadableSlice],
         clock: Callable[[], float],
     ) -> None:
         name = f"{self._release.digest[:12]} {'+'.join(self._order)[:80]}"
-        run_one, run_many = partial(self._outputs_of, alone), partial(self._outputs_of, many)
-        if not keeps_apart(self._inputs, run_one, run_many):
+        run_one, run_many = partial(self._outputs_of, single), partial(self._outputs_of, batched)
+        if not is_batchable(self._inputs, run_one, run_many):
             log.info("%s: runs one request at a time: together they would not give the same bits", name)
             return
-        gain = measured(self._inputs, run_one, run_many, clock)
-        if gain.most == 1:
+        gain = measure_benefit(self._inputs, run_one, run_many, clock)
+        if gain.max_batch == 1:
             log.info("%s: runs one request at a time: nothing is gained by more", name)
             return
-        log.info("%s: up to %d requests share a run, which answers %.1f times as many", name, gain.most, gain.times)
-        self._together = together
-        self.pace.allow(gain)
+        log.info(
+            "%s: up to %d requests share a run, which answers %.1f times as many",
+            name,
+            gain.max_batch,
+            gain.throughput_ratio,
+        )
+        self._batched = loadable
+        self.run_times.enable_batching(gain)
 
-    def _let_go(self, pieces: Sequence[Piece]) -> None:
-        self._memory.let_go(self._release.digest, {one.key for one in pieces})
+    def _evict(self, pieces: Sequence[LoadableSlice]) -> None:
+        self._cache.evict(self._release.digest, {piece.key for piece in pieces})
 
-    def _piece(self, one: Slice, *, stacked: bool = False, wide: bool = False) -> Piece:
-        """The slice as it is loaded: its files are verified at that moment."""
+    def _loadable(self, slice_: Slice, *, stacked: bool = False, wide: bool = False) -> LoadableSlice:
+        """The slice as a cacheable entry: its files are verified when it is loaded."""
 
         def load() -> Program:
-            log.info("loading slice %s of release %s%s", one.name, self._release.digest[:12], " for stacks" * stacked)
+            log.info(
+                "loading slice %s of release %s%s", slice_.name, self._release.digest[:12], " for stacks" * stacked
+            )
             if not stacked:
-                return load_slice(self._release.manifest, one, self._release.slice_folder, self._runtime)
-            source = self._release.slice_folder(one.name)
-            stack = source_of_many(source)
+                return load_slice(self._release.manifest, slice_, self._release.slice_folder, self._runtime)
+            source = self._release.slice_folder(slice_.name)
+            batched = batched_source(source)
             if isinstance(source, SliceInMemory):
                 source.close()
-            if stack is None:
-                raise ModelRefused(f"slice {one.name} takes one input at a time")
-            with stack:
-                return (self._wide if wide and self._wide is not None else self._runtime).load(one, stack)
+            if batched is None:
+                raise ModelRefused(f"slice {slice_.name} takes one input at a time")
+            with batched:
+                return (self._wide if wide and self._wide is not None else self._runtime).load(slice_, batched)
 
-        return Piece(Key(self._release.digest, one.name, stacked, wide), one.bytes, load)
+        return LoadableSlice(SliceKey(self._release.digest, slice_.name, stacked, wide), slice_.bytes, load)
 
-    def _outputs_of(self, programs: Mapping[str, Program], given: Tensors) -> dict[str, Tensor]:
-        live = execute(programs, self._order, given)
+    def _outputs_of(self, programs: Mapping[str, Program], inputs: Tensors) -> dict[str, Tensor]:
+        live = run_slices(programs, self._order, inputs)
         return {spec.name: live[spec.name] for spec in self._outputs}

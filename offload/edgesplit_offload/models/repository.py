@@ -1,8 +1,8 @@
-"""The releases at hand: opened on first use, each slice loaded once, however many rows of however many plans run it.
+"""Repository of the models in the releases at hand: opened on first use, each slice loaded once for all rows and plans.
 
-Trust is not decided here: whatever `open_release` returns was verified by it, and `slice_folder` verifies the files of
-a slice at the moment of loading. A release that was not used for longest is let go when there are too many; requests
-that still run on it keep what they need.
+Trust is not decided here: what `open_release` returns was verified by it, and `slice_folder` verifies a slice's files
+when it is loaded. When too many releases are open, the least recently used one is closed; requests that still run on it
+keep what they need.
 """
 
 from __future__ import annotations
@@ -18,96 +18,97 @@ from dataclasses import dataclass, replace
 from edgesplit import identifiers
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.fast_codec import Words
+from edgesplit.oip.fast_codec import FastCodec
 from edgesplit.plan import Plan, Row
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Manifest, TensorSpec
 from edgesplit.runtime import Runtime
-from edgesplit_offload.models.remote_half import FarHalf, OpenRelease
-from edgesplit_offload.models.slice_cache import Memory
+from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
+from edgesplit_offload.models.slice_cache import SliceCache
 
 log = logging.getLogger(__name__)
 
-MOST_RELEASES = 16
+MAX_RELEASES = 16
 JSON_HEAD_BYTES = 1 << 20
 JSON_NUMBER_BYTES = 32
-"""What a number takes where tensors travel as JSON, spaces included."""
+"""Most bytes of a number in JSON tensor data, spaces included."""
 VERSION = "1"
-"""The only version of each of our models: another release is another model."""
+"""The only version of each model: another release is another model."""
 
 Opener = Callable[[str], OpenRelease]
-"""The release of that digest; NotFound if there is none, TrustError if it must not be believed."""
+"""Opens the release with a digest. NotFound if there is none, TrustError if its verification fails."""
 
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """The far half of one row, as a model of its own: the row's `sends` in, its `receives` out."""
+    """The remote half of one row, served as a model: the row's `sends` are its inputs, its `receives` the outputs."""
 
     name: str
     served: str
     """The model that it is a part of, as `name@version`."""
     row: Row
     inputs: tuple[TensorSpec, ...]
-    """As its slices take them: what travels is `wire_inputs`."""
+    """Inputs of its slices; what a request brings is `wire_inputs`."""
     outputs: tuple[TensorSpec, ...]
     through_gateway: bool
-    """Its plan knows a tier between device and cloud."""
-    half: FarHalf
-    words: Words
-    """Its commonest requests and answers."""
-    _opened: _Opened
+    """Whether its plan has a tier between device and cloud."""
+    half: RemoteHalf
+    codec: FastCodec
+    """Fast codec of its requests and answers."""
+    _opened: _OpenedRelease
     is_part: bool = False
-    """Of a row, made here: no other process knows it by this name."""
+    """Whether it is only a part of a row, made by this server: no other process has a model of this name."""
 
     @property
     def wire_inputs(self) -> tuple[TensorSpec, ...]:
-        """What a request brings, each tensor by the row's codec; each may come raw as well."""
+        """The tensors of a request, each as encoded by the row's codec; a raw tensor is accepted too."""
         codec_of = self.row.codecs
         return tuple(
-            one
+            wire_spec
             for spec in self.inputs
-            for one in boundary_codecs.wire_specs(spec, codec_of.get(spec.name, boundary_codecs.RAW))
+            for wire_spec in boundary_codecs.wire_specs(spec, codec_of.get(spec.name, boundary_codecs.RAW))
         )
 
     @property
-    def most_body_bytes(self) -> int | None:
-        """No request for it is longer, however its tensors are written; None where a length is known only then."""
+    def max_body_bytes(self) -> int | None:
+        """Upper bound of a request's body in bytes, in any encoding of its tensors; None if the inputs have no fixed
+        size."""
         if any(-1 in spec.shape or spec.datatype == "BYTES" for spec in self.inputs):
             return None
         return JSON_HEAD_BYTES + JSON_NUMBER_BYTES * sum(math.prod(spec.shape) for spec in self.inputs)
 
     def part(self, row: Row) -> RemoteModel:
-        """A half of this row, by the name under which the next tier is asked for it."""
+        """A part of the row (its near or remote side), under the name by which the next tier serves it."""
         digest, device_class, _ = oip.parse_remote_name(self.name)
         name = oip.remote_name(digest, device_class, row.name)
         return self._opened.part(name, row, self.through_gateway)
 
 
-class _Opened:
-    """One release, and what of it was asked for so far."""
+class _OpenedRelease:
+    """An open release, and the models of it that were requested so far."""
 
-    def __init__(self, release: OpenRelease, runtime: Runtime, memory: Memory, wide: Runtime | None) -> None:
+    def __init__(self, release: OpenRelease, runtime: Runtime, cache: SliceCache, wide: Runtime | None) -> None:
         self.release = release
         self._wide = wide
         self._runtime = runtime
-        self._memory = memory
+        self._cache = cache
         self._specs = _specs(release.manifest)
         self._lock = threading.Lock()
         self._models: dict[str, RemoteModel] = {}
-        self._halves: dict[tuple[tuple[str, ...], ...], FarHalf] = {}
+        self._halves: dict[tuple[tuple[str, ...], ...], RemoteHalf] = {}
 
     def model(self, name: str, device_class: str, row_name: str) -> RemoteModel:
-        """That row's far half; NotFound where there is none, ModelRefused where this server cannot run it."""
+        """The remote half of that row; NotFound if there is none, ModelRefused if this server cannot run it."""
         with self._lock:
             if name not in self._models:
                 plan = self._plan(device_class, row_name)
-                self._models[name] = self._made(name, plan.row(row_name), plan.has_gateway)
+                self._models[name] = self._build(name, plan.row(row_name), plan.has_gateway)
             return self._models[name]
 
     def part(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
-        """A half of a row, which the manifest does not list as such."""
+        """A part of a row, which the manifest does not list as a row."""
         with self._lock:
-            return replace(self._made(name, row, through_gateway), is_part=True)
+            return replace(self._build(name, row, through_gateway), is_part=True)
 
     def loaded(self) -> set[str]:
         """Names of the models that could run at once."""
@@ -115,7 +116,7 @@ class _Opened:
             return {name for name, model in self._models.items() if model.half.is_loaded}
 
     def _plan(self, device_class: str, row_name: str) -> Plan:
-        """The plan that has that row."""
+        """The plan with that row. NotFound if there is none."""
         try:
             plan = self.release.manifest.plans[device_class]
             plan.row(row_name)
@@ -124,11 +125,11 @@ class _Opened:
             digest = self.release.digest[:12]
             raise NotFound(f"release {digest} has no row {row_name!r} for device class {device_class!r}") from error
 
-    def _made(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
+    def _build(self, name: str, row: Row, through_gateway: bool) -> RemoteModel:
         if row.is_local:
             raise NotFound(f"row {row.name!r} has no far half")
-        if foreign := set(row.codecs.values()) - set(boundary_codecs.CODECS):
-            raise ModelRefused(f"row {row.name!r} needs codecs {sorted(foreign)}, which this server does not speak")
+        if unknown := set(row.codecs.values()) - set(boundary_codecs.CODECS):
+            raise ModelRefused(f"row {row.name!r} needs codecs {sorted(unknown)}, which this server does not speak")
         try:
             inputs = tuple(self._specs[tensor] for tensor in row.sends)
             outputs = tuple(self._specs[tensor] for tensor in row.receives)
@@ -137,37 +138,38 @@ class _Opened:
         key = (row.remote, row.sends, row.receives)
         if key not in self._halves:
             ends = (inputs, outputs)
-            self._halves[key] = FarHalf(self.release, row.remote, ends, self._runtime, self._memory, self._wide)
+            self._halves[key] = RemoteHalf(self.release, row.remote, ends, self._runtime, self._cache, self._wide)
         half, served = self._halves[key], self.release.manifest.model
-        words = Words(name, VERSION, inputs, outputs)
+        words = FastCodec(name, VERSION, inputs, outputs)
         return RemoteModel(name, served, row, inputs, outputs, through_gateway, half, words, self)
 
 
-class Shelf:
-    """Models by name, from releases that are opened on first use."""
+class ModelRepository:
+    """Models by name, from releases that are opened on first use. Thread-safe."""
 
     def __init__(
         self,
         open_release: Opener,
         runtime: Runtime,
-        memory: Memory | None = None,
-        most_releases: int = MOST_RELEASES,
+        cache: SliceCache | None = None,
+        most_releases: int = MAX_RELEASES,
         wide: Runtime | None = None,
     ) -> None:
-        """`wide`: for stacks."""
+        """`wide`: the engine for batches with several threads."""
         self._wide = wide
         self._open_release = open_release
         self._runtime = runtime
-        self._memory = memory or Memory()
-        self._most = most_releases
+        self._cache = cache or SliceCache()
+        self._max_releases = most_releases
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
-        self._opened: OrderedDict[str, _Opened] = OrderedDict()
+        self._opened: OrderedDict[str, _OpenedRelease] = OrderedDict()
         self._recent: dict[str, RemoteModel] = {}
-        """Asked for since a release was opened; all of releases that are open."""
+        """Models requested since the last release was opened; all of them belong to open releases."""
 
     def model(self, name: str) -> RemoteModel:
-        """The model of that name (see `oip.remote_name`); NotFound if no release here has such a row."""
+        """The model called `name` (see `oip.remote_name`), opening its release if needed; NotFound if no release here
+        has such a row."""
         try:
             digest, device_class, row_name = oip.parse_remote_name(name)
             opened = self._release(identifiers.sha256_hex(digest))
@@ -175,18 +177,19 @@ class Shelf:
             raise NotFound(f"unknown model: {error}") from error
         return opened.model(name, device_class, row_name)
 
-    def known(self, name: str) -> RemoteModel | None:
-        """The same without waiting: None where its release is not open yet."""
+    def open_model(self, name: str) -> RemoteModel | None:
+        """The model called `name` without blocking: None if its release is not open yet. NotFound for a name that
+        cannot be a model's."""
         with self._lock:
-            found = self._recent.get(name)
-            if found is not None:
-                self._opened.move_to_end(found.half.digest)
-                return found
+            model_known = self._recent.get(name)
+            if model_known is not None:
+                self._opened.move_to_end(model_known.half.digest)
+                return model_known
         try:
             digest, device_class, row_name = oip.parse_remote_name(name)
         except MalformedMessage as error:
             raise NotFound(f"unknown model: {error}") from error
-        opened = self._known(digest)
+        opened = self._open_release_of(digest)
         if opened is None:
             return None
         model = opened.model(name, device_class, row_name)
@@ -195,10 +198,10 @@ class Shelf:
                 self._recent[name] = model
         return model
 
-    def halves(self, digest: str) -> list[FarHalf]:
-        """Every far half of that release that this server can run; NotFound, TrustError, as for a model of it."""
+    def remote_halves(self, digest: str) -> list[RemoteHalf]:
+        """Every remote half of the release that this server can run. NotFound or TrustError if it cannot be opened."""
         opened = self._release(digest)
-        halves: dict[str, FarHalf] = {}
+        halves: dict[str, RemoteHalf] = {}
         for device_class, plan in opened.release.manifest.plans.items():
             for row in (row for row in plan.rows if not row.is_local):
                 with suppress(ModelRefused, NotFound):
@@ -207,56 +210,56 @@ class Shelf:
         return list(halves.values())
 
     def models(self) -> dict[str, bool]:
-        """All models of the releases that are open, and which of them could run without loading anything."""
+        """All models of the open releases, and whether each could run without loading."""
         with self._lock:
             opened = list(self._opened.items())
-        every = [
-            (oip.remote_name(digest, device_class, row.name), one)
-            for digest, one in opened
-            for device_class, plan in one.release.manifest.plans.items()
+        names = [
+            (oip.remote_name(digest, device_class, row.name), release)
+            for digest, release in opened
+            for device_class, plan in release.release.manifest.plans.items()
             for row in plan.rows
             if not row.is_local
         ]
-        loaded = {name for _, one in opened for name in one.loaded()}
-        return {name: name in loaded for name, _ in every}
+        loaded = {name for _, release in opened for name in release.loaded()}
+        return {name: name in loaded for name, _ in names}
 
-    def _release(self, digest: str) -> _Opened:
-        """The release, opened by one thread while others that want it wait."""
-        if found := self._known(digest):
-            return found
+    def _release(self, digest: str) -> _OpenedRelease:
+        """The release, opened by one thread while others that need it wait."""
+        if known := self._open_release_of(digest):
+            return known
         with self._lock:
             opening = self._opening.setdefault(digest, threading.Lock())
         try:
             with opening:
-                if found := self._known(digest):
-                    return found
-                opened = _Opened(self._open_release(digest), self._runtime, self._memory, self._wide)
+                if known := self._open_release_of(digest):
+                    return known
+                opened = _OpenedRelease(self._open_release(digest), self._runtime, self._cache, self._wide)
                 log.info("opened release %s", digest[:12])
-                self._keep(digest, opened)
+                self._add(digest, opened)
                 return opened
         finally:
             with self._lock:
                 self._opening.pop(digest, None)
 
-    def _known(self, digest: str) -> _Opened | None:
+    def _open_release_of(self, digest: str) -> _OpenedRelease | None:
         with self._lock:
             if digest in self._opened:
                 self._opened.move_to_end(digest)
             return self._opened.get(digest)
 
-    def _keep(self, digest: str, opened: _Opened) -> None:
-        gone: list[str] = []
+    def _add(self, digest: str, opened: _OpenedRelease) -> None:
+        closed: list[str] = []
         with self._lock:
             self._opened[digest] = opened
             self._recent.clear()
-            while len(self._opened) > self._most:
-                gone.append(self._opened.popitem(last=False)[0])
-        for one in gone:
-            log.info("let go of release %s", one[:12])
-            self._memory.let_go(one)
+            while len(self._opened) > self._max_releases:
+                closed.append(self._opened.popitem(last=False)[0])
+        for closed_digest in closed:
+            log.info("let go of release %s", closed_digest[:12])
+            self._cache.evict(closed_digest)
 
 
 def _specs(manifest: Manifest) -> dict[str, TensorSpec]:
     """Every tensor of the release by name."""
-    specs = {spec.name: spec for one in manifest.slices for spec in (*one.inputs, *one.outputs)}
+    specs = {spec.name: spec for slice_ in manifest.slices for spec in (*slice_.inputs, *slice_.outputs)}
     return {**specs, **{spec.name: spec for spec in (*manifest.inputs, *manifest.outputs)}}

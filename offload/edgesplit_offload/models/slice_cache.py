@@ -1,6 +1,6 @@
-"""Slices that are loaded, within a budget: loaded on demand, let go of least recently used first, never one that runs.
+"""Cache of loaded slices within a memory budget: loaded on demand, least recently used evicted first, never one in use.
 
-Bytes are an estimate from the slices' files: what an engine makes of them it does not tell.
+Sizes are estimates from the slices' files, because engines do not report their memory.
 """
 
 from __future__ import annotations
@@ -17,177 +17,182 @@ from edgesplit.runtime import Program
 
 log = logging.getLogger(__name__)
 
-OVERHEAD = 1.3
-"""A session's memory against its files: alexnet took 307 MB for 244."""
+MEMORY_PER_FILE_BYTE = 1.3
+"""A session's memory divided by its file size: alexnet took 307 MB for 244."""
 SESSION_BYTES = 1 << 20
-"""What a session takes without weights."""
+"""Memory of a session without weights."""
 
 
-class Key(NamedTuple):
-    """What is loaded: a slice of a release, for one input at a time or for stacks."""
+class SliceKey(NamedTuple):
+    """Identifies a loaded slice: of a release, for single inputs or for batches."""
 
     release: str
     name: str
-    """The slice's: programs are known by it."""
+    """The slice's name, under which its program is known."""
     stacked: bool = False
     wide: bool = False
-    """By several threads."""
+    """Whether it runs with several threads."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One slice as it can be loaded."""
+class LoadableSlice:
+    """A slice that can be loaded."""
 
-    key: Key
+    key: SliceKey
     file_bytes: int
     load: Callable[[], Program] = field(compare=False)
 
     @property
     def bytes(self) -> int:
-        """About what it takes while it is loaded."""
-        return int(self.file_bytes * OVERHEAD) + SESSION_BYTES
+        """Estimated memory while it is loaded."""
+        return int(self.file_bytes * MEMORY_PER_FILE_BYTE) + SESSION_BYTES
 
 
 class _Entry:
-    """A piece that is loaded, or being loaded. `users` and whether its bytes count are the memory's to change."""
+    """A slice that is loaded or being loaded. `users` and `is_counted` (whether its bytes count against the budget) are
+    changed by the cache only."""
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
+    def __init__(self, slice_: LoadableSlice) -> None:
+        self.slice_ = slice_
         self.users = 0
-        self.counts = False
+        self.is_counted = False
         self.program: Program | None = None
         self._loading = threading.Lock()
 
-    def loaded(self) -> Program:
-        """Its program, loaded by one thread while others that want it wait."""
+    def load(self) -> Program:
+        """Its program, loaded by one thread while others that need it wait."""
         with self._loading:
             if self.program is None:
-                self.program = self.piece.load()
+                self.program = self.slice_.load()
             return self.program
 
 
-class Memory:
-    """Programs of slices, within `budget` bytes (None: no bound). Thread-safe."""
+class SliceCache:
+    """Programs of slices, within `budget` bytes (None: unbounded). Thread-safe."""
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._entries: OrderedDict[SliceKey, _Entry] = OrderedDict()
 
     @property
     def bytes(self) -> int:
-        """About what is taken now."""
+        """Estimated memory in use."""
         with self._lock:
-            return self._taken()
+            return self._used_bytes()
 
-    def has(self, pieces: Sequence[Piece]) -> bool:
-        """Are all of them loaded?"""
-        for one in pieces:  # one look at a time, which needs no lock: the next moment may have another answer anyway
-            entry = self._entries.get(one.key)
+    def has_loaded(self, slices: Sequence[LoadableSlice]) -> bool:
+        """Whether all of them are loaded."""
+        for (
+            slice_
+        ) in slices:  # without the lock: single look-ups are atomic, and the result may be outdated at once anyway
+            entry = self._entries.get(slice_.key)
             if entry is None or entry.program is None:
                 return False
         return True
 
-    def has_room(self, pieces: Sequence[Piece]) -> bool:
-        """Could all of them be loaded without letting anything go?"""
+    def has_room(self, slices: Sequence[LoadableSlice]) -> bool:
+        """Whether all of them could be loaded without evicting anything."""
         with self._lock:
-            missing = sum(one.bytes for one in pieces if one.key not in self._entries)
-            return self._budget is None or self._taken() + missing <= self._budget
+            missing = sum(slice_.bytes for slice_ in slices if slice_.key not in self._entries)
+            return self._budget is None or self._used_bytes() + missing <= self._budget
 
-    def lent(self, pieces: Sequence[Piece]) -> _Lent:
-        """A block that has the programs of these slices by name: loaded now where they were not, kept until it ends.
+    def borrow(self, slices: Sequence[LoadableSlice]) -> _Borrowed:
+        """A context manager that gives the programs of these slices by name: loaded if needed, and not evicted until it
+        ends.
 
-        ModelRefused where they are more than the budget, Busy where what runs leaves no room for them just now.
+        Entering it raises ModelRefused if they exceed the budget, Busy if the slices in use leave no room for them now.
         """
-        return _Lent(self, pieces)
+        return _Borrowed(self, slices)
 
-    def give_back(self, entries: Sequence[_Entry]) -> None:
-        """One that had them needs them no more."""
+    def release(self, entries: Sequence[_Entry]) -> None:
+        """A borrower has finished with these entries."""
         with self._lock:
             for entry in entries:
                 entry.users -= 1
-                if entry.program is None and not entry.users:  # it could not be loaded
+                if entry.program is None and not entry.users:  # loading it failed
                     self._forget(entry)
 
-    def let_go(self, release: str, keys: Collection[Key] | None = None) -> None:
-        """Forget what is loaded of that release (only these keys, if given) and does not run."""
+    def evict(self, release: str, keys: Collection[SliceKey] | None = None) -> None:
+        """Evict the release's slices that are not in use; only those in `keys`, if given."""
         with self._lock:
             for entry in list(self._entries.values()):
-                key = entry.piece.key
+                key = entry.slice_.key
                 if key.release == release and not entry.users and (keys is None or key in keys):
                     self._forget(entry)
 
-    def take(self, pieces: Sequence[Piece]) -> list[_Entry]:
-        """Entries of all of them, in use from now on."""
+    def acquire(self, slices: Sequence[LoadableSlice]) -> list[_Entry]:
+        """Entries of all of them, in use from now on. Raises ModelRefused or Busy like `borrow`."""
         with self._lock:
-            entries, counted = [], True
-            for piece in pieces:
+            entries, all_counted = [], True
+            for piece in slices:
                 entry = self._entries.get(piece.key)
                 if entry is None:
                     entry = self._entries[piece.key] = _Entry(piece)
                 self._entries.move_to_end(piece.key)
                 entry.users += 1
                 entries.append(entry)
-                counted = counted and entry.counts
-            if not counted:
+                all_counted = all_counted and entry.is_counted
+            if not all_counted:
                 self._make_room(entries)
             return entries
 
     def _make_room(self, entries: Sequence[_Entry]) -> None:
-        """Let the least recently used go until these fit; they count from now on, or are not in use any more."""
+        """Evict least recently used slices until these fit and count them; if they do not fit, give them back and
+        raise."""
         try:
             self._check_room(entries)
         except (ModelRefused, Busy):
             for entry in entries:
                 entry.users -= 1
-                if not entry.counts and not entry.users:
+                if not entry.is_counted and not entry.users:
                     self._forget(entry)
             raise
         for entry in entries:
-            entry.counts = True
+            entry.is_counted = True
 
     def _check_room(self, entries: Sequence[_Entry]) -> None:
         if self._budget is None:
             return
-        needed = sum(entry.piece.bytes for entry in entries)
+        needed = sum(entry.slice_.bytes for entry in entries)
         if needed > self._budget:
             raise ModelRefused(
                 f"this model takes about {needed / 1e6:.0f} MB, and this server may use {self._budget / 1e6:.0f} MB for"
                 " models: give it more with --memory"
             )
-        more = sum(entry.piece.bytes for entry in entries if not entry.counts)
-        idle = [one for one in self._entries.values() if one.counts and not one.users]
-        while self._taken() + more > self._budget:
+        missing = sum(entry.slice_.bytes for entry in entries if not entry.is_counted)
+        idle = [candidate for candidate in self._entries.values() if candidate.is_counted and not candidate.users]
+        while self._used_bytes() + missing > self._budget:
             if not idle:
                 raise Busy("the memory for models is taken by models that run")
             oldest = idle.pop(0)
-            log.info("letting go of slice %s: memory is wanted for others", oldest.piece.key.name)
+            log.info("letting go of slice %s: memory is wanted for others", oldest.slice_.key.name)
             self._forget(oldest)
 
     def _forget(self, entry: _Entry) -> None:
-        if self._entries.get(entry.piece.key) is entry:
-            del self._entries[entry.piece.key]
+        if self._entries.get(entry.slice_.key) is entry:
+            del self._entries[entry.slice_.key]
 
-    def _taken(self) -> int:
-        return sum(one.piece.bytes for one in self._entries.values() if one.counts)
+    def _used_bytes(self) -> int:
+        return sum(entry.slice_.bytes for entry in self._entries.values() if entry.is_counted)
 
 
-class _Lent:
-    """Programs, for as long as a block lasts."""
+class _Borrowed:
+    """Context manager with the programs of borrowed slices."""
 
     __slots__ = ("_entries", "_memory", "_pieces")
 
-    def __init__(self, memory: Memory, pieces: Sequence[Piece]) -> None:
+    def __init__(self, memory: SliceCache, pieces: Sequence[LoadableSlice]) -> None:
         self._memory = memory
         self._pieces = pieces
 
     def __enter__(self) -> dict[str, Program]:
-        self._entries = self._memory.take(self._pieces)
+        self._entries = self._memory.acquire(self._pieces)
         try:
-            return {entry.piece.key.name: entry.program or entry.loaded() for entry in self._entries}
+            return {entry.slice_.key.name: entry.program or entry.load() for entry in self._entries}
         except BaseException:
-            self._memory.give_back(self._entries)
+            self._memory.release(self._entries)
             raise
 
     def __exit__(self, *_: object) -> None:
-        self._memory.give_back(self._entries)
+        self._memory.release(self._entries)

@@ -1,0 +1,4 @@
+"""Metrics, phases, traces and statistics of inference requests.
+
+May import `models`; of the SDK `http1`, `observability` and root modules.
+"""

@@ -1,7 +1,7 @@
-"""What is seen of the inference requests that come to one serving process: counted, timed by phase, traced.
+"""Metrics, phases and traces of the inference requests of one serving process.
 
-The server opens a `Visit` per inference request, notes its phases on it, and closes it by leaving the block, with or
-without an error. A request that names no model of ours is counted without a name, whatever it called it.
+A `RequestMetrics` is opened per inference request, its phases are recorded on it, and it is closed by leaving the
+block, with or without an error. A request for an unknown model is counted without a model name, whatever name it used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from time import perf_counter
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage, TrustError, UsageError
 from edgesplit.http1.server import Request
 from edgesplit.observability import metrics, trace_context
-from edgesplit.observability.phases import SERVER_TIMING, Timeline, server_timing
-from edgesplit.observability.registry import Form, Ledger
-from edgesplit.observability.tracing import OFF, Attributes, Span, Tracer
+from edgesplit.observability.phases import SERVER_TIMING, Timeline, format_server_timing
+from edgesplit.observability.registry import MetricRegistry, RecordTemplate
+from edgesplit.observability.tracing import TRACING_OFF, Attributes, Span, Tracer
 
 RELAYED = "(relayed)"
-"""In a model's place: a gateway handed the whole request on."""
+"""Used as the model's name for a request that a gateway relayed whole."""
 _NOTHING = nullcontext()
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"),
@@ -33,92 +33,94 @@ _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
-    """One inference request in here. Phases may be noted from any thread."""
+class RequestMetrics:
+    """Metrics of one inference request. Phases may be recorded from any thread."""
 
     span: Span
     model: str = ""
-    """`name@version`, once it is known to be here."""
+    """`name@version`, once the model is known to be here."""
     row: str = ""
     batch: int = 1
-    """Requests that ran together with it, itself among them."""
-    leads: bool = True
-    """Its thread did that run, which so is counted once."""
+    """Number of requests in its run, itself included."""
+    counts_run: bool = True
+    """Whether the run is counted with this request, so that each run is counted once."""
     received: int = 0
     sent: int = 0
     timeline: Timeline = field(default_factory=Timeline)
 
-    def working(self) -> AbstractContextManager[None]:
-        """A block that works for its trace."""
+    def trace_scope(self) -> AbstractContextManager[None]:
+        """A context manager for work that belongs to the request's trace."""
         context = self.span.context
-        return _NOTHING if context is None else trace_context.working_for(context)
+        return _NOTHING if context is None else trace_context.request_context(context)
 
     def headers(self) -> dict[str, str]:
-        """What its client is told of the phases so far, and of the trace."""
-        told: dict[str, str] = {}
-        self.tell(told, self.timeline.seconds())
-        return told
+        """Response headers with the phases so far and the trace."""
+        headers: dict[str, str] = {}
+        self.add_headers(headers, self.timeline.seconds_by_phase())
+        return headers
 
-    def tell(self, headers: dict[str, str], seconds: Mapping[str, float]) -> None:
-        """The same, of `seconds` by phase, into `headers`."""
-        headers[SERVER_TIMING] = server_timing(seconds)
+    def add_headers(self, headers: dict[str, str], seconds: Mapping[str, float]) -> None:
+        """Add the response headers to `headers`, with `seconds` by phase."""
+        headers[SERVER_TIMING] = format_server_timing(seconds)
         context = self.span.context
         if context is not None:
             headers[trace_context.TRACEPARENT] = context.headers()[trace_context.TRACEPARENT]
 
 
-class Visits:
-    """All of one process's. Thread-safe."""
+class MetricsRecorder:
+    """Records the metrics of all requests of one process. Thread-safe."""
 
-    def __init__(self, tracer: Tracer = OFF) -> None:
-        self.ledger = Ledger()
+    def __init__(self, tracer: Tracer = TRACING_OFF) -> None:
+        self.registry = MetricRegistry()
         self._tracer = tracer
 
-    def begin(self, request: Request) -> Visit:
-        """Of a request that is whole: `ended` is to be called."""
-        span = self._tracer.begin("offload", trace_context.given(request.headers))
-        return Visit(span, received=len(request.body))
+    def begin(self, request: Request) -> RequestMetrics:
+        """Metrics of a complete request; `finish` must be called with them."""
+        span = self._tracer.begin("offload", trace_context.from_headers(request.headers))
+        return RequestMetrics(span, received=len(request.body))
 
     @contextmanager
-    def visit(self, request: Request) -> Iterator[Visit]:
-        """A block from the request to its answer, not sent yet; gives its `Visit`."""
+    def measure(self, request: Request) -> Iterator[RequestMetrics]:
+        """A context manager from the request to its unsent answer; gives its metrics."""
         visit = self.begin(request)
         try:
-            with visit.working():
+            with visit.trace_scope():
                 yield visit
         except Exception as error:
-            self.ended(visit, outcome(error), f"{type(error).__name__}: {error}"[:200])
+            self.finish(visit, outcome_label(error), f"{type(error).__name__}: {error}"[:200])
             raise
-        self.ended(visit, "answered")
+        self.finish(visit, "answered")
 
-    def refused(self) -> None:
-        """A request was turned away before anybody looked at what it asked."""
-        self.ledger.count(metrics.OFFLOAD_REQUESTS, "", "", "refused")
+    def on_refused(self) -> None:
+        """Count a request that was refused before its content was looked at."""
+        self.registry.count(metrics.OFFLOAD_REQUESTS, "", "", "refused")
 
-    def ended(self, visit: Visit, how: str, error: str = "", *, seconds: Mapping[str, float] | None = None) -> None:
-        """It has its answer, or the error that is one. `seconds`: by phase, where they were worked out already."""
-        if visit.span.context is not None:
-            visit.span.phases(visit.timeline)
-            told: Attributes = {
-                "edgesplit.model": visit.model, "edgesplit.row": visit.row, "edgesplit.batch": visit.batch
+    def finish(
+        self, request: RequestMetrics, result: str, error: str = "", *, seconds: Mapping[str, float] | None = None
+    ) -> None:
+        """Record the finished request with its outcome `result`. `seconds` by phase, if they were computed already."""
+        if request.span.context is not None:
+            request.span.phases(request.timeline)
+            attributes: Attributes = {
+                "edgesplit.model": request.model, "edgesplit.row": request.row, "edgesplit.batch": request.batch
             }  # fmt: skip
-            visit.span.end(told, error)
+            request.span.end(attributes, error)
         if error:
-            self.ledger.count(metrics.OFFLOAD_REQUESTS, visit.model, visit.row, how)
+            self.registry.count(metrics.OFFLOAD_REQUESTS, request.model, request.row, result)
             return
-        took_s = perf_counter() - visit.timeline.began
-        phases = visit.timeline.seconds() if seconds is None else seconds
-        self.ledger.record_alike(
-            _form(visit.model, visit.row, how, tuple(phases)),
-            (1.0, took_s, visit.batch, visit.received, visit.sent, *phases.values()),
+        took_s = perf_counter() - request.timeline.began
+        phases = request.timeline.seconds_by_phase() if seconds is None else seconds
+        self.registry.record_batch(
+            _samples(request.model, request.row, result, tuple(phases)),
+            (1.0, took_s, request.batch, request.received, request.sent, *phases.values()),
         )
 
 
 @lru_cache(512)
-def _form(model: str, row: str, how: str, phases: tuple[str, ...]) -> Form:
-    """What is counted of one that was answered."""
+def _samples(model: str, row: str, result: str, phases: tuple[str, ...]) -> RecordTemplate:
+    """The metric samples recorded for an answered request."""
     return (
-        (metrics.OFFLOAD_REQUESTS, (model, row, how)),
+        (metrics.OFFLOAD_REQUESTS, (model, row, result)),
         (metrics.OFFLOAD_REQUEST_S, (model, row)),
         (metrics.OFFLOAD_BATCH, (model,)),
         (metrics.OFFLOAD_RECEIVED, (model,)),
@@ -127,6 +129,6 @@ def _form(model: str, row: str, how: str, phases: tuple[str, ...]) -> Form:
     )
 
 
-def outcome(error: BaseException) -> str:
-    """One word of the few that a label may hold."""
+def outcome_label(error: BaseException) -> str:
+    """The metric label for an error, from a fixed set."""
     return next((word for kind, word in _OUTCOMES if isinstance(error, kind)), "failed")

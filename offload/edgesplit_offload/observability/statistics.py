@@ -1,4 +1,4 @@
-"""What each model was asked so far, in the words of Triton's statistics extension; of one process, or summed."""
+"""Statistics per model in the format of Triton's statistics extension; of one process, or summed over several."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from edgesplit.observability.phases import DECODE, ENCODE, QUEUE, RUN
-from edgesplit.observability.registry import MOST_NOTED, NOTED
+from edgesplit.observability.registry import FLUSH_PENDING, MAX_PENDING
 from edgesplit_offload.models.repository import VERSION
 
-Told = dict[str, Any]
+ModelStatistics = dict[str, Any]
 _PHASES = {"queue": QUEUE, "compute_input": DECODE, "compute_infer": RUN, "compute_output": ENCODE}
 _KINDS = ("success", "fail", *_PHASES, "cache_hit", "cache_miss")
 
 
 class _Answered(NamedTuple):
-    """One request that was."""
+    """One answered request."""
 
     model: str
     seconds: Mapping[str, float]
@@ -28,82 +28,87 @@ class _Answered(NamedTuple):
     at: float
 
 
-class Counts:
-    """Of this process, since it began. Thread-safe."""
+class StatisticsRecorder:
+    """Statistics of this process since it started. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[str, Told] = {}
-        self._noted: deque[_Answered] = deque()
+        self._by_model: dict[str, ModelStatistics] = {}
+        self._recorded: deque[_Answered] = deque()
 
-    def answered(self, model: str, seconds: Mapping[str, float], took_s: float, together: int, leads: bool) -> None:
-        """One request was. `seconds` by phase; `leads`: its run was not counted yet by another that shared it."""
-        self._noted.append(_Answered(model, seconds, took_s, together, leads, time.time()))
-        if len(self._noted) >= MOST_NOTED:
+    def record_answer(
+        self, model: str, seconds: Mapping[str, float], took_s: float, batch_size: int, counts_run: bool
+    ) -> None:
+        """Record an answered request. `seconds` by phase; `counts_run` is true for one request of each run, with which
+        the run is counted."""
+        self._recorded.append(_Answered(model, seconds, took_s, batch_size, counts_run, time.time()))
+        if len(self._recorded) >= MAX_PENDING:
             with self._lock:
-                self._add_up()
+                self._flush()
 
-    def add_up_if_due(self) -> None:
-        """There is time for it now: an answer is on its way."""
-        if len(self._noted) >= NOTED:
+    def flush_if_due(self) -> None:
+        """Aggregate if enough requests were recorded. Called after an answer was sent, when no request waits for it."""
+        if len(self._recorded) >= FLUSH_PENDING:
             with self._lock:
-                self._add_up()
+                self._flush()
 
-    def _add_up(self) -> None:
-        """Everything noted so far, those alike together. Holds the lock."""
-        alike: dict[tuple[str, int], list[_Answered]] = {}
-        while self._noted:
-            one = self._noted.popleft()
-            alike.setdefault((one.model, one.together if one.leads else 0), []).append(one)
-        for (model, together), many in alike.items():
-            told = self._told(model)
-            told["inference_count"] += len(many)
-            told["last_inference"] = max(told["last_inference"], int(many[-1].at * 1e3))
-            took = {name: sum(one.seconds.get(phase, 0.0) for one in many) for name, phase in _PHASES.items()}
-            for name, seconds in {"success": sum(one.took_s for one in many), **took}.items():
-                _add(told["inference_stats"][name], seconds, len(many))
+    def _flush(self) -> None:
+        """Aggregate all recorded requests, grouped by model and batch size. The caller holds the lock."""
+        groups: dict[tuple[str, int], list[_Answered]] = {}
+        while self._recorded:
+            request = self._recorded.popleft()
+            groups.setdefault((request.model, request.together if request.leads else 0), []).append(request)
+        for (model, together), requests in groups.items():
+            statistics = self._entry(model)
+            statistics["inference_count"] += len(requests)
+            statistics["last_inference"] = max(statistics["last_inference"], int(requests[-1].at * 1e3))
+            phase_s = {
+                name: sum(request.seconds.get(phase, 0.0) for request in requests) for name, phase in _PHASES.items()
+            }
+            for name, seconds in {"success": sum(request.took_s for request in requests), **phase_s}.items():
+                _add(statistics["inference_stats"][name], seconds, len(requests))
             if together:
-                told["execution_count"] += len(many)
-                batch = _of_size(told["batch_stats"], together)
+                statistics["execution_count"] += len(requests)
+                batch = _batch_entry(statistics["batch_stats"], together)
                 for name in ("compute_input", "compute_infer", "compute_output"):
-                    _add(batch[name], took[name], len(many))
+                    _add(batch[name], phase_s[name], len(requests))
 
-    def failed(self, model: str, took_s: float) -> None:
-        """One was not answered."""
+    def record_failure(self, model: str, took_s: float) -> None:
+        """Record a request that was answered with an error."""
         with self._lock:
-            _add(self._told(model)["inference_stats"]["fail"], took_s)
+            _add(self._entry(model)["inference_stats"]["fail"], took_s)
 
-    def told(self) -> list[Told]:
-        """Every model's, sharing nothing with what is counted on."""
+    def snapshot(self) -> list[ModelStatistics]:
+        """The statistics of every model, as copies."""
         with self._lock:
-            self._add_up()
-            return cast("list[Told]", _copied(list(self._of.values())))
+            self._flush()
+            return cast("list[ModelStatistics]", _deep_copy(list(self._by_model.values())))
 
-    def _told(self, model: str) -> Told:
-        told = self._of.get(model)
-        if told is None:
-            told = self._of[model] = _none(model)
-        return told
+    def _entry(self, model: str) -> ModelStatistics:
+        statistics = self._by_model.get(model)
+        if statistics is None:
+            statistics = self._by_model[model] = _empty_statistics(model)
+        return statistics
 
 
-def summed(processes: Iterable[Sequence[Told]]) -> list[Told]:
-    """What several processes counted, together, by model."""
-    together: dict[str, Told] = {}
-    for one in (one for process in processes for one in process):
-        there = together.get(one["name"])
-        together[one["name"]] = one if there is None else _sum(there, one)
+def sum_processes(processes: Iterable[Sequence[ModelStatistics]]) -> list[ModelStatistics]:
+    """The statistics of several processes summed by model."""
+    together: dict[str, ModelStatistics] = {}
+    for model in (model for process in processes for model in process):
+        known = together.get(model["name"])
+        together[model["name"]] = model if known is None else _add_statistics(known, model)
     return list(together.values())
 
 
-def of_models(models: Iterable[str], counted: Sequence[Told]) -> dict[str, list[Told]]:
-    """The statistics extension's answer on these models; what was not asked yet has counts of zero."""
-    by_name = {one["name"]: one for one in counted}
-    return {"model_stats": [by_name.get(name) or _none(name) for name in models]}
+def of_models(models: Iterable[str], counted: Sequence[ModelStatistics]) -> dict[str, list[ModelStatistics]]:
+    """The statistics extension's answer for these models; all zero for a model without requests."""
+    by_name = {model["name"]: model for model in counted}
+    return {"model_stats": [by_name.get(name) or _empty_statistics(name) for name in models]}
 
 
-def _none(model: str) -> Told:
-    counts: Told = {"last_inference": 0, "inference_count": 0, "execution_count": 0}
-    stats = {kind: _nothing() for kind in _KINDS}
+def _empty_statistics(model: str) -> ModelStatistics:
+    counts: ModelStatistics = {"last_inference": 0, "inference_count": 0, "execution_count": 0}
+    stats = {kind: _empty_duration() for kind in _KINDS}
     return {
         "name": model,
         "version": VERSION,
@@ -114,7 +119,7 @@ def _none(model: str) -> Told:
     }
 
 
-def _nothing() -> dict[str, int]:
+def _empty_duration() -> dict[str, int]:
     return {"count": 0, "ns": 0}
 
 
@@ -123,35 +128,35 @@ def _add(entry: dict[str, int], seconds: float, times: int = 1) -> None:
     entry["ns"] += int(seconds * 1e9)
 
 
-def _of_size(batches: list[Told], size: int) -> Told:
-    for one in batches:
-        if one["batch_size"] == size:
-            return one
-    kinds = {name: _nothing() for name in ("compute_input", "compute_infer", "compute_output")}
+def _batch_entry(batches: list[ModelStatistics], size: int) -> ModelStatistics:
+    for batch in batches:
+        if batch["batch_size"] == size:
+            return batch
+    kinds = {name: _empty_duration() for name in ("compute_input", "compute_infer", "compute_output")}
     batches.append({"batch_size": size, **kinds})
-    batches.sort(key=lambda one: one["batch_size"])
-    return next(one for one in batches if one["batch_size"] == size)
+    batches.sort(key=lambda batch: batch["batch_size"])
+    return next(batch for batch in batches if batch["batch_size"] == size)
 
 
-def _sum(one: Told, other: Told) -> Told:
-    """Both, in the place of the first."""
-    one["inference_count"] += other["inference_count"]
-    one["execution_count"] += other["execution_count"]
-    one["last_inference"] = max(one["last_inference"], other["last_inference"])
-    _sum_entries(one["inference_stats"], other["inference_stats"])
+def _add_statistics(total: ModelStatistics, other: ModelStatistics) -> ModelStatistics:
+    """Add `other` to `total` in place; returns `total`."""
+    total["inference_count"] += other["inference_count"]
+    total["execution_count"] += other["execution_count"]
+    total["last_inference"] = max(total["last_inference"], other["last_inference"])
+    _add_entries(total["inference_stats"], other["inference_stats"])
     for batch in other["batch_stats"]:
-        mine = _of_size(one["batch_stats"], batch["batch_size"])
-        _sum_entries(mine, {name: entry for name, entry in batch.items() if name != "batch_size"})
-    return one
+        own = _batch_entry(total["batch_stats"], batch["batch_size"])
+        _add_entries(own, {name: entry for name, entry in batch.items() if name != "batch_size"})
+    return total
 
 
-def _sum_entries(one: Told, other: Told) -> None:
+def _add_entries(total: ModelStatistics, other: ModelStatistics) -> None:
     for name, entry in other.items():
-        one[name]["count"] += entry["count"]
-        one[name]["ns"] += entry["ns"]
+        total[name]["count"] += entry["count"]
+        total[name]["ns"] += entry["ns"]
 
 
-def _copied(value: Any) -> Any:
+def _deep_copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+        return {key: _deep_copy(item) for key, item in value.items()}
+    return [_deep_copy(item) for item in value] if isinstance(value, list) else value

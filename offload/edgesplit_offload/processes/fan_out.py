@@ -1,4 +1,4 @@
-"""A question on its way through all serving processes: who has not answered yet, and when to go on without."""
+"""Sends a question to all serving processes and collects the answers until all have answered or the time is up."""
 
 from __future__ import annotations
 
@@ -9,72 +9,74 @@ from itertools import count
 from time import monotonic
 from typing import Any, Protocol
 
-from edgesplit_offload.processes.ipc import Message, Question, Told
+from edgesplit_offload.processes.ipc import Message, Question, Reply
 
-ROUND_S = 5.0
-"""How long all have to answer."""
+TIMEOUT_S = 5.0
+"""Timeout of one round in seconds."""
 
 
-class Asked(Protocol):
-    """One who is asked."""
+class Recipient(Protocol):
+    """A process that can be asked."""
 
-    def say(self, message: Message) -> bool:
-        """Whether it went out."""
+    def send(self, message: Message) -> bool:
+        """Send `message`; False if it could not be sent."""
         ...
 
 
 @dataclass(eq=False)
 class _Round:
-    missing: set[Asked]
+    pending: set[Recipient]
     until: float
     done: Callable[[list[Any]], None]
     answers: list[Any] = field(default_factory=list)
 
 
-class Rounds:
-    """All that are under way. Thread-safe; `done` is called once, by whoever brought the round to its end."""
+class FanOut:
+    """All rounds in progress. Thread-safe; `done` is called once per round, by the thread that completes it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count(1)
         self._rounds: dict[int, _Round] = {}
 
-    def begin(self, question: str, argument: Any, among: Iterable[Asked], done: Callable[[list[Any]], None]) -> None:
-        """Ask all of them; `done` gets what comes in time."""
-        everyone = set(among)
+    def begin(
+        self, question: str, argument: Any, recipients: Iterable[Recipient], done: Callable[[list[Any]], None]
+    ) -> None:
+        """Send the question to all `recipients`; `done` is called with the answers that arrive in time."""
+        processes = set(recipients)
         with self._lock:
             number = next(self._numbers)
-            self._rounds[number] = _Round(set(everyone), monotonic() + ROUND_S, done)
-        unreachable = [one for one in everyone if not one.say(Question(number, question, argument))]
-        self._without(number, unreachable)
+            self._rounds[number] = _Round(set(processes), monotonic() + TIMEOUT_S, done)
+        unreachable = [process for process in processes if not process.send(Question(number, question, argument))]
+        self._settle(number, unreachable)
 
-    def told(self, one: Asked, message: Told) -> None:
-        """One's answer."""
-        self._without(message.number, [one], [message.answer] if message.known else [])
+    def on_answer(self, recipient: Recipient, message: Reply) -> None:
+        """Store the answer of `recipient`."""
+        self._settle(message.number, [recipient], [message.answer] if message.known else [])
 
-    def gone(self, one: Asked) -> None:
-        """It will not answer any more."""
+    def remove(self, recipient: Recipient) -> None:
+        """`recipient` has ended: its answers are no longer awaited."""
         with self._lock:
-            numbers = [number for number, found in self._rounds.items() if one in found.missing]
+            numbers = [number for number, round_ in self._rounds.items() if recipient in round_.pending]
         for number in numbers:
-            self._without(number, [one])
+            self._settle(number, [recipient])
 
     def expire(self, now: float) -> None:
-        """End the rounds whose time is up."""
+        """Complete the rounds whose time is up."""
         with self._lock:
-            late = [number for number, found in self._rounds.items() if now > found.until]
-            over = [self._rounds.pop(number) for number in late]
-        for found in over:
-            found.done(found.answers)
+            numbers = [number for number, round_ in self._rounds.items() if now > round_.until]
+            expired = [self._rounds.pop(number) for number in numbers]
+        for round_ in expired:
+            round_.done(round_.answers)
 
-    def _without(self, number: int, ones: Iterable[Asked], answers: Iterable[Any] = ()) -> None:
+    def _settle(self, number: int, recipients: Iterable[Recipient], answers: Iterable[Any] = ()) -> None:
         with self._lock:
-            found = self._rounds.get(number)
-            if found is None:
+            round_ = self._rounds.get(number)
+            if round_ is None:
                 return
-            found.missing.difference_update(ones)
-            found.answers.extend(answers)
-            if found.missing:
+            round_.pending.difference_update(recipients)
+            round_.answers.extend(answers)
+            if round_.pending:
                 return
             del self._rounds[number]
-        found.done(found.answers)
+        round_.done(round_.answers)

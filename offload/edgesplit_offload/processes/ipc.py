@@ -1,7 +1,7 @@
-"""What the supervisor and its serving processes say to each other, over a Unix socket that they were born with.
+"""Messages between the supervisor and its serving processes, over a Unix socket that each process inherits.
 
-MessagePack behind a length of four bytes. Both ends are this program, so there is no version to agree on; yet each
-message is bounded and of a known kind, and a peer that says anything else is one that has gone.
+MessagePack behind a length of four bytes. Both ends are the same program, so there is no version to negotiate; yet
+every message is bounded and of a known kind, and a peer that sends anything else is treated as gone.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from typing import Any
 import msgspec
 
 from edgesplit.errors import LinkError
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
-LONGEST_BYTES = 64 * 2**20
-LONGEST_KIND = 64
-FRESH, LINK, GATHER = b"f", b"l", b"g"
-"""What goes with a socket that is handed over: a connection that was just accepted; a link to the process that gathers
-a kind of requests, whose name follows; or the other end of such a link."""
+MAX_BYTES = 64 * 2**20
+MAX_KIND_BYTES = 64
+ACCEPTED_CONNECTION, BATCHER_LINK, PEER_LINK = b"f", b"l", b"g"
+"""First byte of the message that hands a socket over: an accepted connection (`ACCEPTED_CONNECTION`); a link to the
+batcher of a kind of requests, whose name follows (`BATCHER_LINK`); or the batcher's end of such a link (`PEER_LINK`).
+"""
 _LENGTH = struct.Struct("!I")
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """A serving process takes connections from now on."""
+    """From a serving process: it accepts connections from now on."""
 
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
-    """It still is, and none of its runs lasts suspiciously long."""
+    """From a serving process: heartbeat; it is alive and no run is suspiciously long."""
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """A connection that was handed to it has ended."""
+    """From a serving process: a connection that was handed to it has ended."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """It wants to know something of all of them."""
+    """From a serving process: a question to all serving processes."""
 
     number: int
     question: str
@@ -47,15 +48,15 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
-    """The supervisor passes it on to each."""
+    """From the supervisor: a question to be answered."""
 
     number: int
     question: str
     argument: Any = None
 
 
-class Told(msgspec.Struct, frozen=True, tag="told"):
-    """One's answer; `known` is false where it has none."""
+class Reply(msgspec.Struct, frozen=True, tag="told"):
+    """From a serving process: its answer; `known` is false if it has none."""
 
     number: int
     known: bool
@@ -63,47 +64,48 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """All that came in time, back to who asked."""
+    """From the supervisor: all answers that arrived in time, to the process that asked."""
 
     number: int
     answers: list[Any]
 
 
-class Seek(msgspec.Struct, frozen=True, tag="seek"):
-    """It has requests of this kind, which gain by company: which process gathers them?"""
+class WantBatcher(msgspec.Struct, frozen=True, tag="seek"):
+    """From a serving process: it has requests of this kind, which gain by batching; which process is the batcher?"""
 
     kind: str
 
 
-class Yours(msgspec.Struct, frozen=True, tag="yours"):
-    """It does itself. Where another one does, both are given the ends of a link instead."""
+class BatcherSocket(msgspec.Struct, frozen=True, tag="yours"):
+    """From the supervisor: the process is the batcher of this kind itself. If another one is, both receive an end of a
+    link instead."""
 
     kind: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Finish what runs within that time, and end."""
+    """From the supervisor: finish running requests within that time, then end."""
 
     seconds: float
 
 
 class Notice(msgspec.Struct, frozen=True, tag="notice"):
-    """Say from now on that this server is not ready: it will end soon."""
+    """From the supervisor: report not ready from now on, because the server will stop soon."""
 
 
-Message = Ready | Alive | Closed | Ask | Question | Told | Answers | Seek | Yours | Drain | Notice
+Message = Ready | Alive | Closed | Ask | Question | Reply | Answers | WantBatcher | BatcherSocket | Drain | Notice
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-class Talk:
-    """One end. Sending is safe from any thread, receiving is one thread's."""
+class IpcConnection:
+    """One end of the connection. Any thread may send; only one thread may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> bool:
-        """Whether it went out: the other end may have gone."""
+        """Send `message`; False if the other end has gone."""
         raw = msgspec.msgpack.encode(message)
         with self._sending:
             try:
@@ -113,18 +115,18 @@ class Talk:
         return True
 
     def messages(self) -> Iterator[Message]:
-        """What the other end says, until it has gone."""
+        """The messages of the other end, until it has gone."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-                if length > LONGEST_BYTES:
+                if length > MAX_BYTES:
                     return
                 yield _DECODER.decode(self._read(length))
         except (OSError, LinkError, msgspec.MsgspecError, UnicodeDecodeError):
             return
 
     def close(self) -> None:
-        """The other end sees it go."""
+        """Shut down and close; the other end sees an end of stream."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -139,4 +141,4 @@ class Talk:
         return bytes(received)
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,8 +1,8 @@
-"""What all serving processes have counted together, though some of them come and go.
+"""Sums the metrics of all serving processes, although processes come and go.
 
-What a process told last stays in the sums when it is late or has ended, so that no sum ever falls: Prometheus would
-take that for a restart of the whole server. What a killed process counted since it was last asked is lost. Readings of
-the moment count only where a process answered just now.
+The last counters of a process stay in the sums when it is late or has ended, so that no sum ever falls: Prometheus
+would take that for a restart of the whole server. What a killed process counted since its last answer is lost. Gauges
+count only for processes that answered this time.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from collections.abc import Iterable
 from typing import Any
 
 from edgesplit.errors import MalformedMessage
-from edgesplit.observability.metrics import BY_NAME
-from edgesplit.observability.registry import Series, packed, summed, unpacked
+from edgesplit.observability.metrics import FAMILY_BY_NAME
+from edgesplit.observability.registry import Series, decode_series, encode_series, merge_series
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 64
-"""Processes that are remembered one by one; the counts of older ones are kept in one sum."""
+MAX_PROCESSES = 64
+"""Processes whose counters are kept one by one; those of older ones are merged into one sum."""
 
 
-def told(process: str, series: list[Series]) -> list[Any]:
-    """A process's answer, under a mark that no other process ever had."""
-    return [process, packed(series)]
+def metrics_answer(process: str, series: list[Series]) -> list[Any]:
+    """A process's answer, under an id that no other process ever had."""
+    return [process, encode_series(series)]
 
 
-class Totals:
-    """Of one server's processes, by what they told so far. For one thread at a time."""
+class MetricTotals:
+    """Metric sums of one server's processes. Not thread-safe."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._most = remembered
-        self._last: OrderedDict[str, list[Series]] = OrderedDict()
-        self._past: list[Series] = []
+    def __init__(self, remembered: int = MAX_PROCESSES) -> None:
+        self._max_processes = remembered
+        self._counters: OrderedDict[str, list[Series]] = OrderedDict()
+        self._merged: list[Series] = []
 
-    def after(self, answers: Iterable[list[Any]]) -> list[Series]:
-        """The sums, after these answers."""
-        readings = []
+    def update(self, answers: Iterable[list[Any]]) -> list[Series]:
+        """The sums, updated with these answers."""
+        gauges = []
         for process, raw in answers:
             try:
-                series = unpacked(raw)
+                series = decode_series(raw)
             except MalformedMessage as error:
                 log.error("a serving process told what cannot be counted: %s", error)
                 continue
-            readings.append([one for one in series if _is_reading(one)])
-            self._last[process] = [one for one in series if not _is_reading(one)]
-            self._last.move_to_end(process)
-        while len(self._last) > self._most:
-            _, oldest = self._last.popitem(last=False)
-            self._past = summed([self._past, oldest])
-        return summed([self._past, *self._last.values(), *readings])
+            gauges.append([sample for sample in series if _is_gauge(sample)])
+            self._counters[process] = [sample for sample in series if not _is_gauge(sample)]
+            self._counters.move_to_end(process)
+        while len(self._counters) > self._max_processes:
+            _, oldest = self._counters.popitem(last=False)
+            self._merged = merge_series([self._merged, oldest])
+        return merge_series([self._merged, *self._counters.values(), *gauges])
 
 
-def _is_reading(one: Series) -> bool:
-    return BY_NAME[one.family].kind == "gauge"
+def _is_gauge(sample: Series) -> bool:
+    return FAMILY_BY_NAME[sample.family].kind == "gauge"

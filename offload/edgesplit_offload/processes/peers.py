@@ -1,4 +1,5 @@
-"""The serving processes of one offload server, as each of them sees the others: a question goes to all, itself too."""
+"""The serving processes of one offload server, as seen by each of them: a question is answered by all, the asker
+included."""
 
 from __future__ import annotations
 
@@ -6,31 +7,32 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 Answerers = Mapping[str, Callable[[Any], Any]]
-"""By question: what this process answers to an argument. Both are of what MessagePack holds."""
+"""The function that answers each question in this process. Arguments and answers are values that MessagePack can hold.
+"""
 
 
-class Siblings(Protocol):
-    """How a process asks all of them."""
+class PeerProcesses(Protocol):
+    """Asks all serving processes."""
 
     def listen(self, answerers: Answerers) -> None:
-        """From now on questions are answered by these."""
+        """Answer questions with these functions from now on."""
         ...
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """Every process's answer; one that does not answer in time is left out."""
+        """The answers of all processes; one that does not answer in time is left out."""
         ...
 
 
-class Alone:
-    """The one process there is."""
+class SingleProcess:
+    """The single process of a server without a supervisor."""
 
     def __init__(self) -> None:
         self._answerers: Answerers = {}
 
     def listen(self, answerers: Answerers) -> None:
-        """From now on questions are answered by these."""
+        """Answer questions with these functions from now on."""
         self._answerers = answerers
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """Its own answer."""
+        """This process's own answer."""
         return [self._answerers[question](argument)]

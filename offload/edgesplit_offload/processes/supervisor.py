@@ -1,9 +1,9 @@
-"""Several serving processes behind one port: it accepts, and hands each connection to the process that has fewest.
+"""Supervisor of several serving processes behind one port: it accepts connections and hands each to the least loaded
+process.
 
 Accepting in one place spreads connections evenly, which the kernel's hash over SO_REUSEPORT does not for a handful of
-devices that stay connected, and the port outlives whatever happens to a process (docs/decisions/0019). A process that
-ends is started again, at growing intervals where it does not live; one that gives no sign of life is killed. No model
-is loaded and nothing a client says is read in here.
+devices that stay connected, and the port outlives every process (docs/decisions/0019). A process that ends is restarted
+with back-off; one that sends no heartbeat is killed. The supervisor loads no model and reads nothing that clients send.
 """
 
 from __future__ import annotations
@@ -21,77 +21,79 @@ from time import monotonic
 from typing import Any
 
 from edgesplit.errors import UsageError
-from edgesplit_offload.processes.fan_out import Rounds
+from edgesplit_offload.processes.fan_out import FanOut
 from edgesplit_offload.processes.ipc import (
-    FRESH,
-    GATHER,
-    LINK,
-    LONGEST_KIND,
+    ACCEPTED_CONNECTION,
+    BATCHER_LINK,
+    MAX_KIND_BYTES,
+    PEER_LINK,
     Alive,
     Answers,
     Ask,
+    BatcherSocket,
     Closed,
     Drain,
+    IpcConnection,
     Message,
     Notice,
     Ready,
-    Seek,
-    Talk,
-    Told,
-    Yours,
+    Reply,
+    WantBatcher,
 )
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY_S = 0.1
-LONGEST_DELAY_S = 5.0
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
 STEADY_S = 10.0
-"""A process that lived so long did not die of its start."""
+"""A process that lived this long resets the back-off."""
 START_S = 60.0
-HOPELESS = 3
-"""So many ended before any was ready: none will be."""
-LOOK_S = 0.1
-KINDS = 1_024
-"""That are remembered, and who gathers them."""
+"""Seconds that a process may take to become ready."""
+MAX_FAILED_STARTS = 3
+"""Processes that may end before any is ready; then the start has failed."""
+CHECK_INTERVAL_S = 0.1
+"""Interval in seconds of the checks."""
+MAX_KINDS = 1_024
+"""Kinds of requests whose batcher is remembered."""
 KILL_S = 3.0
-"""What a process gets beyond its time to drain."""
+"""Seconds beyond the drain time until a process is killed."""
 
 
 @dataclass(eq=False)
-class Serving:
+class ChildProcess:
     """One serving process."""
 
     process: subprocess.Popen[bytes]
-    talk: Talk
-    connections: socket.socket
-    began: float = field(default_factory=monotonic)
-    heard: float = field(default_factory=monotonic)
+    ipc: IpcConnection
+    handover: socket.socket
+    started_at: float = field(default_factory=monotonic)
+    last_message_at: float = field(default_factory=monotonic)
     is_ready: bool = False
-    open: int = 0
-    """Connections that it has."""
+    open_connections: int = 0
+    """Number of connections that it has."""
 
-    def take(self, sock: socket.socket) -> bool:
-        """Whether the connection is its now: it may have gone, or not be reading."""
-        taken = self.hand(sock, FRESH)
-        self.open += taken
-        return taken
+    def hand_connection(self, sock: socket.socket) -> bool:
+        """Hand an accepted connection to the process; False if it has gone or does not read."""
+        is_taken = self.hand_socket(sock, ACCEPTED_CONNECTION)
+        self.open_connections += is_taken
+        return is_taken
 
-    def hand(self, sock: socket.socket, what: bytes) -> bool:
-        """Whether it has that socket now."""
+    def hand_socket(self, sock: socket.socket, announcement: bytes) -> bool:
+        """Hand the socket to the process, announced by the bytes `announcement`; False if that fails."""
         try:
-            socket.send_fds(self.connections, [what], [sock.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(self.handover, [announcement], [sock.fileno()], socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True
 
-    def say(self, message: Message) -> bool:
-        """Whether it went out."""
-        return self.talk.send(message)
+    def send(self, message: Message) -> bool:
+        """Send `message`; False if it could not be sent."""
+        return self.ipc.send(message)
 
-    def end(self) -> None:
-        """Not ours any more."""
-        self.talk.close()
-        self.connections.close()
+    def close(self) -> None:
+        """Close the supervisor's sockets to the process."""
+        self.ipc.close()
+        self.handover.close()
 
 
 class Supervisor:
@@ -105,66 +107,66 @@ class Supervisor:
         self._stuck_after_s = stuck_after_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._serving: list[Serving] = []
-        self._rounds = Rounds()
-        self._gathering: OrderedDict[str, Serving] = OrderedDict()
+        self._serving: list[ChildProcess] = []
+        self._fan_out = FanOut()
+        self._batchers: OrderedDict[str, ChildProcess] = OrderedDict()
         self._stopping = threading.Event()
         self._accepting = threading.Thread(target=self._accept, name="accepting", daemon=True)
-        self._keeping = threading.Thread(target=self._keep, name="keeping", daemon=True)
-        self._delay_s = FIRST_DELAY_S
-        self._again_at = 0.0
+        self._watching = threading.Thread(target=self._watch, name="keeping", daemon=True)
+        self._backoff_s = FIRST_BACKOFF_S
+        self._restart_at = 0.0
 
     def start(self) -> None:
-        """Start them and accept; UsageError if none becomes ready."""
+        """Start the processes and accept; UsageError if none becomes ready."""
         for _ in range(self._count):
             self._spawn()
-        self._keeping.start()
+        self._watching.start()
         with self._changed:
-            came = self._changed.wait_for(lambda: self._is_up() or self.restarts >= HOPELESS, START_S)
-            ready = any(one.is_ready for one in self._serving)
+            settled = self._changed.wait_for(lambda: self._is_up() or self.restarts >= MAX_FAILED_STARTS, START_S)
+            ready = any(process.is_ready for process in self._serving)
         if not ready:
             self.stop(0.0)
-            raise UsageError("no serving process could be started" if came else "no serving process became ready")
+            raise UsageError("no serving process could be started" if settled else "no serving process became ready")
         self._accepting.start()
 
     def notice(self) -> None:
-        """Have the processes say that they are not ready any more, while they still serve."""
-        for one in self._now():
-            one.say(Notice())
+        """Have the processes report not ready, while they still serve."""
+        for process in self._current():
+            process.send(Notice())
 
     def stop(self, drain_s: float) -> None:
-        """Accept no more, let the processes finish what runs, and see them end."""
+        """Stop accepting, let the processes finish running requests for `drain_s` seconds, and wait for them to end."""
         self._stopping.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        for one in self._now():
-            one.say(Drain(drain_s))
-        for thread in (self._accepting, self._keeping):
+        for process in self._current():
+            process.send(Drain(drain_s))
+        for thread in (self._accepting, self._watching):
             if thread.is_alive():
                 thread.join()
         self._listener.close()
-        serving = self._now()
-        for one in serving:  # one may have been started meanwhile
-            one.say(Drain(drain_s))
+        serving = self._current()
+        for process in serving:  # a process may have been started meanwhile
+            process.send(Drain(drain_s))
         deadline = monotonic() + drain_s + KILL_S
-        for one in serving:
+        for process in serving:
             try:
-                one.process.wait(max(0.1, deadline - monotonic()))
+                process.process.wait(max(0.1, deadline - monotonic()))
             except subprocess.TimeoutExpired:
-                log.warning("serving process %d did not end: killing it", one.process.pid)
-                one.process.kill()
-                one.process.wait()
-            one.end()
+                log.warning("serving process %d did not end: killing it", process.process.pid)
+                process.process.kill()
+                process.process.wait()
+            process.close()
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """Every ready process's answer, as far as it comes in time."""
+        """The answers of all ready processes that arrive in time."""
         done, answers = threading.Event(), list[Any]()
 
-        def told(found: list[Any]) -> None:
-            answers.extend(found)
+        def told(collected: list[Any]) -> None:
+            answers.extend(collected)
             done.set()
 
-        self._rounds.begin(question, argument, self._ready(), told)
+        self._fan_out.begin(question, argument, self._ready(), told)
         done.wait()
         return answers
 
@@ -178,13 +180,13 @@ class Supervisor:
             except (OSError, ValueError):
                 return
             while not self._stopping.is_set():
-                if selector.select(LOOK_S) and not self._stopping.is_set():
+                if selector.select(CHECK_INTERVAL_S) and not self._stopping.is_set():
                     self._accept_waiting()
 
     def _accept_waiting(self) -> None:
-        """All connections that wait; each to a process, or, while there is none, it waits with us."""
+        """Accept all pending connections; while no process is ready they stay in the kernel's backlog."""
         with self._changed:
-            if not self._changed.wait_for(lambda: any(one.is_ready for one in self._serving), LOOK_S):
+            if not self._changed.wait_for(lambda: any(process.is_ready for process in self._serving), CHECK_INTERVAL_S):
                 return
         while not self._stopping.is_set():
             try:
@@ -192,128 +194,133 @@ class Supervisor:
             except BlockingIOError:
                 return
             except OSError as error:
-                if not self._stopping.wait(LOOK_S):  # out of file descriptors: in a moment again
+                if not self._stopping.wait(CHECK_INTERVAL_S):  # out of file descriptors: try again soon
                     log.warning("cannot accept: %s", error)
                 return
             with sock:
                 self._hand_over(sock)
 
     def _hand_over(self, sock: socket.socket) -> None:
-        """To the process with fewest connections that takes it; where none does it is closed."""
+        """Hand the connection to the process with the fewest connections that takes it; it is dropped if none does."""
         with self._lock:
-            for one in sorted((one for one in self._serving if one.is_ready), key=lambda one: one.open):
-                if one.take(sock):
+            for process in sorted(
+                (process for process in self._serving if process.is_ready), key=lambda process: process.open_connections
+            ):
+                if process.hand_connection(sock):
                     return
         log.warning("no serving process took a connection")
 
-    def _gather(self, kind: str, one: Serving) -> None:
-        """Tell a process who gathers requests of this kind: itself, if it is the first that asks, or give it a link to
-        the one that was."""
+    def _assign_batcher(self, kind: str, process: ChildProcess) -> None:
+        """Answer a process that needs the batcher of this kind: the first process that asks becomes the batcher, the
+        others get a link to it."""
         with self._lock:
-            found = self._gathering.get(kind)
-            gathering = found if found in self._serving else one
-            self._gathering[kind] = gathering
-            self._gathering.move_to_end(kind)
-            while len(self._gathering) > KINDS:
-                self._gathering.popitem(last=False)
-            if gathering is not one:
-                ours, theirs = socket.socketpair()
-                with ours, theirs:
-                    if gathering.hand(theirs, GATHER):
-                        one.hand(ours, LINK + kind.encode())
-        if gathering is one:
-            one.say(Yours(kind))
+            known = self._batchers.get(kind)
+            batcher = known if known in self._serving else process
+            self._batchers[kind] = batcher
+            self._batchers.move_to_end(kind)
+            while len(self._batchers) > MAX_KINDS:
+                self._batchers.popitem(last=False)
+            if batcher is not process:
+                peer_end, batcher_end = socket.socketpair()
+                with peer_end, batcher_end:
+                    if batcher.hand_socket(batcher_end, PEER_LINK):
+                        process.hand_socket(peer_end, BATCHER_LINK + kind.encode())
+        if batcher is process:
+            process.send(BatcherSocket(kind))
 
-    # Keeping them alive
+    # Processes
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        giving, taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, taking:  # the other two are closed with what they are part of, or by the collector
-            descriptors = (theirs.fileno(), taking.fileno())
+        ipc_socket, child_ipc_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        handover, child_handover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with (
+            child_ipc_socket,
+            child_handover,
+        ):  # the supervisor's ends are closed with the process, or by garbage collection
+            descriptors = (child_ipc_socket.fileno(), child_handover.fileno())
             process = subprocess.Popen(
                 [*self._command, "--worker", ",".join(map(str, descriptors))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
+                start_new_session=True,  # Ctrl-C in the terminal goes to the supervisor only
             )
-        one = Serving(process, Talk(ours), giving)
+        serving = ChildProcess(process, IpcConnection(ipc_socket), handover)
         with self._lock:
-            self._serving.append(one)
-        threading.Thread(target=self._listen, args=(one,), name="listening", daemon=True).start()
+            self._serving.append(serving)
+        threading.Thread(target=self._listen, args=(serving,), name="listening", daemon=True).start()
 
-    def _keep(self) -> None:
-        """See that there are as many as there should be, and that each of them lives."""
-        while not self._stopping.wait(LOOK_S):
+    def _watch(self) -> None:
+        """Restart processes that ended, and kill those without a heartbeat."""
+        while not self._stopping.wait(CHECK_INTERVAL_S):
             now = monotonic()
-            self._rounds.expire(now)
-            for one in self._now():
-                if one.process.poll() is not None:
-                    self._lost(one, now)
-                elif now - one.heard > max(self._stuck_after_s, 0.0 if one.is_ready else START_S):
-                    log.error("serving process %d gives no sign of life: killing it", one.process.pid)
-                    one.process.kill()
-                    one.process.wait()
-                    self._lost(one, now)
-            if now >= self._again_at:
-                self._complete(now)
+            self._fan_out.expire(now)
+            for process in self._current():
+                if process.process.poll() is not None:
+                    self._on_process_end(process, now)
+                elif now - process.last_message_at > max(self._stuck_after_s, 0.0 if process.is_ready else START_S):
+                    log.error("serving process %d gives no sign of life: killing it", process.process.pid)
+                    process.process.kill()
+                    process.process.wait()
+                    self._on_process_end(process, now)
+            if now >= self._restart_at:
+                self._start_missing(now)
 
-    def _complete(self, now: float) -> None:
-        """Start as many as are missing."""
+    def _start_missing(self, now: float) -> None:
+        """Start the missing processes."""
         try:
-            for _ in range(self._count - len(self._now())):
+            for _ in range(self._count - len(self._current())):
                 self._spawn()
-        except OSError as error:  # no memory, no descriptors: what serves goes on, and this is tried again
+        except OSError as error:  # no memory or descriptors: the others serve on, and this is tried again
             log.error("cannot start a serving process: %s", error)
-            self._again_at = now + LONGEST_DELAY_S
+            self._restart_at = now + MAX_BACKOFF_S
 
-    def _lost(self, one: Serving, now: float) -> None:
-        log.warning("serving process %d ended (status %s)", one.process.pid, one.process.returncode)
-        one.end()
-        lived = now - one.began > STEADY_S
-        self._delay_s = FIRST_DELAY_S if lived else min(2 * self._delay_s, LONGEST_DELAY_S)
-        self._again_at = now + self._delay_s
+    def _on_process_end(self, process: ChildProcess, now: float) -> None:
+        log.warning("serving process %d ended (status %s)", process.process.pid, process.process.returncode)
+        process.close()
+        lived = now - process.started_at > STEADY_S
+        self._backoff_s = FIRST_BACKOFF_S if lived else min(2 * self._backoff_s, MAX_BACKOFF_S)
+        self._restart_at = now + self._backoff_s
         with self._changed:
-            self._serving.remove(one)
+            self._serving.remove(process)
             self.restarts += 1
             self._changed.notify_all()
-        self._rounds.gone(one)
+        self._fan_out.remove(process)
 
-    def _listen(self, one: Serving) -> None:
-        """What one process says, as long as it lives."""
-        for message in one.talk.messages():
-            one.heard = monotonic()
-            self._heard(one, message)
+    def _listen(self, process: ChildProcess) -> None:
+        """Receive the messages of one process, as long as it lives."""
+        for message in process.ipc.messages():
+            process.last_message_at = monotonic()
+            self._on_message(process, message)
 
-    def _heard(self, one: Serving, message: Message) -> None:
+    def _on_message(self, process: ChildProcess, message: Message) -> None:
         if isinstance(message, Ready):
             with self._changed:
-                one.is_ready = True
+                process.is_ready = True
                 self._changed.notify_all()
         elif isinstance(message, Closed):
             with self._lock:
-                one.open -= 1
+                process.open_connections -= 1
         elif isinstance(message, Ask):
             number = message.number
 
             def told(answers: list[Any]) -> None:
-                one.say(Answers(number, answers))
+                process.send(Answers(number, answers))
 
-            self._rounds.begin(message.question, message.argument, self._ready(), told)
-        elif isinstance(message, Told):
-            self._rounds.told(one, message)
-        elif isinstance(message, Seek):
-            self._gather(message.kind[:LONGEST_KIND], one)
+            self._fan_out.begin(message.question, message.argument, self._ready(), told)
+        elif isinstance(message, Reply):
+            self._fan_out.on_answer(process, message)
+        elif isinstance(message, WantBatcher):
+            self._assign_batcher(message.kind[:MAX_KIND_BYTES], process)
         elif not isinstance(message, Alive):
-            log.error("serving process %d said what only we say", one.process.pid)
+            log.error("serving process %d said what only we say", process.process.pid)
 
     def _is_up(self) -> bool:
-        return len(self._serving) == self._count and all(one.is_ready for one in self._serving)
+        return len(self._serving) == self._count and all(process.is_ready for process in self._serving)
 
-    def _now(self) -> list[Serving]:
+    def _current(self) -> list[ChildProcess]:
         with self._lock:
             return list(self._serving)
 
-    def _ready(self) -> list[Serving]:
-        return [one for one in self._now() if one.is_ready]
+    def _ready(self) -> list[ChildProcess]:
+        return [process for process in self._current() if process.is_ready]

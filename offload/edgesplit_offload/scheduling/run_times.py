@@ -1,4 +1,4 @@
-"""How long runs of one model take, by how many requests run together, and how many should: smoothed from what runs."""
+"""Run-time model: how long runs of one model take by batch size, and which batch sizes pay; updated with every run."""
 
 from __future__ import annotations
 
@@ -6,114 +6,135 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgesplit_offload.scheduling.arrivals import Returning
+from edgesplit_offload.scheduling.arrivals import ExpectedReturns
 
 SMOOTHING = 0.3
+"""Weight of a new measurement in the exponential moving average."""
 OUTLIER = 2.0
-"""A run counts as so many times as long as expected at most: one hiccup of the machine says nothing of the next run."""
-SHARED = 1 / 3
-"""What makes runs of one size slower or quicker than expected does so with the other sizes, mostly."""
-HOPE = 0.98
-"""What has not been tried for a while may have become quicker: by so much with each run of less."""
+"""A run counts at most this multiple of its expected time, so that one hiccup of the machine does not distort the
+model."""
+CARRY_OVER = 1 / 3
+"""Part of a measured change that is applied to the other batch sizes too: what slows one size down mostly slows all."""
+OPTIMISM = 0.98
+"""Factor per run by which the optimistic time of an untried batch size falls, because it may have become faster since.
+"""
 _SCALES = 10
-FORGETTING = 1.002
-"""By how much the shortest run ever seen counts for more with each run: a machine may become slower for good."""
+"""Batch sizes are grouped by powers of two, up to this many groups."""
+MINIMUM_GROWTH = 1.002
+"""Factor per run by which the shortest time ever seen grows, because a machine may become slower for good."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """What running together is worth, as it was measured."""
+class BatchBenefit:
+    """The measured benefit of batching."""
 
     seconds: dict[int, float]
-    """Of a run, by how many requests are in it."""
-    most: int
-    """Together; 1 where it is not worth it."""
-    enough: int
-    """So many together have most of the gain: a second run of the model need not wait for more."""
+    """Seconds of a run by batch size."""
+    max_batch: int
+    """Largest batch that pays; 1 if batching does not pay."""
+    sufficient_batch: int
+    """Batch size that has most of the benefit: a second run of the model need not wait for more requests."""
 
     @property
-    def times(self) -> float:
-        """How many times as many requests are answered by runs of `most` as by runs of one."""
-        return self.seconds[1] * self.most / self.seconds[self.most] if self.most > 1 else 1.0
+    def throughput_ratio(self) -> float:
+        """Throughput of runs of the largest batch divided by that of single runs."""
+        return self.seconds[1] * self.max_batch / self.seconds[self.max_batch] if self.max_batch > 1 else 1.0
 
     @property
-    def saves_s(self) -> float:
-        """Seconds of a core that a request costs less by company, at best."""
-        known = self.most > 1 and 1 in self.seconds and self.most in self.seconds
-        return self.seconds[1] - self.seconds[self.most] / self.most if known else 0.0
+    def saved_s(self) -> float:
+        """Core seconds saved per request in the largest batch."""
+        known = self.max_batch > 1 and 1 in self.seconds and self.max_batch in self.seconds
+        return self.seconds[1] - self.seconds[self.max_batch] / self.max_batch if known else 0.0
 
 
-class Pace:
-    """One model's. Whoever shares a run shares its pace. Not thread-safe: `Turns` asks it under its own lock. Only what
-    was measured (`allow`, `take`, `forbid`) comes without it, whole at a time."""
+class RunTimes:
+    """The run-time model of one model; requests that may share runs share it.
+
+    Not thread-safe: the `Scheduler` calls it under its own lock. Only measurements (`enable_batching`, `replace_times`,
+    `disable_batching`) come from other threads; each replaces its values as a whole.
+    """
 
     def __init__(self) -> None:
-        self.most = 1
-        self.enough = 1
-        self.alone_s = 0.0
-        """Of one request with nothing beside it, about: the shortest seen. 0 before the first run."""
-        self.saves_s = 0.0
-        """Of a core, by company, as it was measured."""
-        self.returning = Returning()
-        """Its clients that are about to ask again."""
+        self.max_batch = 1
+        self.sufficient_batch = 1
+        self.single_s = 0.0
+        """Shortest time of a single run, slowly forgotten; 0 before the first. The estimate for a run with nothing
+        beside it."""
+        self.saved_s = 0.0
+        """Core seconds saved per request by batching, as measured."""
+        self.returns = ExpectedReturns()
+        """Forecast of the model's clients that are about to return."""
         self._seconds: dict[int, float] = {}
         self._runs = 0
-        self._tried: list[int] = [0] * _SCALES
-        """When runs of about that many, or more, were last tried, by the power of two."""
+        self._last_tried: list[int] = [0] * _SCALES
+        """Run count at which a batch of this power of two, or a larger one, was last run."""
 
-    def allow(self, gain: Gain) -> None:
-        """From now on so many may run together."""
-        self._seconds = {**self._seconds, **gain.seconds}
-        self.most, self.enough, self.saves_s = gain.most, gain.enough, gain.saves_s
+    def enable_batching(self, benefit: BatchBenefit) -> None:
+        """Batch from now on, as measured."""
+        self._seconds = {**self._seconds, **benefit.seconds}
+        self.max_batch, self.sufficient_batch, self.saved_s = (
+            benefit.max_batch,
+            benefit.sufficient_batch,
+            benefit.saved_s,
+        )
 
-    def take(self, seconds: Mapping[int, float]) -> None:
-        """Runs take so long now, by how many are in them: another engine runs them."""
+    def replace_times(self, seconds: Mapping[int, float]) -> None:
+        """Replace the run times, because another engine runs the batches now."""
         self._seconds = dict(seconds)
 
-    def forbid(self) -> None:
-        """From now on each runs by itself."""
-        self.most = self.enough = 1
+    def disable_batching(self) -> None:
+        """Run every request by itself from now on."""
+        self.max_batch = self.sufficient_batch = 1
 
-    def ran(self, together: int, seconds: float) -> None:
-        """A run is over."""
-        known = self._seconds  # these and no others: `take` may put others in their place meanwhile
-        before = _expected(known, together)
-        part = SMOOTHING * (min(seconds / before, OUTLIER) - 1) if before > 0 else 0.0
-        if self.most > 1:
+    def record(self, batch_size: int, seconds: float) -> None:
+        """Learn from a run of `batch_size` requests and its duration in seconds."""
+        # A local reference: `replace_times` may replace the dictionary from another thread meanwhile.
+        known = self._seconds
+        # Exponential moving average in relative terms: T <- T * (1 + a * (min(t / T, OUTLIER) - 1)).
+        expected = _interpolated(known, batch_size)
+        change = SMOOTHING * (min(seconds / expected, OUTLIER) - 1) if expected > 0 else 0.0
+        if self.max_batch > 1:
             self._runs += 1
-            for scale in range(min(together.bit_length(), _SCALES)):
-                self._tried[scale] = self._runs
+            for scale in range(min(batch_size.bit_length(), _SCALES)):
+                self._last_tried[scale] = self._runs
+            # A slower or faster machine changes all sizes alike: the others follow by a third (docs/decisions/0044).
             for size in known:
-                known[size] *= 1 + part * SHARED
-        known[together] = before * (1 + part) if before > 0 else seconds
-        if together == 1:
-            self.alone_s = min(seconds, self.alone_s * FORGETTING) if self.alone_s else seconds
+                known[size] *= 1 + change * CARRY_OVER
+        known[batch_size] = expected * (1 + change) if expected > 0 else seconds
+        if batch_size == 1:
+            self.single_s = min(seconds, self.single_s * MINIMUM_GROWTH) if self.single_s else seconds
 
-    def seconds(self, together: int = 1) -> float:
-        """Expected of a run of so many; 0 while nothing is known."""
-        return _expected(self._seconds, together)
+    def expected_s(self, batch_size: int = 1) -> float:
+        """Expected seconds of a run of `batch_size` requests; 0 while nothing is known."""
+        return _interpolated(self._seconds, batch_size)
 
-    def hoped(self, together: int) -> float:
-        """The same by a light heart, for what is worth trying: the longer nothing of that size ran, the quicker."""
-        untried = self._runs - self._tried[min(together.bit_length(), _SCALES) - 1]
-        return max(self.seconds((together + 1) // 2), self.seconds(together) * HOPE**untried)
+    def optimistic_s(self, batch_size: int) -> float:
+        """Optimistic seconds of a run of `batch_size` requests, to decide what is worth trying: the longer the size was
+        not run, the lower."""
+        # T * OPTIMISM**n after n runs without this size, but never below a run of half the size: twice the work cannot
+        # take less time. Used for waiting only; deadlines are judged by what was measured (docs/decisions/0044).
+        untried = self._runs - self._last_tried[min(batch_size.bit_length(), _SCALES) - 1]
+        return max(self.expected_s((batch_size + 1) // 2), self.expected_s(batch_size) * OPTIMISM**untried)
 
-    def seconds_for(self, count: int) -> float:
-        """Expected of `count` requests one after the other, as many together as may be."""
-        whole, rest = divmod(count, self.most)
-        return whole * self.seconds(self.most) + (self.seconds(rest) if rest else 0.0)
+    def total_s(self, count: int) -> float:
+        """Expected seconds of `count` requests one after the other in the largest batches allowed."""
+        whole, remainder = divmod(count, self.max_batch)
+        return whole * self.expected_s(self.max_batch) + (self.expected_s(remainder) if remainder else 0.0)
 
 
-def _expected(seconds: Mapping[int, float], together: int) -> float:
-    if together in seconds:
-        return seconds[together]
+def _interpolated(seconds: Mapping[int, float], batch_size: int) -> float:
+    """Expected seconds of a run by interpolation between the known batch sizes."""
+    if batch_size in seconds:
+        return seconds[batch_size]
     sizes = sorted(seconds)
     if not sizes:
         return 0.0
-    place = bisect_left(sizes, together)
-    if place == 0 or place == len(sizes):  # beyond what is known: in proportion, which is never too short
-        nearest = sizes[min(place, len(sizes) - 1)]
-        return seconds[nearest] * max(1.0, together / nearest)
-    lower, upper = sizes[place - 1], sizes[place]
-    share = (together - lower) / (upper - lower)
-    return seconds[lower] + share * (seconds[upper] - seconds[lower])
+    index = bisect_left(sizes, batch_size)
+    # Outside the measured range: in proportion to the batch size, which never underestimates, as larger batches cost
+    # less per request; below the smallest size its time is an upper bound. Inside: linear interpolation.
+    if index == 0 or index == len(sizes):
+        nearest = sizes[min(index, len(sizes) - 1)]
+        return seconds[nearest] * max(1.0, batch_size / nearest)
+    lower, upper = sizes[index - 1], sizes[index]
+    position = (batch_size - lower) / (upper - lower)
+    return seconds[lower] + position * (seconds[upper] - seconds[lower])

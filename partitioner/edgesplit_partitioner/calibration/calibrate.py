@@ -1,8 +1,8 @@
-"""A device profile of this machine, from a few minutes of microbenchmarks.
+"""Calibration: a device profile of this machine, from a few minutes of microbenchmarks.
 
-`measure_points` times the grid in a child process; `fit_points` is pure: what was seen in, a `Fit` out. `calibrate`
-does both and adds the figures that a profile has besides. What cannot be measured here (watts, storage) is taken from
-a shipped profile, and says so.
+`measure_points` times the operator grid and the small networks in a child process; `fit_points` is pure: times in, a
+`CalibrationFit` out. `calibrate` does both and adds the other figures of a profile. Figures that cannot be measured
+here (watts, storage) are copied from a shipped profile, and their source states that.
 """
 
 from __future__ import annotations
@@ -26,118 +26,128 @@ import onnx
 import zstandard
 from PIL import Image
 
-from edgesplit.device_profile import DeviceProfile, Figure, Fit, Interval, OperatorFit, Rates
+from edgesplit.device_profile import CalibrationFit, DeviceProfile, Figure, Interval, OperatorFit, Rates
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import parse_input_spec
 from edgesplit_partitioner.calibration import operator_grid
-from edgesplit_partitioner.calibration.child import Job, Seen
-from edgesplit_partitioner.calibration.networks import nets
-from edgesplit_partitioner.costs.regression import COVERAGE, Fitted, fit_family, fit_plane, interval
-from edgesplit_partitioner.ir.graph import Work
+from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
+from edgesplit_partitioner.calibration.networks import calibration_networks
+from edgesplit_partitioner.costs.regression import COVERAGE, FamilyPredictor, fit_family, fit_plane, residual_interval
+from edgesplit_partitioner.ir.graph import OperatorWork
 from edgesplit_partitioner.onnx_format import nodes, operator_features
-from edgesplit_partitioner.profiling.layers import stand_in_frame
+from edgesplit_partitioner.profiling.layers import synthetic_frame
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 
 Progress = Callable[[int, int], None]
-"""Called with the batches done and the batches in all."""
+"""Called with the number of measured batches and the number of all batches."""
 
 CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.calibration.child")
-LEAST_NETS: Final = 5
-CORRECTIONS: Final = (0.7, 1.5)
-"""Beyond these, the networks show a fault of the measurement rather than of the sum."""
-PORTABLE: Final = 0.05
-"""Least half-width of a whole network's interval: another hour on the same machine is not the same."""
-CACHES: Final = tuple(float(mebibytes << 20) for mebibytes in (2, 4, 8, 16, 32))
-"""Sizes at which weights may begin to be fetched from memory anew in every run."""
+"""Command of the child process."""
+MIN_NETWORKS: Final = 5
+"""Networks that must have been measured for a fit."""
+CORRECTION_RANGE: Final = (0.7, 1.5)
+"""Range of `WholeFit.correction`, to which it is clipped: beyond it, the measurement is wrong rather than the sum over
+operators."""
+MIN_HALF_WIDTH: Final = 0.05
+"""Minimum half-width of a whole network's interval: the same machine differs that much from one hour to the next."""
+CACHE_SIZES: Final = tuple(float(mebibytes << 20) for mebibytes in (2, 4, 8, 16, 32))
+"""Candidates, in bytes, of the weight size from which weights are fetched from memory in every run."""
 ZSTD_HOST_BYTES_PER_S: Final = 440e6
-"""What `zstd_bytes_per_s` gave on the machine of `generic-x86` (best of 9 runs, November 2026)."""
+"""Result of `zstd_bytes_per_s` on the machine of `generic-x86` (best of 9 runs, November 2026)."""
 BYTES_COPIED: Final = 64 << 20
-RATED: Final[Mapping[str, str]] = {
+"""Size of the array whose copying measures the memory's rate."""
+CLASS_OF_RATE: Final[Mapping[str, str]] = {
     "dense_conv_flops_per_s": "conv",
     "depthwise_flops_per_s": "depthwise",
     "gemm_flops_per_s": "gemm",
     "elementwise_per_s": "elementwise",
 }
-"""The class of operators behind each rate."""
+"""The class of operators from which each rate is computed."""
 
 
 @dataclass(slots=True)
-class Times:
-    """Everything that was measured, by place in the grid and among the networks; several visits each."""
+class CalibrationTimes:
+    """All measured times, by index into the grid and into the networks; one value per visit."""
 
     points: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of each grid point."""
     networks: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of each network."""
     empty_s: list[float] = field(default_factory=list)
+    """Seconds of a run that computes nothing."""
     tensor_s: list[float] = field(default_factory=list)
+    """Seconds of each further input or output of a run."""
 
-    def add(self, seen: Seen) -> None:
-        """What one visit saw."""
-        into = self.networks if seen.whole else self.points
-        for place, seconds in seen.seconds.items():
-            into[place].append(seconds)
-        self.empty_s.append(seen.empty_s)
-        self.tensor_s.append(seen.tensor_s)
+    def add(self, batch: BatchTimes) -> None:
+        """Add the times of one visit to one batch."""
+        times = self.networks if batch.whole else self.points
+        for index, seconds in batch.seconds.items():
+            times[index].append(seconds)
+        self.empty_s.append(batch.empty_s)
+        self.tensor_s.append(batch.tensor_s)
 
 
 def calibrate(
     name: str, *, base: DeviceProfile, minutes: float, threads: int, today: str, progress: Progress | None = None
 ) -> DeviceProfile:
-    """This machine's profile under that name. `base` lends what cannot be measured here; `today` goes into the
-    sources."""
+    """This machine's profile with the given name. Figures that cannot be measured here come from `base`; `today` is the
+    date in the sources. UsageError where the measurement fails or gives too little."""
     times = measure_points(minutes, threads, progress)
     fit = fit_points(times, machine=machine_name(), runtime=runtime_name(), today=today)
-    return as_profile(name, fit, times, base, threads)
+    return to_profile(name, fit, times, base, threads)
 
 
-def measure_points(minutes: float, threads: int = 1, progress: Progress | None = None) -> Times:
-    """Times of the grid, in a child process; UsageError where it fails."""
+def measure_points(minutes: float, threads: int = 1, progress: Progress | None = None) -> CalibrationTimes:
+    """Times of the grid and the networks, measured in a child process for `minutes`; UsageError for invalid arguments
+    and where the child process fails."""
     if not 0 < minutes <= 240 or threads < 1:
         raise UsageError("calibrating takes between a fraction of a minute and four hours, and at least one thread")
     if threads > (os.cpu_count() or 1):
         raise UsageError(f"{threads} threads on {os.cpu_count()} cores would fight: slices run with as many at most")
-    job = Job(seconds=60.0 * minutes, threads=threads)
-    times = Times()
-    for done, seen in enumerate(_child(job), 1):
-        times.add(seen)
+    job = CalibrationJob(seconds=60.0 * minutes, threads=threads)
+    times = CalibrationTimes()
+    for done, batch_times in enumerate(_batch_times(job), 1):
+        times.add(batch_times)
         if progress is not None:
-            progress(min(done, job.visits * seen.batches), job.visits * seen.batches)
+            progress(min(done, job.visits * batch_times.batches), job.visits * batch_times.batches)
     return times
 
 
-def _child(job: Job) -> Iterator[Seen]:
-    """What the child sees, as it comes. It is killed when it takes four times as long as it may, and a minute."""
+def _batch_times(job: CalibrationJob) -> Iterator[BatchTimes]:
+    """Times of each batch, as the child process measures them. The child process is killed after four times the job's
+    seconds plus one minute; UsageError then, and where it fails."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     pipe = subprocess.PIPE
     with subprocess.Popen(CHILD, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
-        clock = threading.Timer(4 * job.seconds + 60, child.kill)
-        clock.start()
+        timer = threading.Timer(4 * job.seconds + 60, child.kill)
+        timer.start()
         try:
             assert child.stdin is not None and child.stdout is not None and child.stderr is not None
             child.stdin.write(msgspec.json.encode(job))
             child.stdin.close()
             for line in child.stdout:
-                yield msgspec.json.decode(line, type=Seen)
+                yield msgspec.json.decode(line, type=BatchTimes)
             errors = child.stderr.read().decode("utf-8", "replace").strip().splitlines()
             if status := child.wait():
                 check_not_interrupted(status)
                 killed = "it was killed, as it took too long or too much memory"
                 raise UsageError(f"calibrating failed: {errors[-1] if errors else killed}")
         finally:
-            clock.cancel()
+            timer.cancel()
             child.kill()
 
 
-def fit_points(times: Times, *, machine: str, runtime: str, today: str) -> Fit:
-    """The fit of what was measured. Several visits count by the best: disturbances only add."""
+def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: str) -> CalibrationFit:
+    """The fit of the measured times. Of several visits the fastest counts, since disturbances only add time."""
     grid = operator_grid.grid()
-    works = {place: operator_grid.work(grid[place]) for place in times.points}
-    operators = tuple(_fits(works, {place: min(seen) for place, seen in times.points.items()}))
+    works = {index: operator_grid.point_work(grid[index]) for index in times.points}
+    operators = tuple(_operator_fits(works, {index: min(seconds) for index, seconds in times.points.items()}))
     run_s, tensor_s = min(times.empty_s), statistics.median(times.tensor_s)
-    networks = _networks(times, operators, run_s)
+    networks = _network_times(times, operators, run_s)
     whole = fit_networks(networks)
-    steady = float(np.quantile([one.spread for one in networks], COVERAGE))
-    low, high = interval(whole.residuals)
-    return Fit(
+    visit_spread = float(np.quantile([network.spread for network in networks], COVERAGE))
+    low, high = residual_interval(whole.residuals)
+    return CalibrationFit(
         runtime=runtime,
         machine=machine,
         taken=today,
@@ -147,8 +157,8 @@ def fit_points(times: Times, *, machine: str, runtime: str, today: str) -> Fit:
         cached_bytes=whole.cached_bytes,
         uncached_s_per_byte=float(f"{whole.uncached_s_per_byte:.4g}"),
         whole=Interval(
-            low=min(low, 1 / max(steady, 1 + PORTABLE)),
-            high=max(high, steady, 1 + PORTABLE),
+            low=min(low, 1 / max(visit_spread, 1 + MIN_HALF_WIDTH)),
+            high=max(high, visit_spread, 1 + MIN_HALF_WIDTH),
             coverage=COVERAGE,
             basis="measured",
             source=f"{len(networks)} small networks drawn at random, measured over predicted, {today}; no narrower "
@@ -159,157 +169,175 @@ def fit_points(times: Times, *, machine: str, runtime: str, today: str) -> Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """One whole network that was measured."""
+class NetworkTime:
+    """Time of one whole network."""
 
     measured_s: float
-    """The run itself taken off."""
+    """Seconds of a run, without those of an empty run."""
     summed_s: float
-    """Over its operators, by their fits."""
+    """Sum over its operators, by their fits."""
     weight_bytes: float
+    """Bytes of its weights."""
     spread: float
     """Slowest over fastest visit."""
 
 
 @dataclass(frozen=True, slots=True)
-class WholeFit:
-    """measured = correction x summed + uncached_s_per_byte x weight bytes, the latter beyond `cached_bytes` only."""
+class NetworkFit:
+    """Fit of whole networks: measured = correction x summed + uncached_s_per_byte x weight bytes, the second term only
+    for networks with more than `cached_bytes` of weights."""
 
     correction: float
     cached_bytes: float
     uncached_s_per_byte: float
     residuals: tuple[float, ...]
-    """Logarithms of measured over so predicted seconds."""
+    """Logarithms of measured over predicted seconds, per network."""
 
 
-def fit_networks(networks: Sequence[Network]) -> WholeFit:
-    """The one of a few cache sizes that leaves the least absolute error in the logarithm."""
-    ordinary = [one for one in networks if one.weight_bytes <= CACHES[0]] or networks
-    middle = float(np.median([one.measured_s / one.summed_s for one in ordinary]))
-    correction = float(np.clip(middle, *CORRECTIONS))
-    found = []
-    for cached in CACHES:
-        beyond = [one for one in networks if one.weight_bytes > cached]
-        extra = [(one.measured_s - correction * one.summed_s) / one.weight_bytes for one in beyond]
-        each_s = max(float(np.median(extra)), 0.0) if extra else 0.0
+def fit_networks(networks: Sequence[NetworkTime]) -> NetworkFit:
+    """The fit with the cache size, among a few candidates, that leaves the least sum of absolute residuals."""
+    ordinary = [network for network in networks if network.weight_bytes <= CACHE_SIZES[0]] or networks
+    # Medians, which a few disturbed networks do not move. The correction comes from networks whose weights fit into the
+    # smallest cache size, the cost of uncached weights from the time that larger ones take beyond it.
+    median_ratio = float(np.median([network.measured_s / network.summed_s for network in ordinary]))
+    correction = float(np.clip(median_ratio, *CORRECTION_RANGE))
+    fits = []
+    for cached in CACHE_SIZES:
+        uncached = [network for network in networks if network.weight_bytes > cached]
+        extra_s_per_byte = [
+            (network.measured_s - correction * network.summed_s) / network.weight_bytes for network in uncached
+        ]
+        s_per_byte = max(float(np.median(extra_s_per_byte)), 0.0) if extra_s_per_byte else 0.0
         residuals = tuple(
             math.log(
-                one.measured_s / (correction * one.summed_s + each_s * one.weight_bytes * (one.weight_bytes > cached))
+                network.measured_s
+                / (correction * network.summed_s + s_per_byte * network.weight_bytes * (network.weight_bytes > cached))
             )
-            for one in networks
+            for network in networks
         )
-        found.append(WholeFit(correction, float(cached), each_s, residuals))
-    return min(found, key=lambda one: sum(map(abs, one.residuals)))
+        fits.append(NetworkFit(correction, float(cached), s_per_byte, residuals))
+    return min(fits, key=lambda fit: sum(map(abs, fit.residuals)))
 
 
-def _fits(works: Mapping[int, Work], seconds: Mapping[int, float]) -> Iterator[OperatorFit]:
-    """Each family that has points enough, then each class over all its families."""
+def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, float]) -> Iterator[OperatorFit]:
+    """The fit of each family with enough points, then of each class over all its families."""
     families: dict[str, list[int]] = defaultdict(list)
     classes: dict[str, list[int]] = defaultdict(list)
-    for place, work in works.items():
-        families[work.family].append(place)
+    for index, work in works.items():
+        families[work.family].append(index)
         if work.flops or work.bytes_moved:
-            classes[work.operator].append(place)
-    for family, places in sorted(families.items()):
-        if len(places) >= len(works[places[0]].sizes) + 2:
-            yield fit_family(family, [works[place].sizes for place in places], [seconds[place] for place in places])
-    for operator, places in sorted(classes.items()):
-        sizes = [(works[place].flops, works[place].bytes_moved) for place in places]
-        yield fit_plane(f"class:{operator}", sizes, [seconds[place] for place in places])
+            classes[work.operator].append(index)
+    for family, indices in sorted(families.items()):
+        if len(indices) >= len(works[indices[0]].sizes) + 2:
+            yield fit_family(family, [works[index].sizes for index in indices], [seconds[index] for index in indices])
+    for operator, indices in sorted(classes.items()):
+        sizes = [(works[index].flops, works[index].bytes_moved) for index in indices]
+        yield fit_plane(f"class:{operator}", sizes, [seconds[index] for index in indices])
 
 
-def _networks(times: Times, operators: Sequence[OperatorFit], run_s: float) -> list[Network]:
-    """Those all of whose operators were measured alone too."""
-    known = {one.family: Fitted(one, operator_features.FEATURES.get(one.family, ("elements",))) for one in operators}
+def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float) -> list[NetworkTime]:
+    """Times of the networks all of whose operator families were measured; UsageError with fewer than `MIN_NETWORKS`."""
+    predictors = {
+        operator.family: FamilyPredictor(operator, operator_features.FEATURES.get(operator.family, ("elements",)))
+        for operator in operators
+    }
     networks = []
-    for place, seen in sorted(times.networks.items()):
-        model = onnx.load_model_from_string(nets()[place])
-        works = operator_grid.works(model)
-        if any(work.family not in known for work in works):
+    for index, seconds in sorted(times.networks.items()):
+        model = onnx.load_model_from_string(calibration_networks()[index])
+        works = operator_grid.model_work(model)
+        if any(work.family not in predictors for work in works):
             continue
         networks.append(
-            Network(
-                measured_s=max(min(seen) - run_s, 1e-7),
-                summed_s=sum(known[work.family].seconds(work.sizes) for work in works),
-                weight_bytes=float(sum(nodes.tensor_bytes(one) for one in model.graph.initializer)),
-                spread=max(seen) / min(seen),
+            NetworkTime(
+                measured_s=max(min(seconds) - run_s, 1e-7),
+                summed_s=sum(predictors[work.family].seconds(work.sizes) for work in works),
+                weight_bytes=float(sum(nodes.tensor_bytes(weight) for weight in model.graph.initializer)),
+                spread=max(seconds) / min(seconds),
             )
         )
-    if len(networks) < LEAST_NETS:
+    if len(networks) < MIN_NETWORKS:
         raise UsageError("calibration: too little was measured in the time given: give it more minutes")
     return networks
 
 
-def as_profile(name: str, fit: Fit, times: Times, base: DeviceProfile, threads: int) -> DeviceProfile:
-    """The fit with the figures that a profile has besides: measured here, or borrowed from `base`."""
-    how = f"Measured on this machine, {fit.taken}: {fit.machine}, {fit.runtime}, {threads} thread(s)"
+def to_profile(
+    name: str, fit: CalibrationFit, times: CalibrationTimes, base: DeviceProfile, threads: int
+) -> DeviceProfile:
+    """A device profile with the fit; its other figures are measured here or copied from `base`."""
+    source = f"Measured on this machine, {fit.taken}: {fit.machine}, {fit.runtime}, {threads} thread(s)"
     return DeviceProfile(
         format=base.format,
         name=name,
         description=f"{fit.machine}, {fit.runtime}, {threads} thread(s), calibrated {fit.taken}",
         threads=threads,
-        memory_bytes=_measured(_memory_bytes(), f"{how}: physical memory, the system's share not subtracted."),
-        rates=_rates(how, times, base),
-        operator_overhead_s=_measured(_overhead_s(times), f"{how}: the cheapest operators of the grid."),
-        runtime_factor=_measured(1.0, f"{how}: with the runtime that runs the slices."),
-        zstd_slowdown=_measured(
-            ZSTD_HOST_BYTES_PER_S / zstd_bytes_per_s(), f"{how}: zstd level 1 over the stand-in for activations."
+        memory_bytes=_measured_figure(
+            _memory_bytes(), f"{source}: physical memory, the system's share not subtracted."
         ),
-        idle_watts=_borrowed(base.idle_watts, base.name),
-        active_watts=_borrowed(base.active_watts, base.name),
+        rates=_rates(source, times, base),
+        operator_overhead_s=_measured_figure(_overhead_s(times), f"{source}: the cheapest operators of the grid."),
+        runtime_factor=_measured_figure(1.0, f"{source}: with the runtime that runs the slices."),
+        zstd_slowdown=_measured_figure(
+            ZSTD_HOST_BYTES_PER_S / zstd_bytes_per_s(), f"{source}: zstd level 1 over the stand-in for activations."
+        ),
+        idle_watts=_copied_figure(base.idle_watts, base.name),
+        active_watts=_copied_figure(base.active_watts, base.name),
         fit=fit,
     )
 
 
-def _rates(how: str, times: Times, base: DeviceProfile) -> Rates:
-    """One figure per class, for people and for what the fit does not know: the upper quartile over the grid."""
+def _rates(source: str, times: CalibrationTimes, base: DeviceProfile) -> Rates:
+    """One rate per class, for display and for operators without a fit: the upper quartile over the grid."""
     grid = operator_grid.grid()
-    reached: dict[str, list[float]] = defaultdict(list)
-    for place, seen in times.points.items():
-        work = operator_grid.work(grid[place])
-        reached[work.operator].append(work.flops / min(seen))
+    flops_per_s: dict[str, list[float]] = defaultdict(list)
+    for index, seconds in times.points.items():
+        work = operator_grid.point_work(grid[index])
+        flops_per_s[work.operator].append(work.flops / min(seconds))
     figures = {
-        rate: _measured(
-            float(np.quantile(reached[operator], 0.75)),
-            f"{how}: operations per second, upper quartile over the calibration's {operator} operators.",
+        rate: _measured_figure(
+            float(np.quantile(flops_per_s[operator], 0.75)),
+            f"{source}: operations per second, upper quartile over the calibration's {operator} operators.",
         )
-        for rate, operator in RATED.items()
+        for rate, operator in CLASS_OF_RATE.items()
     }
     return Rates(
         **figures,
-        memory_bytes_per_s=_measured(_copy_bytes_per_s(), f"{how}: copying 64 MiB, read plus written."),
-        weight_load_bytes_per_s=_borrowed(base.rates.weight_load_bytes_per_s, base.name),
-        jpeg_pixels_per_s=_measured(
-            _jpeg_pixels_per_s(), f"{how}: decoding the stand-in frame, 640x480 at quality 85."
+        memory_bytes_per_s=_measured_figure(_copy_bytes_per_s(), f"{source}: copying 64 MiB, read plus written."),
+        weight_load_bytes_per_s=_copied_figure(base.rates.weight_load_bytes_per_s, base.name),
+        jpeg_pixels_per_s=_measured_figure(
+            _jpeg_pixels_per_s(), f"{source}: decoding the stand-in frame, 640x480 at quality 85."
         ),
     )
 
 
-def _measured(value: float, source: str) -> Figure:
+def _measured_figure(value: float, source: str) -> Figure:
     return Figure(value=float(f"{value:.4g}"), basis="measured", source=source)
 
 
-def _borrowed(figure: Figure, name: str) -> Figure:
-    """It cannot be measured here: what the other profile says is only as good as the two machines are alike."""
+def _copied_figure(figure: Figure, name: str) -> Figure:
+    """A figure that cannot be measured here, copied from the profile `name`; its basis is `assumption`, since it is
+    only as good as the two machines are alike."""
     return Figure(value=figure.value, basis="assumption", source=f"As in {name}, not measured here. {figure.source}")
 
 
-def _overhead_s(times: Times) -> float:
-    return float(np.quantile([min(seen) for seen in times.points.values()], 0.02))
+def _overhead_s(times: CalibrationTimes) -> float:
+    """Fixed time per operator: the 2 % quantile over the grid, that is its cheapest operators."""
+    return float(np.quantile([min(seconds) for seconds in times.points.values()], 0.02))
 
 
 def _memory_bytes() -> float:
+    """Physical memory of this machine."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _copy_bytes_per_s() -> float:
+    """Rate of copying an array, bytes read plus bytes written."""
     source = np.ones(BYTES_COPIED, np.uint8)
     target = np.empty_like(source)
     return 2 * BYTES_COPIED / _best_s(lambda: np.copyto(target, source))
 
 
 def zstd_bytes_per_s() -> float:
-    """Compressing 1 MiB that is like an activation behind a rectifier: half zeros, half noise."""
+    """Rate of compressing 1 MiB that resembles an activation after a ReLU: half zeros, half noise."""
     values = np.maximum(np.random.default_rng(0).standard_normal(1 << 18, dtype=np.float32), 0)
     raw = values.tobytes()
     compressor = zstandard.ZstdCompressor(level=1)
@@ -317,12 +345,13 @@ def zstd_bytes_per_s() -> float:
 
 
 def _jpeg_pixels_per_s() -> float:
-    frame = stand_in_frame(parse_input_spec("image/jpeg 640x480 q85 rgb nchw"))
+    """Rate of decoding a synthetic JPEG."""
+    frame = synthetic_frame(parse_input_spec("image/jpeg 640x480 q85 rgb nchw"))
     return 640 * 480 / _best_s(lambda: Image.open(io.BytesIO(frame)).load())
 
 
 def _best_s(work: Callable[[], object], repeats: int = 9) -> float:
-    """Seconds of the best of a few repeats."""
+    """Seconds of the fastest of `repeats` calls."""
     seconds = []
     for _ in range(repeats):
         start = perf_counter()
@@ -332,27 +361,27 @@ def _best_s(work: Callable[[], object], repeats: int = 9) -> float:
 
 
 def machine_name() -> str:
-    """The processor as the system calls it, and how many there are."""
+    """Name of the processor as the system reports it, and the number of cores."""
     name = ""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
-        found = {key.strip(): value.strip() for key, value in fields.items()}
-        name = found.get("Model") or found.get("model name") or ""
+        entries = {key.strip(): value.strip() for key, value in fields.items()}
+        name = entries.get("Model") or entries.get("model name") or ""
     except OSError:
         pass
     return f"{name or os.uname().machine}, {os.cpu_count()} cores"
 
 
 def runtime_name() -> str:
-    """The engine that the grid runs on."""
+    """Name and version of the runtime that executes the grid."""
     from importlib.metadata import version
 
     return f"onnxruntime {version('onnxruntime')}"
 
 
 def profile_text(profile: DeviceProfile, as_json: bool) -> str:
-    """The profile as a file: YAML with the numbers of each fit on a few lines, or JSON."""
+    """The profile as the text of a file: JSON, or YAML with one line per operator fit."""
     fields = msgspec.to_builtins(profile)
     if as_json:
         return msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
@@ -369,6 +398,6 @@ def profile_text(profile: DeviceProfile, as_json: bool) -> str:
         return text
     operators = fit.pop("operators")
     text += yaml.safe_dump({"fit": fit}, sort_keys=False, width=116) + "  operators:\n"
-    for one in operators:
-        text += f"    - {msgspec.json.encode(one).decode()}\n"
+    for operator in operators:
+        text += f"    - {msgspec.json.encode(operator).decode()}\n"
     return text

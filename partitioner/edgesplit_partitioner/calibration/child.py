@@ -1,9 +1,9 @@
-"""The child process that calibration times in: `python -m edgesplit_partitioner.calibration.child`, the job on standard
-input, one JSON line (a `Seen`) on standard output for each batch measured.
+"""Child process of the calibration: `python -m edgesplit_partitioner.calibration.child`. The job is on standard input;
+each measured batch is one JSON line (a `BatchTimes`) on standard output.
 
-Sessions of a batch run in turns, so that each finds the caches as another operator left them, and a disturbance falls
-on all of them. Batches are visited several times, minutes apart where there is time. Whole models run as slices do:
-the graph as it stands, threads that never spin.
+Sessions of a batch run in turns, so that each finds the caches as another operator left them, and a disturbance affects
+all of them. Batches are visited several times, minutes apart if the time allows. Whole networks run as slices do: the
+graph without optimisation, threads that never spin.
 """
 
 from __future__ import annotations
@@ -19,115 +19,133 @@ import numpy as np
 import numpy.typing as npt
 
 from edgesplit.release.manifest import Slice, TensorSpec
-from edgesplit_partitioner.calibration.networks import nets
-from edgesplit_partitioner.calibration.operator_grid import PORTS, Point, build, copies_of, grid, ports
+from edgesplit_partitioner.calibration.networks import calibration_networks
+from edgesplit_partitioner.calibration.operator_grid import PORT_COUNT, Point, build, copies_of, grid, port_model
 
-WARMUP, LEAST_PASSES, MOST_PASSES = 2, 5, 150
-EMPTY = Point("Relu", ((1, 16),))
-"""Built with no copies: what a run costs that computes nothing."""
+WARMUP, MIN_PASSES, MAX_PASSES = 2, 5, 150
+"""Passes over a batch: not timed, at least timed, at most timed."""
+EMPTY_POINT = Point("Relu", ((1, 16),))
+"""Built with no copies of the operator: the cost of a run that computes nothing."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to measure, and how."""
+class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how to measure."""
 
     seconds: float
+    """Time limit of the whole measurement."""
     threads: int = 1
     visits: int = 3
+    """Number of visits to each batch."""
     batch: int = 24
+    """Number of models in a batch."""
     most_points: int = 100_000
+    """Maximum number of grid points to measure."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One visit to one batch."""
+class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one visit to one batch."""
 
     batch: int
+    """Number of the batch."""
     batches: int
+    """Number of all batches."""
     whole: bool
-    """Small networks by their places in `nets()`; else operators by their places in `grid()`."""
+    """True: `seconds` are of small networks, by index into `calibration_networks()`; else of operators, by index into
+    `grid()`."""
     empty_s: float
-    """Of a run that computes nothing, with one input and one output."""
+    """Seconds of a run that computes nothing, with one input and one output."""
     tensor_s: float
-    """Of each further input or output of a run."""
+    """Seconds of each further input or output of a run."""
     seconds: dict[int, float]
-    """Median seconds of a run, by place: of one copy of an operator, the empty run taken off; of a whole network as it
-    is."""
+    """Median seconds of a run, by index: of one copy of an operator, without the empty run; of a whole network as
+    measured."""
 
 
 def main() -> None:
-    """Do the job on standard input."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    """Run the job from standard input."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CalibrationJob)
     points = grid()[: job.most_points]
     operators = [range(len(points))[start : start + job.batch] for start in range(0, len(points), job.batch)]
-    networks = [range(len(nets()))[start : start + job.batch] for start in range(0, len(nets()), job.batch)]
-    batches = [(False, one) for one in operators] + [(True, one) for one in networks]
-    begun = perf_counter()
-    slot_s = job.seconds / (job.visits * len(batches))
+    networks = [
+        range(len(calibration_networks()))[start : start + job.batch]
+        for start in range(0, len(calibration_networks()), job.batch)
+    ]
+    batches = [(False, indices) for indices in operators] + [(True, indices) for indices in networks]
+    started = perf_counter()
+    visit_s = job.seconds / (job.visits * len(batches))
     for visit in range(job.visits):
-        # The networks first: a fit needs them, and a slow machine may not come to all operators.
+        # The last batch, of networks, is measured first: a fit needs networks, and a slow machine may not reach all
+        # operators. The first visit measures a quarter of the batches even when the time is over.
         for number in (len(batches) - 1, *range(len(batches) - 1)):
-            late = perf_counter() - begun > job.seconds
-            if late and (visit or number > len(batches) // 4):
+            is_late = perf_counter() - started > job.seconds
+            if is_late and (visit or number > len(batches) // 4):
                 return
-            whole, places = batches[number]
-            seen = _visit(places, whole, job.threads, slot_s)
-            answer = msgspec.structs.replace(seen, batch=number, batches=len(batches))
+            whole, batch = batches[number]
+            times = _measure_batch(batch, whole, job.threads, visit_s)
+            answer = msgspec.structs.replace(times, batch=number, batches=len(batches))
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
 
 
-def _visit(places: Sequence[int], whole: bool, threads: int, slot_s: float) -> Seen:
-    """Medians of one visit."""
+def _measure_batch(indices: Sequence[int], whole: bool, threads: int, visit_s: float) -> BatchTimes:
+    """Median times of one visit to the batch of these indices."""
     if whole:
-        models = [nets()[place] for place in places]
-        copies = [1] * len(places)
+        models = [calibration_networks()[index] for index in indices]
+        copies = [1] * len(indices)
     else:
-        points = [grid()[place] for place in places]
+        points = [grid()[index] for index in indices]
         copies = [copies_of(point) for point in points]
-        models = [build(point, number) for point, number in zip(points, copies, strict=True)]
-    runs = [_Run(raw, threads) for raw in (build(EMPTY, 0), ports(True), ports(False), *models)]
-    empty_s, wide_s, narrow_s, *medians = [statistics.median(one) for one in _in_turns(runs, slot_s)]
+        models = [build(point, copy_count) for point, copy_count in zip(points, copies, strict=True)]
+    sessions = [
+        _TimedSession(raw, threads) for raw in (build(EMPTY_POINT, 0), port_model(True), port_model(False), *models)
+    ]
+    empty_s, wide_s, narrow_s, *medians = [
+        statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
+    ]
     if not whole:
-        medians = [max(one - empty_s, 1e-9) / number for one, number in zip(medians, copies, strict=True)]
-    return Seen(
+        medians = [
+            max(seconds - empty_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
+        ]
+    return BatchTimes(
         batch=0,
         batches=0,
         whole=whole,
         empty_s=empty_s,
-        tensor_s=max(wide_s - narrow_s, 0.0) / (2 * PORTS - 2),
-        seconds=dict(zip(places, medians, strict=True)),
+        tensor_s=max(wide_s - narrow_s, 0.0) / (2 * PORT_COUNT - 2),
+        seconds=dict(zip(indices, medians, strict=True)),
     )
 
 
-def _in_turns(runs: Sequence[_Run], slot_s: float) -> list[list[float]]:
-    """Seconds of every pass by run, the warm-up left out, until the slot is over."""
+def _interleaved_times(sessions: Sequence[_TimedSession], visit_s: float) -> list[list[float]]:
+    """Seconds of every pass by session, without the warm-up, until the visit's share of the time is over."""
     for _ in range(WARMUP):
-        for one in runs:
-            one()
-    begun = perf_counter()
-    times: list[list[float]] = [[] for _ in runs]
-    for done in range(MOST_PASSES):
-        if done >= LEAST_PASSES and perf_counter() - begun > slot_s:
+        for session in sessions:
+            session()
+    started = perf_counter()
+    times: list[list[float]] = [[] for _ in sessions]
+    for pass_number in range(MAX_PASSES):
+        if pass_number >= MIN_PASSES and perf_counter() - started > visit_s:
             break
-        for place, one in enumerate(runs):
-            one()  # finds the caches as another model left them; the next ones as its own kind leaves them
-            times[place] += [one(), one()]
+        for index, session in enumerate(sessions):
+            session()  # untimed: this run finds the caches as another model left them, the timed ones as this one does
+            times[index] += [session(), session()]
     return times
 
 
-class _Run:
-    """One model, loaded as the agent loads a slice, with noise to run on."""
+class _TimedSession:
+    """One model, loaded as the agent loads a slice, with random inputs."""
 
     def __init__(self, raw: bytes, threads: int) -> None:
         import onnxruntime  # only in the child: the parent shares this module for its formats
 
         from edgesplit.runtime.onnx import OnnxProgram, OnnxRuntime
 
-        options = OnnxRuntime(threads, "exact").options()
+        options = OnnxRuntime(threads, "exact").session_options()
         session = onnxruntime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        given = tuple(TensorSpec(one.name, "FP32", tuple(one.shape)) for one in session.get_inputs())
-        out = tuple(TensorSpec(one.name, "FP32", ()) for one in session.get_outputs())
-        self._program = OnnxProgram(Slice("point", "onnx", (), given, out), (session, None))
-        self._feeds = {one.name: _noise(one) for one in session.get_inputs()}
+        inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
+        outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())
+        self._program = OnnxProgram(Slice("point", "onnx", (), inputs, outputs), (session, None))
+        self._feeds = {tensor.name: _noise(tensor) for tensor in session.get_inputs()}
 
     def __call__(self) -> float:
         """Seconds of one run."""
@@ -136,10 +154,10 @@ class _Run:
         return perf_counter() - start
 
 
-def _noise(one: Any) -> npt.NDArray[np.generic]:
-    """Values around zero: half of a rectifier's input is negative."""
+def _noise(tensor: Any) -> npt.NDArray[np.generic]:
+    """Values around zero, so that half of a ReLU's input is negative."""
     block = np.random.default_rng(0).standard_normal(8192)
-    return np.resize(block.astype(np.float16 if "16" in one.type else np.float32), one.shape)
+    return np.resize(block.astype(np.float16 if "16" in tensor.type else np.float32), tensor.shape)
 
 
 if __name__ == "__main__":

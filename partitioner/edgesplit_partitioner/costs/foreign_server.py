@@ -1,9 +1,11 @@
-"""Costs where a server that is not ours finishes: it decodes no pictures, and compression is what it understands.
+"""Adaptation of costs to a third-party inference server as offload target: it decodes no pictures, and at most undoes
+gzip.
 
-So the input layer stays on the device and the tensor behind it is what travels at the most. Triton undoes gzip, others
-are not known to undo anything. What gzip costs is figured from zstd's measured seconds, by two factors: on boundaries
-half of whose numbers are zero, zlib at its fastest makes 2 % more bytes than zstd at its, packs a fifth as fast and
-unpacks a third as fast (x86-64, zlib 1.3, zstandard 0.25; docs/decisions/0026-foreign-servers.md).
+The input layer therefore stays on the device, and the tensor behind it is the largest part that can be offloaded.
+Triton undoes gzip; other servers are not known to undo any compression. Costs of gzip are estimated from zstd's
+measured seconds by fixed factors: on boundaries half of whose numbers are zero, zlib at its fastest level produces 2 %
+more bytes than zstd at its fastest, compresses a fifth as fast and decompresses a third as fast (x86-64, zlib 1.3,
+zstandard 0.25; docs/decisions/0026-foreign-servers.md).
 """
 
 from __future__ import annotations
@@ -19,65 +21,72 @@ from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.release.manifest import SliceFormat
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost
 
-PACKED = "+zstd"
-GZIP_BYTES, GZIP_ENCODES, GZIP_DECODES = 1.02, 5.1, 3.1
-"""Beside zstd: bytes, seconds of packing, seconds of unpacking."""
+ZSTD_SUFFIX = "+zstd"
+"""Suffix of codec names in a compressed request."""
+GZIP_BYTES_FACTOR, GZIP_ENCODE_FACTOR, GZIP_DECODE_FACTOR = 1.02, 5.1, 3.1
+"""Factors from zstd to gzip: bytes, seconds of compression, seconds of decompression."""
 
 
-def foreign_costs(costs: Costs, server: ForeignServer) -> Costs:
-    """The same model's costs with that server beyond the link."""
+def costs_for_foreign_server(costs: Costs, server: ForeignServer) -> Costs:
+    """The same model's costs with that server as offload target."""
     device = costs.tiers[0]
     layers = tuple(
         msgspec.structs.replace(
             layer,
-            writes={name: _tensor(one, server) for name, one in layer.writes.items()},
+            writes={name: _adapt_tensor(tensor, server) for name, tensor in layer.writes.items()},
             tiers=(device,) if layer.name == INPUT_LAYER else layer.tiers,
         )
         for layer in costs.layers
     )
-    inputs = {name: _tensor(one, server) for name, one in costs.inputs.items()}
+    inputs = {name: _adapt_tensor(tensor, server) for name, tensor in costs.inputs.items()}
     return msgspec.structs.replace(costs, inputs=inputs, layers=layers)
 
 
 def check_servable(model: str, kind: SliceFormat) -> None:
-    """ModelRefused for a model that no foreign server runs."""
+    """ModelRefused for a model in a format that no foreign server runs: all but ONNX."""
     if kind != "onnx":
         raise ModelRefused(
             f"{model} is {kind.upper()}, and servers that are not ours run ONNX: push it so, or leave --offload out"
         )
 
 
-def possible(limits: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
-    """Everything in the cloud means, where such a server finishes: all but the decoding of pictures."""
+def adapt_limits(limits: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
+    """The limits with `force: cloud` replaced by `force_after` the input layer, which such a server cannot run;
+    unchanged otherwise."""
     if limits.get("force") != "cloud" or all(layer.name != INPUT_LAYER for layer in costs.layers):
         return dict(limits)
-    kept = {name: value for name, value in limits.items() if name != "force"}
-    return {**kept, "force_after": INPUT_LAYER}
+    others = {name: value for name, value in limits.items() if name != "force"}
+    return {**others, "force_after": INPUT_LAYER}
 
 
-def _tensor(tensor: TensorCost, server: ForeignServer) -> TensorCost:
-    if not server.unpacks_gzip:
-        plain = {name: one for name, one in tensor.codecs.items() if not name.endswith(PACKED)}
-        return msgspec.structs.replace(tensor, codecs=plain)
+def _adapt_tensor(tensor: TensorCost, server: ForeignServer) -> TensorCost:
+    if not server.accepts_gzip:
+        uncompressed = {name: codec for name, codec in tensor.codecs.items() if not name.endswith(ZSTD_SUFFIX)}
+        return msgspec.structs.replace(tensor, codecs=uncompressed)
     return msgspec.structs.replace(
         tensor,
         codecs={
-            name: _by_gzip(one, tensor.codecs.get(name.removesuffix(PACKED))) if name.endswith(PACKED) else one
-            for name, one in tensor.codecs.items()
+            name: _gzip_cost(codec, tensor.codecs.get(name.removesuffix(ZSTD_SUFFIX)))
+            if name.endswith(ZSTD_SUFFIX)
+            else codec
+            for name, codec in tensor.codecs.items()
         },
     )
 
 
-def _by_gzip(packed: CodecCost, plain: CodecCost | None) -> CodecCost:
-    """Packing is what the codec takes beyond its own, plain form."""
+def _gzip_cost(packed: CodecCost, plain: CodecCost | None) -> CodecCost:
+    """The codec's cost with gzip in place of zstd. `plain` is the same codec uncompressed; what `packed` takes beyond
+    it is compression."""
     return msgspec.structs.replace(
         packed,
-        bytes=round(packed.bytes * GZIP_BYTES),
-        encode_s=_longer(packed.encode_s, plain.encode_s if plain else {}, GZIP_ENCODES),
-        decode_s=_longer(packed.decode_s, plain.decode_s if plain else {}, GZIP_DECODES),
+        bytes=round(packed.bytes * GZIP_BYTES_FACTOR),
+        encode_s=_scale_compression_s(packed.encode_s, plain.encode_s if plain else {}, GZIP_ENCODE_FACTOR),
+        decode_s=_scale_compression_s(packed.decode_s, plain.decode_s if plain else {}, GZIP_DECODE_FACTOR),
     )
 
 
-def _longer(packed: Mapping[str, float], plain: Mapping[str, float], factor: float) -> dict[str, float]:
-    own = {tier: min(seconds, plain.get(tier, 0.0)) for tier, seconds in packed.items()}
-    return {tier: own[tier] + factor * (seconds - own[tier]) for tier, seconds in packed.items()}
+def _scale_compression_s(packed: Mapping[str, float], plain: Mapping[str, float], factor: float) -> dict[str, float]:
+    """Seconds by tier with the compression's share, which is `packed` minus `plain`, multiplied by the factor."""
+    # A compressed codec's seconds are those of the codec itself plus those of zstd; only the latter are scaled.
+    codec_s = {tier: min(seconds, plain.get(tier, 0.0)) for tier, seconds in packed.items()}
+    return {tier: codec_s[tier] + factor * (seconds - codec_s[tier]) for tier, seconds in packed.items()}

@@ -1,8 +1,9 @@
-"""Costs as devices and servers measured them at work: what a plan is made with again.
+"""Correction of costs by what devices and servers measured at work (telemetry), for planning again.
 
-What was measured are slices: groups of layers with the seconds that they took together. A group's layers keep their
-proportions and share its factor; layers of no group take the factor of all groups together. What differs by less than
-`NOISE` from what was believed is left as it was, so that a plan does not wander with the noise of its own measuring.
+Telemetry measures slices: groups of layers with the seconds that they took together. Layers of a group keep their
+proportions and share the group's factor of measured over planned seconds; layers of no group take the factor of all
+groups together. Differences below `NOISE_RATIO` are ignored, so that a plan does not oscillate with the noise of its
+own measurements.
 """
 
 from __future__ import annotations
@@ -17,177 +18,195 @@ from edgesplit.input_spec import FRAME
 from edgesplit.plan import Link
 from edgesplit_partitioner.costs.model import RAW, Costs, LayerCost, TensorCost
 
-NOISE = 0.1
-"""A factor within this part of 1 is 1."""
+NOISE_RATIO = 0.1
+"""A factor that is within this ratio of 1 counts as 1."""
 ZSTD_SUFFIX = "+zstd"
-MOST = 50.0
-"""A factor beyond this, or below its inverse, is no measurement of these layers."""
+"""Suffix of codec names in a compressed request."""
+MAX_FACTOR = 50.0
+"""A factor beyond this, or below its inverse, cannot be a measurement of these layers and is clipped."""
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
-    """Layers that ran together."""
+class SliceMeasurement(msgspec.Struct, frozen=True, array_like=True):
+    """Layers that ran together as one slice."""
 
     layers: tuple[str, ...]
     seconds: Annotated[float, Meta(ge=0)]
+    """Seconds of one run of all of them."""
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """Tensors that crossed the first link together, and the bytes that they took."""
+class TransferMeasurement(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors that crossed the first link together, with the bytes of the request body."""
 
     tensors: tuple[str, ...]
     codecs: dict[str, str]
+    """Codec by tensor; a tensor left out travelled raw."""
     compress: bool
+    """Whether the body was compressed with zstd."""
     bytes: Annotated[float, Meta(ge=0)]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a class of devices measured at work, for one model."""
+class FieldMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Measurements of one device class at work, for one model."""
 
     link: Link
-    """The first one."""
-    device: tuple[Group, ...] = ()
-    remote: tuple[Group, ...] = ()
-    """On the last tier; of one row's layers each, so that groups may share layers."""
-    sent: tuple[Sent, ...] = ()
-    """What pictures and compressed tensors weigh is known when they travel."""
+    """The first link, from the device outwards."""
+    device: tuple[SliceMeasurement, ...] = ()
+    """Slices on the device."""
+    remote: tuple[SliceMeasurement, ...] = ()
+    """Slices on the last tier; each entry has the layers of one row, so entries may share layers."""
+    sent: tuple[TransferMeasurement, ...] = ()
+    """Transfers over the first link: sizes of frames and of compressed tensors depend on their contents and are known
+    only once they travel."""
     fixed_s: float = 0.0
-    """Of every request that crosses the first link, beyond what was planned: the server's work around the layers."""
+    """Seconds of every request that crosses the first link beyond those planned: the server's work around the layers.
+    """
     devices: int = 1
-    """So many agree."""
+    """Number of devices whose measurements agree."""
     basis: str = "measured"
-    """`measured`; or `emulated` or `simulated`, which no real device's plan is made of."""
+    """`measured`; or `emulated` or `simulated`, which are never used for a real device's plan."""
 
     @property
     def planned_link(self) -> Link:
-        """The link that a plan is made for: `fixed_s` is paid once by whatever crosses, as the round trip is."""
+        """The link to plan with: `fixed_s` is added to the round-trip time, because every request that crosses pays it
+        once."""
         return msgspec.structs.replace(self.link, rtt_s=self.link.rtt_s + self.fixed_s)
 
 
-def alike(one: Measured, other: Measured) -> bool:
-    """Whether two plans made with these would differ by noise alone."""
+def is_within_noise(measurements: FieldMeasurements, other: FieldMeasurements) -> bool:
+    """Whether two plans made from these measurements would differ by noise alone."""
     pairs = [
-        (one.link.up_bytes_per_s, other.link.up_bytes_per_s),
-        (one.link.down_bytes_per_s, other.link.down_bytes_per_s),
-        (one.planned_link.rtt_s, other.planned_link.rtt_s),
+        (measurements.link.up_bytes_per_s, other.link.up_bytes_per_s),
+        (measurements.link.down_bytes_per_s, other.link.down_bytes_per_s),
+        (measurements.planned_link.rtt_s, other.planned_link.rtt_s),
     ]
-    for mine, theirs in ((one.device, other.device), (one.remote, other.remote)):
-        if [group.layers for group in mine] != [group.layers for group in theirs]:
+    for slices, other_slices in ((measurements.device, other.device), (measurements.remote, other.remote)):
+        if [group.layers for group in slices] != [group.layers for group in other_slices]:
             return False
-        pairs += [(here.seconds, there.seconds) for here, there in zip(mine, theirs, strict=True)]
-    if [sent.tensors for sent in one.sent] != [sent.tensors for sent in other.sent]:
+        pairs += [(first.seconds, second.seconds) for first, second in zip(slices, other_slices, strict=True)]
+    if [sent.tensors for sent in measurements.sent] != [sent.tensors for sent in other.sent]:
         return False
-    pairs += [(here.bytes, there.bytes) for here, there in zip(one.sent, other.sent, strict=True)]
-    return all(min(pair) * (1.0 + NOISE) >= max(pair) for pair in pairs)
+    pairs += [(first.bytes, second.bytes) for first, second in zip(measurements.sent, other.sent, strict=True)]
+    return all(min(pair) * (1.0 + NOISE_RATIO) >= max(pair) for pair in pairs)
 
 
-def as_measured(costs: Costs, seen: Measured) -> Costs:
-    """The costs with what was measured in place of what was believed: device seconds and joules, remote seconds."""
+def with_measurements(costs: Costs, measured: FieldMeasurements) -> Costs:
+    """The costs with measured values in place of planned ones: device seconds and joules, remote seconds, transferred
+    bytes."""
     device, remote = costs.tiers[0], costs.tiers[-1]
-    factors = layer_factors(costs, device, seen.device)
-    away = _snapped(_ratio(costs, remote, seen.remote))
-    heavier = _weights(costs, seen.sent)
-    inputs = {name: _weighed(cost, name, heavier) for name, cost in costs.inputs.items()}
+    factors = layer_factors(costs, device, measured.device)
+    remote_factor = _ignore_noise(_overall_factor(costs, remote, measured.remote))
+    size_factors = _size_factors(costs, measured.sent)
+    inputs = {name: _with_size_factors(cost, name, size_factors) for name, cost in costs.inputs.items()}
     layers = tuple(
         msgspec.structs.replace(
             layer,
-            writes={name: _weighed(cost, name, heavier) for name, cost in layer.writes.items()},
-            seconds=_scaled(_scaled(layer.seconds, device, factors[layer.name]), remote, away),
+            writes={name: _with_size_factors(cost, name, size_factors) for name, cost in layer.writes.items()},
+            seconds=_scaled(_scaled(layer.seconds, device, factors[layer.name]), remote, remote_factor),
             joules=_scaled(layer.joules, device, factors[layer.name]),
-            between=_without(layer.between, device, measured=bool(seen.device)),
+            between=_without(layer.between, device, measured=bool(measured.device)),
         )
         for layer in costs.layers
     )
-    if not seen.device:
+    if not measured.device:
         return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
-    told = f"{seen.basis}: at work, on {seen.devices} of {costs.device_class}"
-    intervals = {tier: one for tier, one in costs.intervals.items() if tier != device}
+    basis_text = f"{measured.basis}: at work, on {measured.devices} of {costs.device_class}"
+    intervals = {tier: interval for tier, interval in costs.intervals.items() if tier != device}
     return msgspec.structs.replace(
-        costs, layers=layers, inputs=inputs, basis={**costs.basis, device: told}, intervals=intervals
+        costs, layers=layers, inputs=inputs, basis={**costs.basis, device: basis_text}, intervals=intervals
     )
 
 
-def bytes_sent(costs: Costs, tensors: Iterable[str], codecs: Mapping[str, str], *, compress: bool) -> float:
-    """What these tensors are believed to weigh together, sent so; 0 where that is not known."""
-    sizes = _sizes(costs)
+def planned_transfer_bytes(costs: Costs, tensors: Iterable[str], codecs: Mapping[str, str], *, compress: bool) -> float:
+    """Bytes of these tensors together by the costs, sent with these codecs; 0 where any of them is not in the costs."""
+    sizes = _costs_by_tensor(costs)
     total = 0.0
     for name in tensors:
-        known = sizes.get(name)
-        if known is None:
+        cost = sizes.get(name)
+        if cost is None:
             return 0.0
-        way = _way(known, codecs.get(name, RAW), compress)
-        if way != RAW and way not in known.codecs:
+        codec_key = _codec_key(cost, codecs.get(name, RAW), compress)
+        if codec_key != RAW and codec_key not in cost.codecs:
             return 0.0
-        total += known.bytes if way == RAW else known.codecs[way].bytes
+        total += cost.bytes if codec_key == RAW else cost.codecs[codec_key].bytes
     return total
 
 
-def _weights(costs: Costs, sent: Iterable[Sent]) -> dict[tuple[str, str], float]:
-    """By tensor and way of travelling, what its bytes are multiplied by. Only what is encoded weighs as it likes."""
-    found, sizes = {}, _sizes(costs)
-    for one in sent:
-        believed = bytes_sent(costs, one.tensors, one.codecs, compress=one.compress)
-        for name in one.tensors if believed else ():
-            way = _way(sizes[name], one.codecs.get(name, RAW), one.compress)
-            if way.endswith(ZSTD_SUFFIX) or name == FRAME:
-                found[name, way] = _snapped(one.bytes / believed)
-    return found
+def _size_factors(costs: Costs, transfers: Iterable[TransferMeasurement]) -> dict[tuple[str, str], float]:
+    """Factor of measured over planned bytes, by tensor and codec key. Only compressed tensors and frames get one: the
+    size of anything else is fixed by its shape."""
+    factors, sizes = {}, _costs_by_tensor(costs)
+    for transfer in transfers:
+        planned_bytes = planned_transfer_bytes(costs, transfer.tensors, transfer.codecs, compress=transfer.compress)
+        for name in transfer.tensors if planned_bytes else ():
+            codec_key = _codec_key(sizes[name], transfer.codecs.get(name, RAW), transfer.compress)
+            # The transfer's sizes were measured in sum: every tensor of it takes the same factor.
+            if codec_key.endswith(ZSTD_SUFFIX) or name == FRAME:
+                factors[name, codec_key] = _ignore_noise(transfer.bytes / planned_bytes)
+    return factors
 
 
-def _weighed(cost: TensorCost, name: str, heavier: Mapping[tuple[str, str], float]) -> TensorCost:
+def _with_size_factors(cost: TensorCost, name: str, size_factors: Mapping[tuple[str, str], float]) -> TensorCost:
+    """The tensor's cost with its bytes multiplied by the factors of `size_factors`."""
     codecs = {
-        way: msgspec.structs.replace(one, bytes=round(one.bytes * heavier.get((name, way), 1.0)))
-        for way, one in cost.codecs.items()
+        codec_key: msgspec.structs.replace(codec, bytes=round(codec.bytes * size_factors.get((name, codec_key), 1.0)))
+        for codec_key, codec in cost.codecs.items()
     }
-    return TensorCost(bytes=round(cost.bytes * heavier.get((name, RAW), 1.0)), codecs=codecs)
+    return TensorCost(bytes=round(cost.bytes * size_factors.get((name, RAW), 1.0)), codecs=codecs)
 
 
-def _way(cost: TensorCost, codec: str, compress: bool) -> str:
-    """As the planner prices it: a tensor whose compressed size nobody measured counts as plain in a compressed body."""
+def _codec_key(cost: TensorCost, codec: str, compress: bool) -> str:
+    """The codec's key in the costs, as the planner chooses it: a tensor whose compressed size was never measured counts
+    as uncompressed in a compressed body."""
     return codec + ZSTD_SUFFIX if compress and codec + ZSTD_SUFFIX in cost.codecs else codec
 
 
-def _sizes(costs: Costs) -> dict[str, TensorCost]:
+def _costs_by_tensor(costs: Costs) -> dict[str, TensorCost]:
     return {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
 
 
-def layer_factors(costs: Costs, tier: str, groups: Iterable[Group]) -> dict[str, float]:
-    """By layer, what its believed seconds on that tier are multiplied by."""
+def layer_factors(costs: Costs, tier: str, groups: Iterable[SliceMeasurement]) -> dict[str, float]:
+    """Factor of measured over planned seconds on that tier, by layer."""
     groups = tuple(groups)
     by_layer = {layer.name: layer for layer in costs.layers}
-    usual = _snapped(_ratio(costs, tier, groups))
-    factors = dict.fromkeys(by_layer, usual)
+    overall_factor = _ignore_noise(_overall_factor(costs, tier, groups))
+    factors = dict.fromkeys(by_layer, overall_factor)
     for group in groups:
-        believed_s = _believed_s(by_layer, tier, group)
-        if believed_s > 0.0:
-            factors |= dict.fromkeys(group.layers, _snapped(group.seconds / believed_s))
+        planned_s = _planned_s(by_layer, tier, group)
+        if planned_s > 0.0:
+            factors |= dict.fromkeys(group.layers, _ignore_noise(group.seconds / planned_s))
     return {name: factors[name] for name in by_layer}
 
 
-def _ratio(costs: Costs, tier: str, groups: Iterable[Group]) -> float:
-    """Of all groups together; 1 where there are none."""
+def _overall_factor(costs: Costs, tier: str, groups: Iterable[SliceMeasurement]) -> float:
+    """Measured over planned seconds of all groups together; 1 where there are none."""
     by_layer = {layer.name: layer for layer in costs.layers}
-    told = [(group.seconds, _believed_s(by_layer, tier, group)) for group in groups]
-    believed_s = sum(believed for _, believed in told if believed > 0.0)
-    return sum(seconds for seconds, believed in told if believed > 0.0) / believed_s if believed_s > 0.0 else 1.0
+    pairs = [(group.seconds, _planned_s(by_layer, tier, group)) for group in groups]
+    planned_total_s = sum(planned_s for _, planned_s in pairs if planned_s > 0.0)
+    return (
+        sum(seconds for seconds, planned_s in pairs if planned_s > 0.0) / planned_total_s
+        if planned_total_s > 0.0
+        else 1.0
+    )
 
 
-def _believed_s(by_layer: Mapping[str, LayerCost], tier: str, group: Group) -> float:
-    """Seconds of the group as the costs have them; 0 where it is not of this model."""
+def _planned_s(by_layer: Mapping[str, LayerCost], tier: str, group: SliceMeasurement) -> float:
+    """Planned seconds of the group on the tier; 0 where a layer of it is not in the costs."""
     if not all(name in by_layer and tier in by_layer[name].seconds for name in group.layers):
         return 0.0
     return sum(by_layer[name].seconds[tier] for name in group.layers)
 
 
-def _snapped(factor: float) -> float:
-    bounded = min(MOST, max(1.0 / MOST, factor))
-    return 1.0 if 1.0 / (1.0 + NOISE) <= bounded <= 1.0 + NOISE else bounded
+def _ignore_noise(factor: float) -> float:
+    """The factor clipped to `MAX_FACTOR`, and 1 where it differs from 1 by noise only."""
+    clipped = min(MAX_FACTOR, max(1.0 / MAX_FACTOR, factor))
+    return 1.0 if 1.0 / (1.0 + NOISE_RATIO) <= clipped <= 1.0 + NOISE_RATIO else clipped
 
 
 def _scaled(by_tier: Mapping[str, float], tier: str, factor: float) -> dict[str, float]:
-    return {name: one * factor if name == tier else one for name, one in by_tier.items()}
+    return {name: value * factor if name == tier else value for name, value in by_tier.items()}
 
 
 def _without(
     between: Mapping[str, tuple[float, float]], tier: str, *, measured: bool
 ) -> dict[str, tuple[float, float]]:
-    return {name: one for name, one in between.items() if not (measured and name == tier)}
+    return {name: value_range for name, value_range in between.items() if not (measured and name == tier)}

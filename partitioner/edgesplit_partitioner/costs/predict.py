@@ -1,9 +1,10 @@
-"""Seconds of each layer on a device that is not here, from its profile; each with the interval it is believed in.
+"""Prediction of layer run times on a device that is not at hand, from its device profile, each with its prediction
+interval.
 
-A profile that was calibrated (`edgectl calibrate`) has a fit per family of operators, over their sizes. Where there is
-none, a roofline per operator: the slower of its arithmetic (by the rate of its class) and its bytes (by the memory's
-rate), plus the runtime's overhead. Never one FLOP/s figure: depthwise and dense convolutions differ by more than ten
-times. docs/device-profiles.md shows the error of both.
+A calibrated profile (`edgectl calibrate`) has a fit per operator family, over the operator's sizes. Where there is
+none, a roofline per operator: the larger of its arithmetic time (at the rate of its class) and its memory time (bytes
+at the memory's rate), plus the runtime's overhead. A single FLOP/s figure is never used: depthwise and dense
+convolutions differ by more than ten times. docs/device-profiles.md shows the error of both methods.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgesplit.device_profile import DeviceProfile, Fit, Interval
-from edgesplit_partitioner.costs.regression import Fitted, by_family
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, Work
+from edgesplit.device_profile import CalibrationFit, DeviceProfile, Interval
+from edgesplit_partitioner.costs.regression import FamilyPredictor, predictors_by_family
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 
 FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"})
-"""After one of these, the layer's elementwise operators work on what is still in the cache."""
+"""Classes after which the layer's elementwise operators work on data that is still in the cache."""
 TFLITE_RUNTIMES: Final = ("libedgetpu", "LiteRT")
-"""With these begins what a profile's fit names as its runtime, where it is one that runs TFLite."""
+"""Prefixes of `CalibrationFit.runtime` in profiles that were calibrated with a runtime for TFLite."""
 CLASS_SIZES: Final = ("elements", "elements")
 """Columns of `class:...` fits: operations and bytes."""
 UNKNOWN_ERROR: Final = Interval(
@@ -31,6 +32,7 @@ UNKNOWN_ERROR: Final = Interval(
     basis="assumption",
     source="Rates that nobody has compared with a measurement: as far apart as runtimes on one board are.",
 )
+"""Interval of profiles whose rates were never compared with a measurement."""
 
 
 OTHER_RUNTIME: Final = Interval(
@@ -40,12 +42,13 @@ OTHER_RUNTIME: Final = Interval(
     basis="measured",
     source="LiteRT over what onnxruntime's figures predict, of six float and int8 models, 2026: 0.16 to 1.9.",
 )
-"""Figures are those of onnxruntime, and the model runs on LiteRT."""
+"""Interval where the profile's figures are onnxruntime's and the model runs on LiteRT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds, and between what they are believed to lie (as often as the profile's intervals say, mostly 90 %)."""
+    """Predicted seconds with their prediction interval, which covers the true value as often as the profile states
+    (mostly 90 %)."""
 
     seconds: float
     low_s: float
@@ -53,119 +56,133 @@ class Prediction:
 
 
 class Predictor:
-    """A profile, ready to be asked often."""
+    """Predicts layers and slices by one device profile; the profile's fits are unpacked once, so calls are cheap."""
 
     def __init__(self, profile: DeviceProfile, model_format: str = "onnx") -> None:
         self.profile = profile
-        self._error = profile.error or UNKNOWN_ERROR
-        self._whole = profile.fit.whole if profile.fit else self._error
+        self._rate_error = profile.error or UNKNOWN_ERROR
+        self._whole_interval = profile.fit.whole if profile.fit else self._rate_error
         if model_format == "tflite" and not (profile.fit and profile.fit.runtime.startswith(TFLITE_RUNTIMES)):
-            self._error = self._whole = OTHER_RUNTIME
-        self._fits: Mapping[str, Fitted] = _by_family(profile.fit) if profile.fit else {}
+            self._rate_error = self._whole_interval = OTHER_RUNTIME
+        self._predictors: Mapping[str, FamilyPredictor] = _predictors_by_family(profile.fit) if profile.fit else {}
 
     def layer_s(self, layer: Layer) -> float:
-        """The sum over the layer's operators; by rates, those fused into the main one cost only their arithmetic."""
-        return sum(part[0] for part in self._parts(layer))
+        """Seconds of the layer's operators, one after the other. Without a fit, operators fused into the main one count
+        with their arithmetic only."""
+        return sum(part[0] for part in self._operator_times(layer))
 
-    def together(self, layers: Sequence[Layer]) -> Prediction:
-        """The sum over the layers. Errors of single operators are taken as independent, that of whole networks as
-        one: squares of the intervals' logarithms are added, the former weighted with their share of the time."""
-        parts = [part for layer in layers for part in self._parts(layer)]
-        total_s = sum(part[0] for part in parts) + self.uncached_s(layers)
+    def predict_sum(self, layers: Sequence[Layer]) -> Prediction:
+        """Seconds of these layers, one after the other, with their interval.
+
+        Errors of single operators are taken as independent, that of whole networks as common: squares of the intervals'
+        logarithms are added, the former weighted with the operator's share of the time.
+        """
+        parts = [part for layer in layers for part in self._operator_times(layer)]
+        total_s = sum(part[0] for part in parts) + self.weight_fetch_s(layers)
         if self.profile.fit is None or not total_s:
-            return Prediction(total_s, total_s * self._error.low, total_s * self._error.high)
-        whole = self._whole
-        below = math.hypot(math.log(whole.low), *(seconds / total_s * math.log(low) for seconds, low, _ in parts))
-        above = math.hypot(math.log(whole.high), *(seconds / total_s * math.log(high) for seconds, _, high in parts))
-        return Prediction(total_s, total_s * math.exp(-below), total_s * math.exp(above))
+            return Prediction(total_s, total_s * self._rate_error.low, total_s * self._rate_error.high)
+        whole = self._whole_interval
+        # A sum T of independent terms t_i has d ln T = sum of (t_i / T) d ln t_i, so squares of the weighted errors of
+        # the logarithms add up (propagation of uncertainty: GUM, JCGM 100:2008, section 5.1.2). The error of whole
+        # networks is common to all terms: it does not average out and enters once, with weight 1.
+        log_below = math.hypot(math.log(whole.low), *(seconds / total_s * math.log(low) for seconds, low, _ in parts))
+        log_above = math.hypot(
+            math.log(whole.high), *(seconds / total_s * math.log(high) for seconds, _, high in parts)
+        )
+        return Prediction(total_s, total_s * math.exp(-log_below), total_s * math.exp(log_above))
 
     @property
-    def whole(self) -> Interval:
+    def whole_interval(self) -> Interval:
         """The interval of whole networks."""
-        return self._whole
+        return self._whole_interval
 
-    def uncached_s(self, layers: Sequence[Layer], together: Sequence[Layer] = ()) -> float:
-        """What it costs to fetch the layers' weights from memory in every run, where those of all that run `together`
-        (else of the layers themselves) are more than the caches keep."""
+    def weight_fetch_s(self, layers: Sequence[Layer], running: Sequence[Layer] = ()) -> float:
+        """Seconds to fetch the layers' weights from memory in every run; 0 where the weights of all layers in `running`
+        (by default `layers`) fit into the caches."""
         fit = self.profile.fit
-        if fit is None or sum(layer.weight_bytes for layer in together or layers) <= fit.cached_bytes:
+        if fit is None or sum(layer.weight_bytes for layer in running or layers) <= fit.cached_bytes:
             return 0.0
         return fit.uncached_s_per_byte * sum(layer.weight_bytes for layer in layers)
 
-    def slice(self, layers: Sequence[Layer], tensors: int = 2) -> Prediction:
-        """A slice of these layers run as one, `tensors` in and out together: what a run costs beyond its operators is
-        counted, which the sum of its layers leaves out."""
-        together = self.together(layers)
+    def predict_slice(self, layers: Sequence[Layer], tensors: int = 2) -> Prediction:
+        """Seconds of these layers as one slice with `tensors` inputs and outputs in all. Includes the cost of a run
+        beyond its operators, which the sum of its layers leaves out."""
+        together = self.predict_sum(layers)
         if self.profile.fit is None:
             return together
         around_s = self.profile.fit.run_s + max(tensors - 2, 0) * self.profile.fit.tensor_s
         return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
 
-    def _parts(self, layer: Layer) -> list[tuple[float, float, float]]:
-        """Per operator: seconds, and the factors of its interval."""
+    def _operator_times(self, layer: Layer) -> list[tuple[float, float, float]]:
+        """Per operator: seconds, and the low and high factor of its interval."""
         parts = []
-        fused = False
+        has_main = False
         for work in layer.work:
-            alone = self.profile.fit is not None or not (fused and work.operator == "elementwise")
-            rated = operator_s if alone else arithmetic_s
+            is_unfused = self.profile.fit is not None or not (has_main and work.operator == "elementwise")
+            roofline = roofline_s if is_unfused else arithmetic_s
             parts.append(
-                self._fitted(work) or (rated(work, self.profile), self._error.low, self._error.high),
+                self._time_by_fit(work) or (roofline(work, self.profile), self._rate_error.low, self._rate_error.high),
             )
-            fused = fused or work.operator in FUSIBLE_MAIN
+            has_main = has_main or work.operator in FUSIBLE_MAIN  # operators after it find its output in the cache
         return parts
 
-    def _fitted(self, work: Work) -> tuple[float, float, float] | None:
-        """Seconds and interval by the fit of the family, or else of the class; None where there is neither."""
+    def _time_by_fit(self, work: OperatorWork) -> tuple[float, float, float] | None:
+        """Seconds and interval factors by the fit of the family, or else of the class; None where the profile has
+        neither."""
         fit = self.profile.fit
         if fit is None or work.operator == "input":
             return None
-        one, sizes = self._fits.get(work.family), work.sizes
-        if one is None:
+        predictor, sizes = self._predictors.get(work.family), work.sizes
+        if predictor is None:
+            # An operator that computes and moves nothing (a reshape) takes no time and has no error.
             if not (work.flops or work.bytes_moved):
                 return 0.0, 1.0, 1.0
-            one, sizes = self._fits.get(f"class:{work.operator}"), (work.flops, work.bytes_moved)
-        if one is None:
+            predictor, sizes = self._predictors.get(f"class:{work.operator}"), (work.flops, work.bytes_moved)
+        if predictor is None:
             return None
-        return one.seconds(sizes) * fit.correction, min(one.low, 1.0), max(one.high, 1.0)
+        return predictor.seconds(sizes) * fit.correction, min(predictor.low, 1.0), max(predictor.high, 1.0)
 
 
 def predict_layers(graph: LayerGraph, profile: DeviceProfile) -> dict[str, float]:
-    """Seconds by layer on a device of this profile."""
-    return {name: one.seconds for name, one in predict_intervals(graph, profile).items()}
+    """Seconds by layer on a device with this profile."""
+    return {name: prediction.seconds for name, prediction in predict_intervals(graph, profile).items()}
 
 
 def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> dict[str, Prediction]:
-    """The same with the interval of each layer.
+    """Predicted seconds with their interval, by layer, on a device with this profile.
 
-    What a run costs beyond its operators is counted with the first layer that runs a model: on the device no other runs
-    without it, unless the model has several that nothing comes before. An Edge TPU's USB takes most of the time there.
+    The cost of a run beyond its operators is added to the first layer that runs a model: on the device no other layer
+    runs without that one, unless several layers have no predecessor. With an Edge TPU, USB transfers take most of that
+    time.
     """
     predictor = Predictor(profile, model_format)
     run_s = profile.fit.run_s if profile.fit else 0.0
-    found = {}
+    predictions = {}
     for layer in graph.layers:
-        alone = predictor.together((layer,))
-        seconds = predictor.layer_s(layer) + predictor.uncached_s((layer,), graph.layers)
+        interval = predictor.predict_sum((layer,))
+        seconds = predictor.layer_s(layer) + predictor.weight_fetch_s((layer,), graph.layers)
         low_s, high_s = (
-            seconds * end_s / alone.seconds if alone.seconds else 0.0 for end_s in (alone.low_s, alone.high_s)
+            seconds * bound_s / interval.seconds if interval.seconds else 0.0
+            for bound_s in (interval.low_s, interval.high_s)
         )
+        # Only the first layer that runs a model is charged with the run itself: `run_s` is 0 from then on.
         if any(work.operator != "input" for work in layer.work):
-            low_s, high_s = low_s + run_s * predictor.whole.low, high_s + run_s * predictor.whole.high
+            low_s, high_s = low_s + run_s * predictor.whole_interval.low, high_s + run_s * predictor.whole_interval.high
             seconds, run_s = seconds + run_s, 0.0
-        found[layer.name] = Prediction(seconds, low_s, high_s)
-    return found
+        predictions[layer.name] = Prediction(seconds, low_s, high_s)
+    return predictions
 
 
 def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> str:
-    """What costs say of predicted seconds: by which profile, and how sure the whole model's are."""
+    """Text for `Costs.basis` of predicted seconds: the profile's name and the whole model's interval."""
     predictor = Predictor(profile, model_format)
-    whole = predictor.together(graph.layers)
+    whole = predictor.predict_sum(graph.layers)
     if not whole.seconds:
         return f"predicted: device profile {profile.name}"
     low, high = whole.low_s / whole.seconds, whole.high_s / whole.seconds
-    sure = f"the truth is {low:.2f} to {high:.2f} times that, {predictor.whole.coverage:.0%} sure"
-    other = "; its figures are not LiteRT's" if predictor.whole is OTHER_RUNTIME else ""
-    return f"predicted: device profile {profile.name} ({sure}{other})"
+    interval_text = f"the truth is {low:.2f} to {high:.2f} times that, {predictor.whole_interval.coverage:.0%} sure"
+    caveat = "; its figures are not LiteRT's" if predictor.whole_interval is OTHER_RUNTIME else ""
+    return f"predicted: device profile {profile.name} ({interval_text}{caveat})"
 
 
 def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[str, float]:
@@ -173,27 +190,37 @@ def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[st
     return {name: profile.active_watts.value * layer_seconds for name, layer_seconds in seconds.items()}
 
 
-def layer_s(layer: Layer, profile: DeviceProfile) -> float:
-    """Seconds of one layer."""
+def predict_layer_s(layer: Layer, profile: DeviceProfile) -> float:
+    """Seconds of one layer on a device with this profile."""
     return Predictor(profile).layer_s(layer)
 
 
-def _by_family(fit: Fit) -> Mapping[str, Fitted]:
-    names = {**FEATURES, **{one.family: CLASS_SIZES for one in fit.operators if one.family.startswith("class:")}}
-    return by_family(fit.operators, names)
+def _predictors_by_family(fit: CalibrationFit) -> Mapping[str, FamilyPredictor]:
+    """Predictors of the profile's fits, by family."""
+    columns = {
+        **FEATURES,
+        **{
+            operator_fit.family: CLASS_SIZES
+            for operator_fit in fit.operators
+            if operator_fit.family.startswith("class:")
+        },
+    }
+    return predictors_by_family(fit.operators, columns)
 
 
-def operator_s(work: Work, profile: DeviceProfile) -> float:
-    """One operator that is not fused into another, by rates."""
+def roofline_s(work: OperatorWork, profile: DeviceProfile) -> float:
+    """Seconds of one operator that is not fused into another: the roofline."""
     overhead_s = profile.operator_overhead_s.value
     arithmetic, memory = arithmetic_s(work, profile), memory_s(work, profile)
-    if work.operator == "input":  # decoding, then resizing and scaling: one after the other
+    if work.operator == "input":  # decoding, then resizing and scaling: no overlap
         return arithmetic + memory + overhead_s
+    # Roofline model (Williams, Waterman, Patterson, CACM 52, 2009): arithmetic and memory traffic overlap, so the
+    # slower of the two bounds the operator.
     return max(arithmetic, memory) + overhead_s
 
 
-def arithmetic_s(work: Work, profile: DeviceProfile) -> float:
-    """Seconds of its operations alone, by the rate of its class."""
+def arithmetic_s(work: OperatorWork, profile: DeviceProfile) -> float:
+    """Seconds of the operator's arithmetic alone, at the rate of its class."""
     rates, factor = profile.rates, profile.runtime_factor.value
     if work.operator == "input":
         return work.flops / rates.jpeg_pixels_per_s.value
@@ -206,6 +233,6 @@ def arithmetic_s(work: Work, profile: DeviceProfile) -> float:
     return work.flops / rates.elementwise_per_s.value
 
 
-def memory_s(work: Work, profile: DeviceProfile) -> float:
-    """Seconds to move its bytes."""
+def memory_s(work: OperatorWork, profile: DeviceProfile) -> float:
+    """Seconds to move the operator's bytes."""
     return work.bytes_moved / profile.rates.memory_bytes_per_s.value

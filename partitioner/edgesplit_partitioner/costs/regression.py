@@ -1,8 +1,10 @@
-"""Seconds over sizes: fitted to measured points, evaluated from the plain numbers that a profile stores.
+"""Regression of operator seconds over operator sizes: fitted to measured points, evaluated from the numbers that a
+device profile stores.
 
-A plane through the logarithms, bent towards the points by a Matern 3/2 kernel: universal kriging (Cressie, Statistics
-for Spatial Data, 1993, section 3.4). Width and noise are those of a few candidates that predict left-out points best
-(in closed form: Dubrule, Mathematical Geology 15, 1983). Deterministic; numpy only; no timing and no file here.
+The model is a plane through the logarithms plus a correction towards the points by a Matern 3/2 kernel: universal
+kriging (Cressie, Statistics for Spatial Data, 1993, section 3.4). Kernel width and noise are chosen from a few
+candidates by leave-one-out error, in closed form (Dubrule, Mathematical Geology 15, 1983). Deterministic; numpy only;
+reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -20,38 +22,47 @@ from edgesplit.errors import UsageError
 
 Matrix = npt.NDArray[np.float64]
 
-WIDTHS: Final = (3.0, 5.0, 8.0, 12.0)
-"""In standard deviations of the logarithms."""
-NOISES: Final = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)
-"""Variance of a measured point relative to the bends'."""
+KERNEL_WIDTHS: Final = (3.0, 5.0, 8.0, 12.0)
+"""Candidates of the kernel's width, in standard deviations of the logarithms of sizes."""
+NOISE_VARIANCES: Final = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1)
+"""Candidates of a measured point's noise variance, relative to the variance of the kernel's correction."""
 RIDGE: Final = 1e-4
-OUTLIER: Final = 0.7
-"""Logarithm beyond which a left-out point counts no more when candidates are compared: a disturbed measurement."""
+"""Ridge penalty of the trend's coefficients, so that columns which do not vary cause no singular matrix."""
+MAX_LOG_RESIDUAL: Final = 0.7
+"""Leave-one-out residuals (logarithms) are clipped to this when candidates are compared: beyond it, a measurement was
+disturbed."""
 COVERAGE: Final = 0.9
-DIGITS: Final = 9
-EXPONENTS: Final = (-45.0, 20.0)
-"""Logarithms of seconds beyond these are no time that anything takes: a profile written by hand went astray."""
-GROWING: Final = frozenset(
+"""Fraction of the residuals that an interval contains."""
+SIGNIFICANT_DIGITS: Final = 9
+"""Significant digits of the numbers that a profile stores."""
+LOG_SECONDS_RANGE: Final = (-45.0, 20.0)
+"""Range of predicted logarithms of seconds; values are clipped to it. No operator takes a time outside it, but a
+hand-written profile may predict one."""
+PROPORTIONAL_SIZES: Final = frozenset(
     {"out_channels", "in_channels", "channels", "pixels", "taps", "groups", "out_each", "in_each", "rows", "inner"}
     | {"columns", "count", "steps", "inputs", "hidden", "elements", "bytes", "results"}
 )
-"""Sizes with which, beyond what was measured, time grows in proportion."""
+"""Names of sizes beyond whose measured range the time is extrapolated in proportion; for other sizes it stays as at the
+end of the range."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One width and noise, with what they give."""
+    """Fit with one kernel width and noise."""
 
     error: float
+    """Mean squared leave-one-out residual, outliers clipped."""
     width: float
     trend: Matrix
-    bends: Matrix
+    """Coefficients of the plane: constant first, then one per column."""
+    kernel_weights: Matrix
+    """Weight of each point's kernel."""
     residuals: Matrix
-    """Logarithm of measured over predicted, each point left out in turn."""
+    """Leave-one-out residuals: logarithm of measured over predicted seconds per point."""
 
 
 def fit_family(family: str, sizes: Sequence[Sequence[float]], seconds: Sequence[float]) -> OperatorFit:
-    """The fit of one family; UsageError with fewer points than it has columns to tell apart."""
+    """The fit of one operator family; UsageError with fewer points than its columns need."""
     logs = np.log(np.maximum(np.array(sizes, dtype=np.float64).reshape(len(seconds), -1), 1.0))
     times = np.log(np.array(seconds, dtype=np.float64))
     columns = logs.shape[1]
@@ -59,105 +70,124 @@ def fit_family(family: str, sizes: Sequence[Sequence[float]], seconds: Sequence[
         raise UsageError(f"calibration: {len(times)} points are too few for {family!r}: give it more minutes")
     centre, scale = (logs.mean(axis=0), logs.std(axis=0) + 1e-9) if columns else (np.zeros(0), np.ones(0))
     if not columns:
-        return _constant(family, times)
+        return _fit_constant(family, times)
     z = (logs - centre) / scale
-    best = min((_try(z, times, width, noise) for width in WIDTHS for noise in NOISES), key=lambda one: one.error)
-    return _stored(family, logs, best)
+    best = min(
+        (_krige(z, times, width, noise) for width in KERNEL_WIDTHS for noise in NOISE_VARIANCES),
+        key=lambda candidate: candidate.error,
+    )
+    return _to_operator_fit(family, logs, best)
 
 
 def fit_plane(family: str, sizes: Sequence[Sequence[float]], seconds: Sequence[float]) -> OperatorFit:
-    """The same without bends: for what has no family of its own, where points should not be trusted one by one."""
+    """The fit of a plane alone, without the kernel's correction: for operator classes, which mix families, so that
+    single points say little."""
     logs = np.log(np.maximum(np.array(sizes, dtype=np.float64), 1.0))
     times = np.log(np.array(seconds, dtype=np.float64))
     centre, scale = logs.mean(axis=0), logs.std(axis=0) + 1e-9
     basis = _basis((logs - centre) / scale)
     ridged = basis.T @ basis + RIDGE * np.eye(basis.shape[1])
+    # Ridge regression (Hoerl and Kennard, Technometrics 12, 1970): (B' B + ridge)^-1 B' y.
     trend: Matrix = np.linalg.solve(ridged, basis.T @ times).astype(np.float64)
-    return _stored(family, logs, _Candidate(0.0, 1.0, trend, np.zeros(0), times - basis @ trend))
+    return _to_operator_fit(family, logs, _Candidate(0.0, 1.0, trend, np.zeros(0), times - basis @ trend))
 
 
-class Fitted:
-    """One family's fit, ready to be asked often."""
+class FamilyPredictor:
+    """Predictor of one family's seconds, with the fit's numbers unpacked into arrays once."""
 
     def __init__(self, fit: OperatorFit, names: Sequence[str]) -> None:
         self.low, self.high = fit.low, fit.high
-        self._growing = np.array([name in GROWING for name in names], dtype=bool)
+        self._is_proportional = np.array([name in PROPORTIONAL_SIZES for name in names], dtype=bool)
         self._centre, self._scale = np.array(fit.centre), np.array(fit.scale)
         self._lowest, self._highest = np.array(fit.lowest), np.array(fit.highest)
-        self._trend, self._width, self._bends = np.array(fit.trend), fit.width, np.array(fit.bends)
+        self._trend, self._width, self._kernel_weights = np.array(fit.trend), fit.width, np.array(fit.bends)
         points = (
             np.log(np.array(fit.points).reshape(len(fit.bends), len(fit.centre))) if fit.points else np.zeros((0, 1))
         )
         self._points = (points - self._centre) / self._scale if fit.points else points
 
     def seconds(self, sizes: Sequence[float]) -> float:
-        """Of one operator of these sizes."""
+        """Seconds of one operator with these sizes; UsageError where their number is not the fit's."""
         if len(sizes) != len(self._centre):
             raise UsageError(f"the fit takes {len(self._centre)} sizes, not {len(sizes)}")
         if not len(sizes):
-            return _exp(float(self._trend[0]))
-        asked = np.maximum(np.array(sizes, dtype=np.float64), 1.0)
-        inside = np.minimum(np.maximum(asked, self._lowest), self._highest)
-        beyond = np.prod(np.maximum(asked / inside, 1.0)[self._growing])
+            return _clipped_exp(float(self._trend[0]))
+        clipped = np.maximum(np.array(sizes, dtype=np.float64), 1.0)
+        inside = np.minimum(np.maximum(clipped, self._lowest), self._highest)
+        extrapolation = np.prod(np.maximum(clipped / inside, 1.0)[self._is_proportional])
+        # The universal kriging predictor (Cressie 1993, section 3.4): trend at the point, plus the kernel between the
+        # point and each measured point times that point's weight. Sizes outside the measured range are clipped to it,
+        # and the time is scaled by the product of the excess ratios of sizes that it is proportional to.
         z = ((np.log(inside) - self._centre) / self._scale)[None, :]
-        value = float((_basis(z) @ self._trend)[0])
-        if len(self._bends):
-            value += float((_kernel(z, self._points, self._width) @ self._bends)[0])
-        return _exp(value) * float(beyond)
+        log_s = float((_basis(z) @ self._trend)[0])
+        if len(self._kernel_weights):
+            log_s += float((_kernel(z, self._points, self._width) @ self._kernel_weights)[0])
+        return _clipped_exp(log_s) * float(extrapolation)
 
 
-def by_family(fits: Sequence[OperatorFit], names: Mapping[str, Sequence[str]]) -> dict[str, Fitted]:
-    """All fits of a profile. `names` gives a family's columns; one that is not there has `elements` alone."""
-    return {one.family: Fitted(one, names.get(one.family, ("elements",) * len(one.centre))) for one in fits}
+def predictors_by_family(fits: Sequence[OperatorFit], names: Mapping[str, Sequence[str]]) -> dict[str, FamilyPredictor]:
+    """Predictors of all fits of a profile, by family. `names` is each family's columns; a family that is missing there
+    has only columns named `elements`."""
+    return {fit.family: FamilyPredictor(fit, names.get(fit.family, ("elements",) * len(fit.centre))) for fit in fits}
 
 
-def interval(residuals: Sequence[float]) -> tuple[float, float]:
-    """Factors between which `COVERAGE` of measured / predicted lie, from their logarithms; never without 1."""
+def residual_interval(residuals: Sequence[float]) -> tuple[float, float]:
+    """Factors (low, high) between which `COVERAGE` of measured / predicted lie, from the logarithms of these ratios; 1
+    is always within."""
     low, high = _quantiles(np.array(residuals, dtype=np.float64))
     return min(low, 1.0), max(high, 1.0)
 
 
-def _stored(family: str, logs: Matrix, found: _Candidate) -> OperatorFit:
-    """As a profile keeps it; the points only where there are bends towards them."""
-    low, high = _quantiles(found.residuals)
+def _to_operator_fit(family: str, logs: Matrix, candidate: _Candidate) -> OperatorFit:
+    """The fit as a profile stores it; points are stored only where the kernel's correction needs them."""
+    low, high = _quantiles(candidate.residuals)
     return OperatorFit(
         family=family,
-        centre=_numbers(logs.mean(axis=0)),
-        scale=_numbers(logs.std(axis=0) + 1e-9),
-        lowest=_numbers(np.exp(logs.min(axis=0))),
-        highest=_numbers(np.exp(logs.max(axis=0))),
-        trend=_numbers(found.trend),
-        width=found.width,
-        points=tuple(_numbers(row) for row in np.exp(logs)) if len(found.bends) else (),
-        bends=_numbers(found.bends),
+        centre=_rounded(logs.mean(axis=0)),
+        scale=_rounded(logs.std(axis=0) + 1e-9),
+        lowest=_rounded(np.exp(logs.min(axis=0))),
+        highest=_rounded(np.exp(logs.max(axis=0))),
+        trend=_rounded(candidate.trend),
+        width=candidate.width,
+        points=tuple(_rounded(row) for row in np.exp(logs)) if len(candidate.kernel_weights) else (),
+        bends=_rounded(candidate.kernel_weights),
         low=low,
         high=high,
     )
 
 
-def _constant(family: str, times: Matrix) -> OperatorFit:
+def _fit_constant(family: str, times: Matrix) -> OperatorFit:
+    """The fit of a family without sizes: the median."""
     middle = float(np.median(times))
     low, high = _quantiles(times - middle)
     return OperatorFit(family=family, centre=(), scale=(), lowest=(), highest=(), trend=(middle,), low=low, high=high)
 
 
-def _try(z: Matrix, times: Matrix, width: float, noise: float) -> _Candidate:
-    """Universal kriging; the residual of a left-out point is its bend over the diagonal of the bends' matrix."""
+def _krige(z: Matrix, times: Matrix, width: float, noise: float) -> _Candidate:
+    """Universal kriging with one kernel width and noise."""
+    # K: covariance of the points with their noise, B: the trend's basis, y: logarithms of seconds.
+    # Trend (generalised least squares, Cressie 1993, section 3.4): (B' K^-1 B + ridge)^-1 B' K^-1 y.
     inverse = np.linalg.inv(_kernel(z, z, width) + noise * np.eye(len(z)))
     basis = _basis(z)
-    seen = inverse @ basis
-    normal = basis.T @ seen + RIDGE * np.eye(basis.shape[1])
-    trend: Matrix = np.linalg.solve(normal, seen.T @ times).astype(np.float64)
-    matrix = inverse - seen @ np.linalg.solve(normal, seen.T)
-    bends = matrix @ times
-    residuals = bends / np.maximum(np.diag(matrix), 1e-12)
-    error = float(np.mean(np.clip(residuals, -OUTLIER, OUTLIER) ** 2))
+    weighted_basis = inverse @ basis
+    normal = basis.T @ weighted_basis + RIDGE * np.eye(basis.shape[1])
+    trend: Matrix = np.linalg.solve(normal, weighted_basis.T @ times).astype(np.float64)
+    # Q = K^-1 - K^-1 B (B' K^-1 B + ridge)^-1 B' K^-1. The kernel weights are Q y, and the residual of point i, were it
+    # left out of the fit, is (Q y)_i / Q_ii (Dubrule 1983): no refit per point is needed.
+    projection = inverse - weighted_basis @ np.linalg.solve(normal, weighted_basis.T)
+    bends = projection @ times
+    residuals = bends / np.maximum(np.diag(projection), 1e-12)
+    error = float(np.mean(np.clip(residuals, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL) ** 2))
     return _Candidate(error, width, trend, bends, residuals)
 
 
-def _exp(value: float) -> float:
-    """Seconds of a logarithm that a file may have made up: neither nothing nor for ever."""
-    return math.exp(min(max(value, EXPONENTS[0]), EXPONENTS[1])) if value == value else math.exp(EXPONENTS[1])
+def _clipped_exp(log_s: float) -> float:
+    """Seconds from a predicted logarithm, clipped to `LOG_SECONDS_RANGE`; not-a-number gives the upper end."""
+    return (
+        math.exp(min(max(log_s, LOG_SECONDS_RANGE[0]), LOG_SECONDS_RANGE[1]))
+        if log_s == log_s
+        else math.exp(LOG_SECONDS_RANGE[1])
+    )
 
 
 def _basis(z: Matrix) -> Matrix:
@@ -165,18 +195,21 @@ def _basis(z: Matrix) -> Matrix:
 
 
 def _kernel(first: Matrix, second: Matrix, width: float) -> Matrix:
+    """Matern 3/2 correlation of every pair of points, 1 at distance 0."""
     difference = first[:, None, :] - second[None, :, :]
+    # Matern covariance with nu = 3/2: (1 + sqrt(3) r / l) exp(-sqrt(3) r / l), with distance r and width l (Rasmussen
+    # and Williams, Gaussian Processes for Machine Learning, 2006, equation 4.17).
     distance = np.sqrt((difference**2).sum(axis=-1)) * (math.sqrt(3.0) / width)
     return np.asarray((1.0 + distance) * np.exp(-distance))
 
 
 def _quantiles(logs: Matrix) -> tuple[float, float]:
-    """The factors below and above which half of the rest each lies."""
-    rest = (1.0 - COVERAGE) / 2
-    low, high = np.quantile(logs, (rest, 1.0 - rest))
+    """Factors below and above which half of `1 - COVERAGE` of the values each lies."""
+    outside = (1.0 - COVERAGE) / 2
+    low, high = np.quantile(logs, (outside, 1.0 - outside))
     return round(math.exp(float(low)), 5), round(math.exp(float(high)), 5)
 
 
-def _numbers(values: Matrix) -> tuple[float, ...]:
-    """As a profile stores them."""
-    return tuple(float(f"{value:.{DIGITS}g}") for value in values)
+def _rounded(values: Matrix) -> tuple[float, ...]:
+    """The values rounded to `SIGNIFICANT_DIGITS`, as a profile stores them."""
+    return tuple(float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in values)

@@ -1,7 +1,7 @@
-"""A recorded link as a varying rate: traces in the format of mahimahi (Netravali et al., USENIX ATC 2015).
+"""A bandwidth trace as a varying link: recordings in the format of mahimahi (Netravali et al., USENIX ATC 2015).
 
-A line per chance to deliver one packet of 1,500 bytes: the millisecond at which it came. What a plan needs of it is
-how fast the link is and how often, so the trace becomes stretches of a second or more with a rate each.
+A trace has a line per opportunity to deliver one packet of 1,500 bytes: its millisecond. A plan needs the distribution
+of the link's rate, so the trace becomes intervals of a second or more with a rate each.
 """
 
 from __future__ import annotations
@@ -11,30 +11,35 @@ from pathlib import Path
 
 import numpy as np
 
-from edgesplit.bandwidth_trace import PACKET_BYTES, read_moments
+from edgesplit.bandwidth_trace import PACKET_BYTES, read_delivery_times
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
 from edgesplit_partitioner.formulation.tiers import VaryingLink
 
-STRETCH_MS = 1000
+INTERVAL_MS = 1000
+"""Shortest interval that gets a rate of its own."""
 
 
 def read_trace(path: Path) -> tuple[list[float], list[float]]:
-    """Rates in bytes per second, and how many seconds each lasted; UsageError names the line that is wrong."""
-    return stretches(read_moments(path))
+    """Rates in bytes per second, and how many seconds each lasted; UsageError names the line that cannot be read."""
+    return rates_from_packets(read_delivery_times(path))
 
 
-def stretches(moments_ms: Sequence[int]) -> tuple[list[float], list[float]]:
-    """Seconds without a single packet belong to the next in which one comes: who sends then, waits until then."""
+def rates_from_packets(moments_ms: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Rates in bytes per second, and how many seconds each lasted, of packets at these milliseconds.
+
+    Seconds without a packet are counted with the next second that has one: bytes sent in them wait until then.
+    UsageError where the trace has fewer than two packets.
+    """
     if len(moments_ms) < 2 or not moments_ms[-1]:
         raise UsageError("the trace has fewer than two packets: nothing can be said of the link")
-    seconds = -(-moments_ms[-1] // STRETCH_MS)
-    packets = np.bincount(np.minimum(np.array(moments_ms) // STRETCH_MS, seconds - 1), minlength=seconds)
+    seconds = -(-moments_ms[-1] // INTERVAL_MS)
+    packets = np.bincount(np.minimum(np.array(moments_ms) // INTERVAL_MS, seconds - 1), minlength=seconds)
     rates: list[float] = []
     lasted: list[float] = []
     waiting = 0.0
     for count in packets.tolist():
-        waiting += STRETCH_MS / 1000
+        waiting += INTERVAL_MS / 1000
         if count:
             rates.append(count * PACKET_BYTES / waiting)
             lasted.append(waiting)
@@ -42,8 +47,11 @@ def stretches(moments_ms: Sequence[int]) -> tuple[list[float], list[float]]:
     return rates, lasted
 
 
-def traced(link: Link, rates: Sequence[float], lasted: Sequence[float]) -> VaryingLink:
-    """The link with an uplink that varies like the trace; downlink and round trip stay."""
+def with_bandwidth_trace(link: Link, rates: Sequence[float], lasted: Sequence[float]) -> VaryingLink:
+    """The link with an uplink that varies as in the trace; downlink and round trip stay.
+
+    `rates` are in bytes per second, `lasted` how many seconds each one lasted.
+    """
     return VaryingLink(
         up_bytes_per_s=tuple(rates),
         down_bytes_per_s=link.down_bytes_per_s,

@@ -1,7 +1,7 @@
-"""Limits on a plan, and what they mean for each layer: must it run on the device, or beyond the link?
+"""Limits on a plan, and what they mean for each layer: must it run on the device, or beyond the first link?
 
-A demand on a layer binds others, since nothing returns to the device inside: what a device layer depends on runs on
-the device, and what depends on a remote layer runs remotely. Demands that meet on one layer cannot both be kept.
+A limit on a layer binds others, since nothing returns to the device inside the model: what a device layer depends on
+runs on the device, and what depends on a remote layer runs remotely. Limits that hold one layer on both sides conflict.
 """
 
 from __future__ import annotations
@@ -15,71 +15,73 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Fallback
-from edgesplit_partitioner.costs.model import Costs, LayerCost, plain
+from edgesplit_partitioner.arrays import Mask
+from edgesplit_partitioner.costs.model import Costs, LayerCost, to_python_types
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a plan must keep. The defaults ask for nothing."""
+    """What a plan must keep. The defaults limit nothing."""
 
     keep_raw_input: bool = False
-    """No raw tensor crosses: whatever reads one runs on the device."""
+    """No raw tensor crosses: every layer that reads one runs on the device."""
     keep_first: Annotated[int, msgspec.Meta(ge=0)] = 0
     """So many layers, in the order of the costs, run on the device with all they depend on."""
     force: str = "auto"
-    """`auto`; or `device` or `cloud`, everything there; or a layer's name, the same as `force_after`."""
+    """`auto`; or `device` or `cloud`, where then all layers run; or a layer's name, which means `force_after`."""
     force_after: str = ""
     """Exactly this layer and all it depends on run on the device, the rest remotely."""
     edge_after: str = ""
-    """With `force_after`, of what runs remotely: exactly this layer and all it depends on run on the next tier, and the
-    rest beyond it."""
+    """With `force_after`: of what runs remotely exactly this layer and all it depends on run on the next tier, the rest
+    beyond it."""
     fallback: Fallback = "warm"
     """`none` leaves all-local out of the table unless it is best at some bandwidth. `warm` keeps the weights of the
     whole model on the device, and `memory_bytes` counts them."""
     memory_bytes: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """At most so many on the device: weights and the peak of live tensors in the order of the costs."""
+    """At most so many bytes on the device: weights and the peak of live tensors in the order of the costs."""
     energy_joules: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """At most so many of the device per inference, on the planned link."""
+    """At most so many joules of the device per inference, on the planned link."""
     deadline_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """At most so many seconds from the first input byte to the last answer, on the planned link."""
     max_loss: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """At most so much output error: the losses of all codecs used add up. Without it only lossless codecs are."""
+    """At most so much output error: the losses of all codecs used add up. Without it only lossless codecs are used."""
 
     def as_text(self) -> dict[str, str]:
-        """Those that were set, as a plan's table carries them."""
-        given = msgspec.to_builtins(self)
-        return {name: str(value).lower() if value is True else str(value) for name, value in given.items()}
+        """The limits that were set, by name, as a plan's table contains them."""
+        values = msgspec.to_builtins(self)
+        return {name: str(value).lower() if value is True else str(value) for name, value in values.items()}
 
     @property
     def needs_search(self) -> bool:
-        """Is there a limit that a minimum cut alone cannot keep?"""
+        """Whether there is a limit that a minimum cut alone cannot keep."""
         sums = (self.memory_bytes, self.energy_joules, self.deadline_s, self.max_loss)
         return any(most is not None for most in sums)
 
     @property
     def forced(self) -> bool:
-        """The operator chose the cut."""
+        """Whether the operator chose the cut."""
         return self.force != "auto" or bool(self.force_after)
 
     @property
     def force_label(self) -> str:
-        """The forcing limit, for messages."""
+        """The limit that forces the cut, for messages."""
         return f"force_after={self.force_after}" if self.force_after else f"force={self.force}"
 
 
-def as_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
-    """Limits from what a caller gave; UsageError where it cannot be read."""
+def parse_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
+    """Limits from a caller's values; UsageError where they cannot be read or contradict each other."""
     figures = msgspec.structs.asdict(given) if isinstance(given, Limits) else {} if given is None else given
     try:
         if not isinstance(figures, Mapping):
             raise UsageError(f"limits: give names and values, not {given!r}")
-        limits = msgspec.convert({str(name).replace("-", "_"): plain(it) for name, it in figures.items()}, Limits)
+        limits = msgspec.convert(
+            {str(name).replace("-", "_"): to_python_types(value) for name, value in figures.items()}, Limits
+        )
     except msgspec.ValidationError as error:
         raise UsageError(f"limits: {error} (known: {', '.join(Limits.__struct_fields__)})") from error
-    endless = [name for name, it in msgspec.structs.asdict(limits).items() if it == math.inf]
+    endless = [name for name, value in msgspec.structs.asdict(limits).items() if value == math.inf]
     if endless:
         raise UsageError(f"limits: {endless[0]} must be a number; leave it out where there is no limit")
     if limits.force != "auto" and limits.force_after:
@@ -90,68 +92,57 @@ def as_limits(given: Limits | Mapping[str, Any] | None) -> Limits:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """By layer: the demand that holds it on the device, the demand that holds it beyond the link; empty where free."""
+class DeviceRemoteSplit:
+    """By layer: the limit that holds it on the device, the limit that holds it beyond the link; empty where free."""
 
     device: tuple[str, ...]
     remote: tuple[str, ...]
 
     @cached_property
-    def held(self) -> npt.NDArray[np.bool_]:
+    def on_device(self) -> Mask:
         """Layers that must run on the device."""
-        return np.array([bool(why) for why in self.device], dtype=np.bool_)
+        return np.array([bool(limit) for limit in self.device], dtype=np.bool_)
 
     @cached_property
-    def sent(self) -> npt.NDArray[np.bool_]:
+    def on_remote(self) -> Mask:
         """Layers that must run beyond the link."""
-        return np.array([bool(why) for why in self.remote], dtype=np.bool_)
-
-    @cached_property
-    def may_end_after(self) -> npt.NDArray[np.bool_]:
-        """Per layer but the last: may a cut run it and all layers before it on the device, and no other?"""
-        held_later = np.cumsum(self.held[::-1])[::-1] > self.held
-        sent_so_far = np.cumsum(self.sent) > 0
-        allowed: npt.NDArray[np.bool_] = ~held_later & ~sent_so_far
-        return allowed[:-1]
-
-    def allow(self, on_device: npt.NDArray[np.bool_]) -> bool:
-        """May this cut be?"""
-        return not (self.held & ~on_device).any() and not (self.sent & on_device).any()
+        return np.array([bool(limit) for limit in self.remote], dtype=np.bool_)
 
 
-def sides(costs: Costs, limits: Limits, device: str, remote: str, *, force: bool = True) -> Sides:
-    """Where each layer must run; InfeasibleLimits names the demands that conflict. `force=False` leaves forcing out."""
+def split_by_limits(costs: Costs, limits: Limits, device: str, remote: str, *, force: bool = True) -> DeviceRemoteSplit:
+    """Where each layer must run; InfeasibleLimits names two limits that conflict. `force=False` leaves forcing out."""
     on_device: dict[str, str] = {}
     on_remote: dict[str, str] = {}
     for layer in costs.layers:
-        _tiers_demand(layer, device, remote, on_device, on_remote)
-    for name, why in _private(costs, limits).items():
-        on_device.setdefault(name, why)
-    wanted: list[Sides] = [_closed(costs, on_device, on_remote)]
+        _hold_by_tiers(layer, device, remote, on_device, on_remote)
+    for name, limit in _private(costs, limits).items():
+        on_device.setdefault(name, limit)
+    splits = [_closed(costs, on_device, on_remote)]
     if force and limits.forced:
-        wanted.append(_forced(costs, limits, remote))
-    _check(costs, wanted, device, remote)
-    return Sides(_first(one.device for one in wanted), _first(one.remote for one in wanted))
+        splits.append(_forced(costs, limits, remote))
+    _check(costs, splits, device, remote)
+    return DeviceRemoteSplit(_first(split.device for split in splits), _first(split.remote for split in splits))
 
 
 def earliest_cut(costs: Costs, limits: Limits) -> tuple[str, ...]:
     """The layers that the privacy limits hold on the device, with all they depend on, in the order of the costs."""
     held = _closed(costs, _private(costs, limits), {}).device
-    return tuple(layer.name for layer, why in zip(costs.layers, held, strict=True) if why)
+    return tuple(layer.name for layer, limit in zip(costs.layers, held, strict=True) if limit)
 
 
 def _private(costs: Costs, limits: Limits) -> dict[str, str]:
-    """Layers that privacy holds on the device, each with the limit that does."""
-    raw = (layer for layer in costs.layers if limits.keep_raw_input and not costs.raw.isdisjoint(layer.reads))
-    held = {layer.name: "keep_raw_input" for layer in raw}
+    """Layers that the privacy limits hold on the device, each with the limit that does."""
+    reads_raw = (layer for layer in costs.layers if limits.keep_raw_input and not costs.raw.isdisjoint(layer.reads))
+    held = {layer.name: "keep_raw_input" for layer in reads_raw}
     for layer in costs.layers[: limits.keep_first]:
         held.setdefault(layer.name, f"keep_first={limits.keep_first}")
     return held
 
 
-def _tiers_demand(
+def _hold_by_tiers(
     layer: LayerCost, device: str, remote: str, on_device: dict[str, str], on_remote: dict[str, str]
 ) -> None:
+    """Add the layer to the side that its own tiers hold it on; InfeasibleLimits where it can run on neither."""
     allowed = layer.tiers or tuple(layer.seconds)
     if device not in allowed and remote not in allowed:
         raise InfeasibleLimits(
@@ -163,75 +154,83 @@ def _tiers_demand(
         on_device[layer.name] = f"the tiers of layer {layer.name!r} ({device} only)"
 
 
-def _closed(costs: Costs, on_device: dict[str, str], on_remote: dict[str, str]) -> Sides:
-    """The demands with all that follows from them."""
+def _closed(costs: Costs, on_device: dict[str, str], on_remote: dict[str, str]) -> DeviceRemoteSplit:
+    """The limits by layer with all that follows from them; both mappings are extended."""
     if on_device:
+        # Backwards: whatever a device layer reads must be made on the device, by the same limit.
         needed: dict[str, str] = {}
         for layer in reversed(costs.layers):
-            why = on_device.get(layer.name) or next((needed[name] for name in layer.writes if name in needed), "")
-            if why:
-                on_device[layer.name] = why
-                needed.update(dict.fromkeys((name for name in layer.reads if name not in needed), why))
+            limit = on_device.get(layer.name) or next((needed[name] for name in layer.writes if name in needed), "")
+            if limit:
+                on_device[layer.name] = limit
+                needed.update(dict.fromkeys((name for name in layer.reads if name not in needed), limit))
     if on_remote:
+        # Forwards: whatever reads a remotely made tensor runs remotely.
         made: dict[str, str] = {}
         for layer in costs.layers:
-            why = on_remote.get(layer.name) or next((made[name] for name in layer.reads if name in made), "")
-            if why:
-                on_remote[layer.name] = why
-                made.update(dict.fromkeys(layer.writes, why))
+            limit = on_remote.get(layer.name) or next((made[name] for name in layer.reads if name in made), "")
+            if limit:
+                on_remote[layer.name] = limit
+                made.update(dict.fromkeys(layer.writes, limit))
     names = [layer.name for layer in costs.layers]
-    return Sides(tuple(on_device.get(name, "") for name in names), tuple(on_remote.get(name, "") for name in names))
+    return DeviceRemoteSplit(
+        tuple(on_device.get(name, "") for name in names), tuple(on_remote.get(name, "") for name in names)
+    )
 
 
-def _forced(costs: Costs, limits: Limits, remote: str) -> Sides:
+def _forced(costs: Costs, limits: Limits, remote: str) -> DeviceRemoteSplit:
     """Exactly the cut that the operator named."""
     last, label = limits.force_after or limits.force, limits.force_label
     nowhere, everywhere = ("",) * len(costs.layers), (label,) * len(costs.layers)
     if not limits.force_after and last == "device":
-        return Sides(everywhere, nowhere)
+        return DeviceRemoteSplit(everywhere, nowhere)
     if not limits.force_after and last in ("cloud", remote):
-        return Sides(nowhere, everywhere)
-    check_layer(costs, last, limits.force_label)
-    device = _closed(costs, {last: label}, {}).device
-    return Sides(device, tuple("" if held else label for held in device))
+        return DeviceRemoteSplit(nowhere, everywhere)
+    here = with_dependencies(costs, last, label).tolist()
+    return DeviceRemoteSplit(
+        tuple(label if held else "" for held in here), tuple("" if held else label for held in here)
+    )
 
 
-def check_layer(costs: Costs, name: str, label: str) -> None:
-    """UsageError where the model has no layer of that name; `label` is the limit that names it."""
+def with_dependencies(costs: Costs, name: str, label: str) -> Mask:
+    """By layer: whether it is the one of that name or one that it depends on.
+
+    UsageError where the model has no such layer; `label` is the limit that names it.
+    """
     known = [layer.name for layer in costs.layers]
     if name not in known:
         near = difflib.get_close_matches(name, known, 3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(f"{label}: no layer is called {name!r}{hint}")
+    return _closed(costs, {name: label}, {}).on_device
 
 
-def check_first(costs: Costs, limits: Limits) -> None:
-    """UsageError where more first layers shall stay than there are: the slip of a hand, not a wish."""
+def check_keep_first(costs: Costs, limits: Limits) -> None:
+    """UsageError where `keep_first` exceeds the number of layers: a typing error rather than a limit."""
     if limits.keep_first > len(costs.layers):
         raise UsageError(
             f"keep_first={limits.keep_first}: {costs.model} has {len(costs.layers)} layers; force=device keeps them all"
         )
 
 
-def up_to(costs: Costs, limits: Limits, tiers: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """By layer: does `edge_after` hold it no further than the tier after the device?"""
+def up_to_next_tier(costs: Costs, limits: Limits, tiers: Sequence[str]) -> Mask:
+    """By layer: whether `edge_after` holds it no further than the tier after the device."""
     label = f"edge_after={limits.edge_after}"
     if len(tiers) < 3:
         raise UsageError(f"limits: {label}: the plan has no tier between {tiers[0]} and {tiers[-1]}")
-    check_layer(costs, limits.edge_after, label)
-    return np.array([bool(why) for why in _closed(costs, {limits.edge_after: label}, {}).device], dtype=np.bool_)
+    return with_dependencies(costs, limits.edge_after, label)
 
 
 def _first(columns: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """By layer the first demand that is not empty."""
-    return tuple(next((why for why in whys if why), "") for whys in zip(*columns, strict=True))
+    """By layer the first limit that is not empty."""
+    return tuple(next((limit for limit in limits if limit), "") for limits in zip(*columns, strict=True))
 
 
-def _check(costs: Costs, wanted: list[Sides], device: str, remote: str) -> None:
-    """No layer is held on both sides."""
-    for position, layer in enumerate(costs.layers):
-        here = next((one.device[position] for one in wanted if one.device[position]), "")
-        there = next((one.remote[position] for one in wanted if one.remote[position]), "")
+def _check(costs: Costs, splits: list[DeviceRemoteSplit], device: str, remote: str) -> None:
+    """InfeasibleLimits where a layer is held on both sides."""
+    for number, layer in enumerate(costs.layers):
+        here = next((split.device[number] for split in splits if split.device[number]), "")
+        there = next((split.remote[number] for split in splits if split.remote[number]), "")
         if here and there:
             raise InfeasibleLimits(
                 f"no cut satisfies both {here} and {there}: "

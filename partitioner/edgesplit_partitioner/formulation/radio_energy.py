@@ -1,9 +1,9 @@
-"""What a device's radio spends on a request: the model of Huang et al. (MobiSys 2012), in joules.
+"""Energy of a device's radio for one request, in joules: the model of Huang et al. (MobiSys 2012).
 
-P = up · (Mbit/s up) + down · (Mbit/s down) + base, in mW while bytes move. Multiplied by the time they take, the first
-two terms no longer know the rate: an energy per bit. Before the first byte the radio is promoted, after the last it
-stays up for its tail; both are charged once per request, as for a request that comes alone. Where requests follow
-each other faster than the tail, give the tail that is really spent (`tail_s`).
+P = up · (Mbit/s up) + down · (Mbit/s down) + base, in mW while bytes move. Multiplied by the time that the bytes take,
+the first two terms no longer depend on the rate: they are an energy per bit. Before the first byte the radio is
+promoted, after the last it stays up for its tail; both are charged once per request, as for an isolated request. Where
+requests follow each other faster than the tail, give the tail that is really spent (`tail_s`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Figure = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Radio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The figures of the model, with the units of the paper."""
+    """The parameters of the model, in the units of the paper."""
 
     up_mw_per_mbps: Figure
     down_mw_per_mbps: Figure
@@ -34,11 +34,11 @@ class Radio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def wake_joules(self) -> float:
-        """Promotion and tail of one request."""
+        """Joules of promotion and tail of one request."""
         return (self.promotion_s * self.promotion_mw + self.tail_s * self.tail_mw) * _MILLI
 
     def power(self, idle_watts: float, busy_watts: float) -> Power:
-        """With what the rest of the device draws while it waits and while it encodes."""
+        """The device's power model, given what the rest of it draws while it waits and while it encodes."""
         return Power(
             idle_watts=idle_watts,
             busy_watts=busy_watts,

@@ -1,8 +1,8 @@
-"""The tiers of a plan and the links between neighbours: what a caller gave, read and checked.
+"""The tiers of a plan and the links between neighbours, read from a caller's values and checked.
 
-A link may vary: a bandwidth given as a sequence is a trace or a sample, each entry as likely as the others or as its
-weight says. Everything here works on seconds per byte, for it is those that add up: the mean of a varying link is the
-mean of 1/bandwidth, its p95 that of 1/bandwidth.
+A link may vary: a bandwidth given as a sequence is a bandwidth trace or a sample, each entry counted equally or by its
+weight. All arithmetic is in seconds per byte, since those add up: the mean of a varying link is the mean of
+1/bandwidth, its p95 the p95 of 1/bandwidth.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit_partitioner.algorithms.mincut import Floats
-from edgesplit_partitioner.costs.model import Costs, plain
+from edgesplit_partitioner.arrays import Floats
+from edgesplit_partitioner.costs.model import Costs, to_python_types
 from edgesplit_partitioner.formulation.radio_energy import RADIOS, Radio
 
 P95 = 0.95
-LEAST_RATE = 1e-100
-"""Bytes per second. Below it the seconds of a file are no number."""
+MIN_RATE = 1e-100
+"""Bytes per second. Below it the seconds of a file overflow."""
 _SAME_ORDER = 1e-12
-"""Seconds per byte that differ by less than this part are equal when moments are put in order."""
+"""Seconds per byte that differ by less than this fraction are equal when moments are sorted."""
 
 
 class VaryingLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -35,16 +35,17 @@ class VaryingLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     up_bytes_per_s: float | tuple[float, ...]
     """One rate, or one per moment."""
     down_bytes_per_s: float | tuple[float, ...]
-    """The same; where both directions vary, their moments are the same ones."""
+    """One rate, or one per moment; where both directions vary, their moments are the same ones."""
     rtt_s: float
     name: str = ""
     weights: tuple[float, ...] = ()
-    """By moment, how often it is seen. Empty: all alike."""
+    """By moment, how often it occurs. Empty: all equally."""
     radio: Radio | str | None = None
-    """Of the device, so read on the first link only: figures, or one of `radio.RADIOS` by name."""
+    """Of the device, so read on the first link only: figures, or one of `radio_energy.RADIOS` by name."""
 
 
 Links = Mapping[str, "Link | VaryingLink | Mapping[str, Any]"]
+"""The links of a plan by the neighbouring tiers that each joins, as in `device-cloud`."""
 
 
 @dataclass(frozen=True)
@@ -54,45 +55,46 @@ class TierLink:
     name: str
     rtt_s: float
     up: Floats
-    """Seconds per byte upwards, by moment: one of them, or as many as `down` and `weights` have."""
+    """Seconds per byte upwards, by moment."""
     down: Floats
+    """Seconds per byte downwards, by moment."""
     weights: Floats
-    """By moment, its part of the time; their sum is 1."""
+    """By moment, its fraction of the time; their sum is 1."""
     given: Link
-    """What it is called, and its rates where it does not vary."""
+    """The link as given: its name, and its rates where it does not vary."""
     radio: Radio | None
 
     @property
     def varies(self) -> bool:
-        """More than one moment that differs."""
+        """Whether the moments differ in either direction."""
         return bool(np.ptp(self.up) > 0 or np.ptp(self.down) > 0)
 
     @cached_property
     def mean(self) -> Link:
-        """The link whose seconds per byte are the mean ones: its rates are harmonic means."""
+        """The link at its mean seconds per byte: its rates are harmonic means."""
         if not self.varies:
             return self.given
         return self._link(float(self.up @ self.weights), float(self.down @ self.weights))
 
     @cached_property
     def moves_as_one(self) -> bool:
-        """Both directions are slow at the same moments, so that one of them says how slow both are."""
+        """Whether both directions are slow at the same moments, so that a quantile of one is that of the other too."""
         order = np.lexsort((self.down, self.up))
         up, down = self.up[order], self.down[order]
         return bool((np.diff(down) >= -_SAME_ORDER * down[1:]).all() or np.ptp(up) == 0)
 
-    def at(self, part: float) -> Link:
-        """The link whose seconds per byte are, in each direction, those not exceeded for this part of the time."""
+    def at(self, fraction: float) -> Link:
+        """The link at the seconds per byte that, in each direction, are not exceeded for this fraction of the time."""
         if not self.varies:
             return self.given
-        return self._link(quantile(self.up, self.weights, part), quantile(self.down, self.weights, part))
+        return self._link(quantile(self.up, self.weights, fraction), quantile(self.down, self.weights, fraction))
 
     def _link(self, up_s: float, down_s: float) -> Link:
         return msgspec.structs.replace(self.given, up_bytes_per_s=_rate(up_s), down_bytes_per_s=_rate(down_s))
 
 
 @dataclass(frozen=True)
-class Chain:
+class TierChain:
     """Ordered tiers and the link between each pair of neighbours."""
 
     tiers: tuple[str, ...]
@@ -100,34 +102,34 @@ class Chain:
 
     @property
     def varying(self) -> tuple[TierLink, ...]:
-        """Those that vary."""
+        """The links that vary."""
         return tuple(link for link in self.links if link.varies)
 
     @property
     def mean(self) -> tuple[Link, ...]:
-        """Each at its mean."""
+        """Each link at its mean."""
         return tuple(link.mean for link in self.links)
 
-    def at(self, part: float) -> tuple[Link, ...]:
-        """Each at the same quantile of its own."""
-        return tuple(link.at(part) for link in self.links)
+    def at(self, fraction: float) -> tuple[Link, ...]:
+        """Each link at this quantile of its own seconds per byte."""
+        return tuple(link.at(fraction) for link in self.links)
 
 
-def quantile(values: Floats, weights: Floats, part: float) -> float:
-    """The least value that is not exceeded for this part of the weight: no interpolation, so max() is part 1."""
+def quantile(values: Floats, weights: Floats, fraction: float) -> float:
+    """The least value that is not exceeded for this fraction of the weight: no interpolation, and 1 gives max()."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
-    # A sum of weights falls short of the part it means by its rounding.
-    place = int(np.searchsorted(reached, part * reached[-1] * (1 - 1e-12)))
+    # A running sum of weights may fall short of the fraction it stands for by its rounding error.
+    place = int(np.searchsorted(reached, fraction * reached[-1] * (1 - 1e-12)))
     return float(values[order[min(place, len(values) - 1)]])
 
 
-def chain_of(costs: Costs, links: Links) -> Chain:
+def parse_links(costs: Costs, links: Links) -> TierChain:
     """The tiers that the links join, from the device outwards; UsageError where they join none, or leave a gap."""
     device, example = costs.tiers[0], f"{costs.tiers[0]}-{costs.tiers[-1]}"
     if not isinstance(links, Mapping) or not links:
         raise UsageError(f"one link is supported between each pair of neighbouring tiers, as in {{'{example}': ...}}")
-    tiers, found, left = [device], [], dict(links)
+    tiers, tier_links, left = [device], list[TierLink](), dict(links)
     while left:
         rest = costs.tiers[costs.tiers.index(tiers[-1]) + 1 :]
         beyond = next((tier for tier in rest if f"{tiers[-1]}-{tier}" in left), "")
@@ -138,15 +140,15 @@ def chain_of(costs: Costs, links: Links) -> Chain:
                 f"tiers of these costs, going out from {tiers[-1]!r}; supported: one of {known}"
             )
         name = f"{tiers[-1]}-{beyond}"
-        found.append(_tier_link(name, left.pop(name)))
+        tier_links.append(_tier_link(name, left.pop(name)))
         tiers.append(beyond)
-    return Chain(tuple(tiers), tuple(found))
+    return TierChain(tuple(tiers), tuple(tier_links))
 
 
 def _tier_link(name: str, given: Link | VaryingLink | Mapping[str, Any]) -> TierLink:
     figures = msgspec.structs.asdict(given) if isinstance(given, Link | VaryingLink) else given
     try:
-        link = msgspec.convert(plain(figures), VaryingLink)
+        link = msgspec.convert(to_python_types(figures), VaryingLink)
     except msgspec.ValidationError as error:
         raise UsageError(f"link {name!r}: {error} (known: {', '.join(VaryingLink.__struct_fields__)})") from error
     rates = [np.atleast_1d(np.asarray(rate, np.float64)) for rate in (link.up_bytes_per_s, link.down_bytes_per_s)]
@@ -154,7 +156,7 @@ def _tier_link(name: str, given: Link | VaryingLink | Mapping[str, Any]) -> Tier
     weights = np.asarray(link.weights or np.ones(moments), np.float64)
     if any(len(rate) not in (1, moments) for rate in rates) or len(weights) != moments or min(map(len, rates)) == 0:
         raise UsageError(f"link {name!r}: rates up, rates down and weights must be as many as each other, or one")
-    if not all((rate > LEAST_RATE).all() for rate in rates) or not 0 <= link.rtt_s < math.inf:
+    if not all((rate > MIN_RATE).all() for rate in rates) or not 0 <= link.rtt_s < math.inf:
         raise UsageError(
             f"link {name!r}: rates must be above 0 and the round trip at least 0, not {given} "
             "(a trace with dead moments has no mean: give them the rate at which you would wait)"

@@ -1,4 +1,5 @@
-"""Which operators belong together, whatever the model's format: groups, the circles they close, and their order."""
+"""Graph algorithms for grouping operators into layers, independent of the model's format: union-find, merging of cyclic
+groups, unique names and topological order."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from edgesplit.errors import ModelRefused
 from edgesplit.input_spec import INPUT_LAYER
 
 
-class Groups:
-    """Which nodes belong together: union-find, the earliest node leads."""
+class UnionFind:
+    """Disjoint sets of nodes (union-find with path halving); the representative of a set is its smallest node."""
 
     def __init__(self, size: int) -> None:
         self._parent = list(range(size))
@@ -20,58 +21,65 @@ class Groups:
     def __len__(self) -> int:
         return len(self._parent)
 
-    def find(self, place: int) -> int:
-        """The leader of the group that `place` is in."""
-        while self._parent[place] != place:
-            self._parent[place] = self._parent[self._parent[place]]
-            place = self._parent[place]
-        return place
+    def find(self, node: int) -> int:
+        """The representative of the set that contains the node."""
+        while self._parent[node] != node:
+            # Path halving (Tarjan and van Leeuwen, J. ACM 31, 1984): each visited node is linked to its grandparent.
+            self._parent[node] = self._parent[self._parent[node]]
+            node = self._parent[node]
+        return node
 
-    def join(self, *places: int) -> None:
-        """Make one group of the groups of all `places`."""
-        leaders = sorted({self.find(place) for place in places})
-        for leader in leaders[1:]:
-            self._parent[leader] = leaders[0]
+    def union(self, *nodes: int) -> None:
+        """Merge the sets of all given nodes into one."""
+        representatives = sorted({self.find(node) for node in nodes})
+        for representative in representatives[1:]:
+            self._parent[representative] = representatives[0]
 
 
-def close_circles(groups: Groups, writer: Mapping[str, int], readers: Mapping[str, Sequence[int]]) -> None:
-    """Groups that need each other become one. `writer` and `readers` are nodes by tensor."""
+def merge_cyclic_groups(groups: UnionFind, writer: Mapping[str, int], readers: Mapping[str, Sequence[int]]) -> None:
+    """Merge groups that depend on each other in a cycle, so that the graph of groups becomes acyclic.
+
+    `writer` is the node that writes each tensor, `readers` the nodes that read it.
+    """
     edges = {
         (groups.find(writer[name]), groups.find(reader))
-        for name, reading in readers.items()
+        for name, nodes in readers.items()
         if name in writer
-        for reader in reading
+        for reader in nodes
     }
     if not edges:
         return
-    from scipy.sparse import coo_matrix  # they take longer to load than most models to be looked at
+    from scipy.sparse import coo_matrix  # imported here: scipy takes longer to load than most models to analyse
     from scipy.sparse.csgraph import connected_components
 
     source, target = np.array(sorted(edges)).T
     matrix = coo_matrix((np.ones(len(edges)), (source, target)), shape=(len(groups), len(groups)))
     _, component = connected_components(matrix, directed=True, connection="strong")
-    first: dict[int, int] = {}
-    for place in sorted({end for edge in edges for end in edge}):
-        groups.join(first.setdefault(int(component[place]), place), place)
+    # Groups on a common cycle are one strongly connected component of the graph of groups.
+    group_of_component: dict[int, int] = {}
+    for node in sorted({group for edge in edges for group in edge}):
+        groups.union(group_of_component.setdefault(int(component[node]), node), node)
 
 
-def fixed_before(
-    places: Iterable[int], reads: Callable[[int], Iterable[str]], writer: Mapping[str, int], fixed: Container[int]
+def constant_ancestors(
+    nodes: Iterable[int], reads: Callable[[int], Iterable[str]], writer: Mapping[str, int], fixed: Container[int]
 ) -> set[int]:
-    """The nodes among `fixed` that compute the constants which `places` use. `reads` gives a node's tensors."""
-    found: set[int] = set()
-    pending = list(places)
+    """The nodes among `fixed` that compute the constants which `nodes` use, directly or through others of `fixed`.
+    `reads` returns the tensors that a node reads."""
+    needed: set[int] = set()
+    pending = list(nodes)
     while pending:
         for tensor in reads(pending.pop()):
-            place = writer.get(tensor)
-            if place is not None and place in fixed and place not in found:
-                found.add(place)
-                pending.append(place)
-    return found
+            node = writer.get(tensor)
+            if node is not None and node in fixed and node not in needed:
+                needed.add(node)
+                pending.append(node)
+    return needed
 
 
-def told_apart(bases: Iterable[str]) -> list[str]:
-    """The same names, each later one of several alike with a number; `input` belongs to the input layer."""
+def unique_names(bases: Iterable[str]) -> list[str]:
+    """Unique names in the order of `bases`: later repeats get `-2`, `-3`, ... appended. `input` is reserved for the
+    input layer."""
     used = {INPUT_LAYER}
     names = []
     for base in bases:
@@ -84,23 +92,24 @@ def told_apart(bases: Iterable[str]) -> list[str]:
     return names
 
 
-def topological(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys in an order in which each comes after what it needs, smaller ones first where there is a choice."""
-    readers: dict[int, list[int]] = {one: [] for one in needs}
-    for one, before in needs.items():
-        for other in before:
-            readers[other].append(one)
-    waiting = {one: len(before) for one, before in needs.items()}
-    ready = [one for one, count in waiting.items() if not count]
-    heapq.heapify(ready)
+def topological_order(dependencies_of: Mapping[int, set[int]]) -> list[int]:
+    """The keys in an order in which each comes after the keys that it depends on; the smallest first where there is a
+    choice. ModelRefused where the dependencies form a cycle."""
+    readers: dict[int, list[int]] = {node: [] for node in dependencies_of}
+    for node, dependencies in dependencies_of.items():
+        for dependency in dependencies:
+            readers[dependency].append(node)
+    missing_count = {node: len(dependencies) for node, dependencies in dependencies_of.items()}
+    ready = [node for node, count in missing_count.items() if not count]
+    heapq.heapify(ready)  # Kahn's algorithm (CACM 5, 1962), with a heap so that the order is deterministic
     order = []
     while ready:
-        one = heapq.heappop(ready)
-        order.append(one)
-        for reader in readers[one]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
+        node = heapq.heappop(ready)
+        order.append(node)
+        for reader in readers[node]:
+            missing_count[reader] -= 1
+            if not missing_count[reader]:
                 heapq.heappush(ready, reader)
-    if len(order) != len(needs):
+    if len(order) != len(dependencies_of):
         raise ModelRefused("the model's operators depend on each other in a circle")
     return order

@@ -1,4 +1,5 @@
-"""The layer graph: the nouns that reading, measuring, predicting and cutting share. No model format is known here."""
+"""The layer graph: layers, tensors and operator work, shared by reading, profiling, prediction, planning and slicing.
+Independent of the model's format."""
 
 from __future__ import annotations
 
@@ -6,49 +7,52 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 OperatorClass = Literal["input", "conv", "depthwise", "gemm", "elementwise", "memory"]
-"""conv: dense convolution (1x1 included); gemm: matrix products (a batch of one is bound by its weights);
-elementwise: arithmetic per element; memory: pooling, softmax, copies, resizing; input: decode and normalise."""
+"""Class of an operator by what bounds its time.
+
+conv: dense convolution (1x1 included); gemm: matrix products (with a batch of 1 bound by reading the weights);
+elementwise: arithmetic per element; memory: pooling, softmax, copies, resizing; input: decode and normalise.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one operator has to do."""
+class OperatorWork:
+    """Amount of work of one operator, from which its run time is predicted."""
 
     operator: OperatorClass
     flops: float
-    """2 x multiply-accumulates, or one per element of elementwise operators."""
+    """2 x multiply-accumulates; for elementwise operators one per element."""
     bytes_moved: float
-    """Activations read and written plus weights read."""
+    """Bytes of activations read and written plus bytes of weights read."""
     family: str = field(default="", compare=False)
-    """What it is to a fitted predictor (`features`); empty where no family is known."""
+    """Operator family whose fit predicts its time (`onnx_format.operator_features`); empty where no family is known."""
     sizes: tuple[float, ...] = field(default=(), compare=False)
-    """The family's sizes, in its order."""
+    """Feature values of the family's fit, in the family's order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that lives between layers."""
+    """A tensor that passes from one layer to another, or in or out of the model."""
 
     name: str
     datatype: str
-    """Of the Open Inference Protocol: FP32, INT64, ..."""
+    """Datatype in the Open Inference Protocol's notation: FP32, INT64, ..."""
     shape: tuple[int, ...]
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A fusible group of operators; a cut never goes inside one."""
+    """A fusible group of operators; no cut goes through a layer."""
 
     name: str
     nodes: tuple[int, ...]
-    """Positions in the model's node list, in order; empty for the input layer."""
+    """Positions in the model's node list, ascending; empty for the input layer."""
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     weights: tuple[str, ...]
     weight_bytes: int
-    work: tuple[Work, ...]
-    """Per operator."""
+    work: tuple[OperatorWork, ...]
+    """Work of each operator, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,13 @@ class LayerGraph:
     tensors: dict[str, Tensor]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    raw: frozenset[str] = field(default=frozenset())
-    """Inputs and what is only decoded, moved or rescaled from them: still the raw picture."""
+    raw_tensors: frozenset[str] = field(default=frozenset())
+    """Names of the model's inputs and of tensors that are only decoded, moved or rescaled from them, and so still show
+    the raw input."""
 
     def layer(self, name: str) -> Layer:
         """The layer of that name; KeyError if there is none."""
-        for one in self.layers:
-            if one.name == name:
-                return one
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
         raise KeyError(name)

@@ -1,6 +1,7 @@
-"""What a model must offer to be measured, planned and cut: the one thing that planning knows of a model's format.
+"""`PreparedModel`: the interface through which profiling, planning and slicing use a model, whatever its file format.
 
-`model_file.prepare_model` makes one of a file, by its content; `onnx_model` and `tflite_model` are the two kinds.
+`model_loader.prepare_model` makes one from a file, by its content; `onnx_format.model` and `tflite_format.model` are
+the implementations.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Protocol
 
 from edgesplit.errors import ModelRefused
 from edgesplit.limits import LIMITS
-from edgesplit.release.fingerprint import Anatomy
+from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, Slice, SliceFormat, TensorSpec
 from edgesplit_partitioner.ir.chunking import Bytes
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
@@ -21,86 +22,87 @@ from edgesplit_partitioner.onnx_format.archive import Data
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What a slice takes and gives."""
+    """Input and output tensors of a slice."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
 
 class PreparedModel(Protocol):
-    """A model file, checked and made plain, with its layers known."""
+    """A model file that was checked and optimised, with its layers known."""
 
     @property
     def format(self) -> SliceFormat:
-        """Of its slices."""
+        """File format of the model's slices."""
         ...
 
     @property
     def kernels(self) -> Kernels:
-        """How its slices have to run to compute what the whole does."""
+        """Kernel settings with which slices compute the same values as the whole model."""
         ...
 
     @property
     def raw(self) -> bytes:
-        """The whole model as it is measured and cut; two runs over one file give the same bytes."""
+        """The whole model as it is profiled and sliced; preparing one file twice gives the same bytes."""
         ...
 
     @property
-    def parts_of_file(self) -> tuple[bytes, Mapping[str, Data]]:
-        """The same not joined: the model's message, and its data files, which may be mapped, by name."""
+    def message_and_data(self) -> tuple[bytes, Mapping[str, Data]]:
+        """The whole model in parts: its message, and its external data files by name, which may be memory-mapped."""
         ...
 
     @property
     def types(self) -> Mapping[str, TensorType]:
-        """Of every tensor, those inside layers too."""
+        """Type of every tensor by name, tensors inside layers included."""
         ...
 
     @property
     def graph(self) -> LayerGraph:
-        """Without an input layer."""
+        """The layer graph, without an input layer."""
         ...
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What applications give."""
+        """The tensors that applications send."""
         ...
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What they get."""
+        """The tensors that applications receive."""
         ...
 
     def slice_files(
         self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
     ) -> dict[FileName, list[Bytes]]:
-        """The files of a slice with these layers, each as the chunks that it consists of.
+        """The files of a slice with these layers, each as the list of its chunks.
 
-        `shared` names the weights that layers of several slices may use: they get chunks of their own.
+        `shared` names the weights that layers of several slices may use: each gets chunks of its own.
         """
         ...
 
-    def anatomy(self, graph: LayerGraph) -> Anatomy | None:
-        """What the model consists of with the layers of `graph` (its own, or with an input layer), for the release key
-        to sign; None where a slice's file cannot be compared with it."""
+    def anatomy(self, graph: LayerGraph) -> Fingerprint | None:
+        """The model's fingerprint with the layers of `graph` (the model's own, or with an input layer), which the
+        release key signs; None for formats whose slice files cannot be compared with it."""
         ...
 
 
-def refuse_what_cannot_travel(ends: Iterable[TensorSpec], types: Mapping[str, TensorType]) -> None:
-    """ModelRefused where an input or output of the model is larger than any request may be."""
-    for one in ends:
-        if types[one.name].bytes > LIMITS.http_body_bytes:
+def check_tensor_sizes(tensors: Iterable[TensorSpec], types: Mapping[str, TensorType]) -> None:
+    """ModelRefused where an input or output of the model is larger than a request may be (`LIMITS.http_body_bytes`)."""
+    for tensor in tensors:
+        if types[tensor.name].bytes > LIMITS.http_body_bytes:
             raise ModelRefused(
-                f"the tensor {one.name[:80]!r} has {types[one.name].bytes} bytes, and a request carries at most"
+                f"the tensor {tensor.name[:80]!r} has {types[tensor.name].bytes} bytes, and a request carries at most"
                 f" {LIMITS.http_body_bytes}"
             )
 
 
-def whole_runs(model: PreparedModel) -> dict[FileName, list[Bytes]]:
-    """The files of the whole model as one slice, each as the chunks that it consists of: a large model is not joined in
+def whole_model_chunks(model: PreparedModel) -> dict[FileName, list[Bytes]]:
+    """The files of the whole model as one slice, each as the list of its chunks, so that a large model is not joined in
     memory."""
     return model.slice_files(model.graph.layers, Boundary(model.inputs, model.outputs), frozenset())
 
 
-def whole_slice(model: PreparedModel, name: str = "whole") -> Slice:
-    """The whole model as one slice, whose files are `whole_runs`: what runs slices runs it."""
+def whole_model_slice(model: PreparedModel, name: str = "whole") -> Slice:
+    """The manifest's entry for the whole model as one slice, which any slice engine can run; its files are those of
+    `whole_model_chunks`."""
     return Slice(name, model.format, (), model.inputs, model.outputs, kernels=model.kernels)

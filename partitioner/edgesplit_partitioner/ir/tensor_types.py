@@ -1,4 +1,4 @@
-"""Types of the tensors between layers, in the Open Inference Protocol's words, whatever the model's format."""
+"""Types of the tensors of a model in the Open Inference Protocol's notation, independent of the model's format."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ ITEM_BYTES: Mapping[str, int] = {
     "FP32": 4,
     "FP64": 8,
 }
-"""Bytes of one element."""
+"""Bytes of one element by datatype."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What is known of one tensor of a model."""
+    """Datatype and shape of one tensor of a model."""
 
     datatype: str
-    """Of the Open Inference Protocol; empty for what cannot leave a layer (sequences, strings, 8-bit floats)."""
+    """Datatype in the Open Inference Protocol's notation; empty for types that cannot cross a cut (sequences, strings,
+    8-bit floats)."""
     shape: tuple[int, ...]
-    """-1 is a length that depends on the data."""
-    seen: tuple[int, ...]
-    """The same with lengths from a trial run in place of -1: for sizes and prices."""
+    """Declared shape; -1 is a length that depends on the data."""
+    concrete_shape: tuple[int, ...]
+    """The shape with lengths from a trial run in place of -1, for sizes and costs."""
 
     @property
     def item_bytes(self) -> int:
@@ -40,8 +41,8 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensor as it was seen."""
+        """Size in bytes, with the lengths of the trial run."""
         count = 1
-        for length in self.seen:
+        for length in self.concrete_shape:
             count *= length
         return count * self.item_bytes

@@ -1,4 +1,4 @@
-"""Limits one by one, as demands that can be kept or dropped: bounds on the tiers of layers, or a cap on a quantity."""
+"""Limits one by one, as constraints to keep or drop: bounds on the tiers of layers, or a cap on a quantity."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from edgesplit.plan import Power
+from edgesplit.plan import Link, Power
+from edgesplit_partitioner.arrays import Ints, Mask
 from edgesplit_partitioner.formulation import cost_terms
-from edgesplit_partitioner.formulation.constraints import Limits, check_layer, up_to
-from edgesplit_partitioner.formulation.cost_terms import Ints, Question
+from edgesplit_partitioner.formulation.constraints import Limits, up_to_next_tier, with_dependencies
+from edgesplit_partitioner.formulation.cost_model import CostModel
 from edgesplit_partitioner.milp.model import Cap, MemoryUse
 
 WARM = "fallback=warm"
+"""Name of the constraint that the whole model's weights are kept on the device."""
 
 
 @dataclass(frozen=True)
-class Demand:
-    """One limit. Its bounds are per layer; None where it sets none."""
+class Constraint:
+    """One limit. Its bounds are by layer; None where it sets none."""
 
     name: str
     """As the operator gave it."""
@@ -30,87 +31,80 @@ class Demand:
     cap: Cap | None = None
 
 
-def demands(question: Question, limits: Limits, power: Power) -> tuple[Demand, ...]:
-    """Every limit that was given. The tiers that layers may run on are none: they cannot be dropped."""
-    return (*_places(question, limits), *_caps(question, limits, power))
+def constraints_of(model: CostModel, links: tuple[Link, ...], limits: Limits, power: Power) -> tuple[Constraint, ...]:
+    """Every limit that was given. The tiers that layers may run on are no constraint: they cannot be dropped."""
+    return (*_tier_limits(model, limits), *_sum_limits(model, links, limits, power))
 
 
-def caps(kept: Sequence[Demand]) -> list[Cap]:
-    """What the demands cap. Memory counts the whole model's weights while a warm fallback is asked for."""
-    warm = any(one.name == WARM for one in kept)
-    return [
-        Cap(MemoryUse(warm), one.cap.most) if isinstance(one.cap.quantity, MemoryUse) else one.cap
-        for one in kept
-        if one.cap is not None
-    ]
+def caps_of(constraints: Sequence[Constraint]) -> list[Cap]:
+    """What the constraints cap. Memory counts the whole model's weights while a warm fallback is among them."""
+    warm = any(constraint.name == WARM for constraint in constraints)
+    caps = [constraint.cap for constraint in constraints if constraint.cap is not None]
+    return [Cap(MemoryUse(warm), cap.most) if isinstance(cap.quantity, MemoryUse) else cap for cap in caps]
 
 
-def reach(question: Question, kept: Iterable[Demand]) -> tuple[Ints, Ints]:
+def tier_bounds(model: CostModel, constraints: Iterable[Constraint]) -> tuple[Ints, Ints]:
     """Each layer's lowest and highest tier."""
-    tiers = len(question.tiers)
-    lowest = np.argmax(question.may_run, axis=1)
-    highest = tiers - 1 - np.argmax(question.may_run[:, ::-1], axis=1)
-    for one in kept:
-        lowest = lowest if one.lowest is None else np.maximum(lowest, one.lowest)
-        highest = highest if one.highest is None else np.minimum(highest, one.highest)
+    lowest = np.argmax(model.can_run, axis=0)
+    highest = len(model.tiers) - 1 - np.argmax(model.can_run[::-1], axis=0)
+    for constraint in constraints:
+        lowest = lowest if constraint.lowest is None else np.maximum(lowest, constraint.lowest)
+        highest = highest if constraint.highest is None else np.minimum(highest, constraint.highest)
     return lowest.astype(np.intp), highest.astype(np.intp)
 
 
-def _places(question: Question, limits: Limits) -> Iterable[Demand]:
-    layers = question.costs.layers
-    if limits.keep_raw_input:
-        reads = np.array([not question.costs.raw.isdisjoint(layer.reads) for layer in layers])
-        yield Demand("keep_raw_input", "keep_raw_input", highest=_held(question, reads))
-    if limits.keep_first:
-        yield first_kept(question, limits.keep_first)
-    if limits.forced:
-        yield _forced(question, limits)
-
-
-def first_kept(question: Question, count: int) -> Demand:
+def keep_first(model: CostModel, count: int) -> Constraint:
     """So many layers, in the order of the costs, on the device."""
-    first = np.arange(len(question.costs.layers)) < count
-    return Demand(f"keep_first={count}", "keep_first", highest=_held(question, first))
+    first = np.arange(len(model.layers)) < count
+    return Constraint(f"keep_first={count}", "keep_first", highest=_highest(model, first))
 
 
-def _held(question: Question, held: npt.NDArray[np.bool_]) -> Ints:
+def _tier_limits(model: CostModel, limits: Limits) -> Iterable[Constraint]:
+    """The limits on where layers run."""
+    costs = model.costs
+    if limits.keep_raw_input:
+        reads_raw = np.array([not costs.raw.isdisjoint(layer.reads) for layer in costs.layers])
+        yield Constraint("keep_raw_input", "keep_raw_input", highest=_highest(model, reads_raw))
+    if limits.keep_first:
+        yield keep_first(model, limits.keep_first)
+    if limits.forced:
+        yield _forced(model, limits)
+
+
+def _highest(model: CostModel, on_device: Mask) -> Ints:
     """The highest tiers, where these layers must run on the device."""
-    return np.where(held, 0, len(question.tiers) - 1).astype(np.intp)
+    return np.where(on_device, 0, len(model.tiers) - 1).astype(np.intp)
 
 
-def _forced(question: Question, limits: Limits) -> Demand:
+def _forced(model: CostModel, limits: Limits) -> Constraint:
     """A tier's name puts everything there; a layer's name puts it and all it needs on the device, and nothing else."""
-    layers, last = question.costs.layers, limits.force_after or limits.force
-    name, tiers = limits.force_label, question.tiers
+    name, last, tiers = limits.force_label, limits.force_after or limits.force, model.tiers
     whole = {tier: number for number, tier in enumerate(tiers)} | {"device": 0}
     whole.setdefault("cloud", len(tiers) - 1)
     if not limits.force_after and last in whole:
-        everywhere = np.full(len(layers), whole[last], dtype=np.intp)
-        return Demand(name, "force", lowest=everywhere, highest=everywhere)
-    check_layer(question.costs, last, name)
-    needed: set[str] = set()
-    here = np.zeros(len(layers), dtype=np.bool_)
-    for position in range(len(layers) - 1, -1, -1):
-        here[position] = layers[position].name == last or not needed.isdisjoint(layers[position].writes)
-        needed.update(layers[position].reads if here[position] else ())
-    lowest, highest = np.where(here, 0, 1).astype(np.intp), _held(question, here)
+        everywhere = np.full(len(model.layers), whole[last], dtype=np.intp)
+        return Constraint(name, "force", lowest=everywhere, highest=everywhere)
+    here = with_dependencies(model.costs, last, name)
+    lowest, highest = np.where(here, 0, 1).astype(np.intp), _highest(model, here)
     if limits.edge_after:
-        near = up_to(question.costs, limits, tiers)
+        near = up_to_next_tier(model.costs, limits, tiers)
         lowest, highest = np.where(here | near, lowest, 2), np.where(near, np.minimum(highest, 1), highest)
-    return Demand(name, "force", lowest=lowest, highest=highest)
+    return Constraint(name, "force", lowest=lowest, highest=highest)
 
 
-def _caps(question: Question, limits: Limits, power: Power) -> Iterable[Demand]:
+def _sum_limits(model: CostModel, links: tuple[Link, ...], limits: Limits, power: Power) -> Iterable[Constraint]:
+    """The limits on quantities of the whole plan."""
     if limits.memory_bytes is not None:
         text = f"memory_bytes={limits.memory_bytes:g}"
-        yield Demand(text, "memory_bytes", cap=Cap(MemoryUse(False), limits.memory_bytes))
+        yield Constraint(text, "memory_bytes", cap=Cap(MemoryUse(False), limits.memory_bytes))
         if limits.fallback == "warm":
-            yield Demand(WARM, "fallback")
+            yield Constraint(WARM, "fallback")
     if limits.energy_joules is not None:
-        tariff = cost_terms.energy_j(question, power)
-        yield Demand(f"energy_joules={limits.energy_joules:g}", "energy_joules", cap=Cap(tariff, limits.energy_joules))
+        cap = Cap(cost_terms.energy_j(model, links, power), limits.energy_joules)
+        yield Constraint(f"energy_joules={limits.energy_joules:g}", "energy_joules", cap=cap)
     if limits.deadline_s is not None:
-        tariff = cost_terms.latency_s(question)
-        yield Demand(f"deadline_s={limits.deadline_s:g}", "deadline_s", cap=Cap(tariff, limits.deadline_s))
+        cap = Cap(cost_terms.latency_s(model, links), limits.deadline_s)
+        yield Constraint(f"deadline_s={limits.deadline_s:g}", "deadline_s", cap=cap)
     if limits.max_loss is not None:
-        yield Demand(f"max_loss={limits.max_loss:g}", "max_loss", cap=Cap(cost_terms.lost(question), limits.max_loss))
+        cap = Cap(cost_terms.codec_loss(model), limits.max_loss)
+        yield Constraint(f"max_loss={limits.max_loss:g}", "max_loss", cap=cap)

@@ -1,8 +1,20 @@
-"""A question as a mixed integer program: its variables, its rows, and one call of HiGHS (through scipy).
+"""A cost model as a mixed integer program: its variables, its rows, and one call of HiGHS (through scipy).
 
-Variables: `beyond[v, k]` says that layer v runs beyond link k (so the cut alone is a minimum cut and its relaxation is
-whole); one variable per tensor, link and way of crossing; `crossed[k]` says that anything runs beyond link k. Rows for
-memory use continuous variables and no large constants: see `_memory`.
+Variables, all 0 or 1:
+
+1. `beyond[v, k]`: layer v runs beyond link k. Without further limits the program is a minimum cut over these, and its
+   linear relaxation is integral.
+2. One per tensor, link and transfer option (codec): the tensor crosses the link that way.
+3. `crossed[k]`: any layer runs beyond link k.
+
+Rows of the structure:
+
+    beyond[v, k-1] - beyond[v, k] >= 0       tiers are passed in order; equal where v cannot run between the two links
+    sum of options[t, k] >= beyond[r, k] - beyond[m, k]   t is sent where a reader r is beyond and its maker m is not
+    beyond[r, k] - beyond[m, k] >= 0         nothing returns to a nearer tier inside the model
+    crossed[k] - beyond[v, k] >= 0           for each v without readers, from which it follows for the other layers
+
+Rows for memory use continuous variables and no large constants, see `_SolverCall._memory`.
 """
 
 from __future__ import annotations
@@ -20,14 +32,14 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from edgesplit_partitioner.formulation.cost_terms import Floats, Ints, Placement, Question, Tariff, Way
+from edgesplit_partitioner.arrays import Floats, Ints
+from edgesplit_partitioner.formulation.cost_model import CostModel, TransferOption
+from edgesplit_partitioner.formulation.cost_terms import CostTerm, Placement
 
 _SCALE = 1e3
-"""HiGHS tells values and rows apart to about 1e-6; scaled to this they are told apart to 1e-9 of themselves."""
-
-
+"""What goals and caps are scaled to: HiGHS distinguishes values to about 1e-6, so scaled ones to 1e-9 of themselves."""
 _ROUNDING = 1e-12
-"""Part of a sum that may be nothing but its rounding."""
+"""Fraction of a sum that may be nothing but its rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +49,46 @@ class MemoryUse:
     warm: bool
 
 
-Quantity = Tariff | MemoryUse
+Quantity = CostTerm | MemoryUse
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What to make small: a sum, and the greatest of some others."""
+    """What to minimise: a sum, and the greatest of some stages."""
 
     total: Quantity
-    slowest: tuple[Tariff, ...] = ()
+    stages: tuple[CostTerm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """At most so much of a quantity."""
+    """An upper bound on a quantity."""
 
     quantity: Quantity
     most: float
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """When to stop searching."""
+class StopCriteria:
+    """When the solver stops: at this relative gap, or after this time."""
 
     mip_rel_gap: float = 1e-6
     time_limit_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
-    """The best placement found, and a value that no placement is below."""
+class SolverAnswer:
+    """The best placement found, and a bound that no placement's value is below."""
 
     placement: Placement
     bound: float
     value: float
-    """As the solver has it."""
+    """Of the goal, with the solver's tolerances."""
 
 
 @dataclass
 class _Rows:
-    """Rows of the program as they are written: low <= sum of value * variable <= high."""
+    """Rows of the program as they are added, low <= sum of value * variable <= high, in compressed sparse row form."""
 
     variables: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -93,6 +105,7 @@ class _Rows:
         self.high.append(high)
 
     def extended(self, more: _Rows, columns: int) -> LinearConstraint:
+        """These rows and some more as one constraint on so many variables."""
         starts = self.starts + [len(self.variables) + start for start in more.starts[1:]]
         parts = (np.array(self.values + more.values), np.array(self.variables + more.variables), np.array(starts))
         matrix = csr_array(parts, shape=(len(starts) - 1, columns))
@@ -100,23 +113,23 @@ class _Rows:
         return LinearConstraint(matrix, np.array(self.low + more.low), np.array(self.high + more.high))
 
 
-class Program:
+class MilpModel:
     """The program of one kind of request, for any goal, caps and bounds on tiers."""
 
-    def __init__(self, question: Question, *, compress: bool, lossy: bool) -> None:
-        self.question = question
+    def __init__(self, model: CostModel, *, compress: bool, lossy: bool) -> None:
+        self.model = model
         self.compress = compress
-        layers, self._links = len(question.costs.layers), len(question.links)
-        self._first_way = layers * self._links
-        self._ways: list[tuple[int, int, Way]] = []
-        self._way_of: dict[tuple[int, int], list[int]] = {}
-        for tensor, readers in enumerate(question.readers):
+        self._links = model.link_count
+        self._first_option = len(model.layers) * self._links
+        self._options: list[tuple[int, int, TransferOption]] = []
+        self._options_of: dict[tuple[int, int], list[int]] = {}
+        for number, (tensor, readers) in enumerate(zip(model.tensors.values(), model.readers, strict=True)):
             for link in range(self._links) if readers else ():
-                ways = question.ways(tensor, link, compress, lossy)
-                start = self._first_way + len(self._ways)
-                self._way_of[tensor, link] = list(range(start, start + len(ways)))
-                self._ways += [(tensor, link, way) for way in ways]
-        self._first_crossed = self._first_way + len(self._ways)
+                options = model.transfer_options(tensor, link, compress=compress, lossy=lossy)
+                start = self._first_option + len(self._options)
+                self._options_of[number, link] = list(range(start, start + len(options)))
+                self._options += [(number, link, option) for option in options]
+        self._first_crossed = self._first_option + len(self._options)
         self._size = self._first_crossed + self._links
         self._base = self._structure()
 
@@ -126,145 +139,153 @@ class Program:
         caps: Sequence[Cap],
         lowest: Ints,
         highest: Ints,
-        effort: Effort,
-        barred: Sequence[Placement] = (),
-    ) -> Solved | None:
-        """The placement that is least in `goal` with every layer between its lowest and highest tier; None where there
-        is none. TimeoutError where neither was shown in time. `barred` placements are left out.
+        stop: StopCriteria,
+        forbidden: Sequence[Placement] = (),
+    ) -> SolverAnswer | None:
+        """The placement that is least in `goal` with every layer between its lowest and highest tier.
+
+        None where there is none; `forbidden` placements are left out. TimeoutError where neither was shown in time.
         """
         reference = self._reference(goal, lowest, highest)
-        found = _Attempt(self, lowest, highest).minimise(goal, caps, barred, reference, effort)
+        answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, stop)
+        # The tolerances are absolute, so a goal whose size was guessed wrong by far is solved again at its own size.
         for _ in range(3):
             # What is left of a sum that cancels is no size to scale by: HiGHS refuses the numbers that come of it.
-            if found is None or found.value <= _ROUNDING * reference or 1e-2 <= found.value / reference <= 1e2:
+            if answer is None or answer.value <= _ROUNDING * reference or 1e-2 <= answer.value / reference <= 1e2:
                 break
-            reference = found.value
-            found = _Attempt(self, lowest, highest).minimise(goal, caps, barred, reference, effort)
-        return found
+            reference = answer.value
+            answer = _SolverCall(self, lowest, highest).minimise(goal, caps, forbidden, reference, stop)
+        return answer
 
     def beyond(self, layer: int, link: int) -> int:
-        """The variable that says that a layer runs beyond a link."""
+        """The variable that is 1 where a layer runs beyond a link."""
         return layer * self._links + link
 
-    def terms(self, tariff: Tariff) -> tuple[Floats, float]:
-        """A tariff as a value per variable, and a constant."""
-        question = self.question
-        steps = np.diff(tariff.layer, axis=1) + np.outer(question.answer_bytes, tariff.down_byte)
-        ways = [tariff.way(way, link) for _, link, way in self._ways]
-        return np.concatenate([steps.ravel(), ways, tariff.crossed]), float(tariff.layer[:, 0].sum())
+    def terms(self, term: CostTerm) -> tuple[Floats, float]:
+        """A cost term as a value per variable, and a constant."""
+        # All-local is the constant; each link that a layer runs beyond adds the difference of its tiers and what its
+        # outputs pay on the way down.
+        steps = np.diff(term.layer, axis=0).T + np.outer(self.model.answer_bytes, term.down_byte)
+        options = [term.of_transfer(option, link) for _, link, option in self._options]
+        return np.concatenate([steps.ravel(), options, term.crossed]), float(term.layer[0].sum())
 
-    def sending(self, tensor: int) -> list[int]:
+    def leaving(self, tensor: int) -> list[int]:
         """The variables of which one is 1 where a tensor leaves the device."""
-        return self._way_of.get((tensor, 0), [])
+        return self._options_of.get((tensor, 0), [])
 
     def placement(self, values: Floats) -> Placement:
-        """What a solution's variables say."""
-        beyond = values[: self._first_way].reshape(-1, self._links) > 0.5
-        tier = np.asarray(beyond.sum(axis=1), dtype=np.intp)
-        ways: dict[tuple[int, int], Way] = {}
-        for (tensor, link), variables in self._way_of.items():
-            maker = int(self.question.maker[tensor])
-            made = int(tier[maker]) if maker >= 0 else 0
-            if made <= link < max(int(tier[reader]) for reader in self.question.readers[tensor]):
+        """The placement that the variables of a solution stand for."""
+        beyond = values[: self._first_option].reshape(-1, self._links) > 0.5
+        tier_of = np.asarray(beyond.sum(axis=1), dtype=np.intp)
+        transfers: dict[tuple[int, int], TransferOption] = {}
+        for (tensor, link), variables in self._options_of.items():
+            maker = int(self.model.maker[tensor])
+            made = int(tier_of[maker]) if maker >= 0 else 0
+            if made <= link < max(int(tier_of[reader]) for reader in self.model.readers[tensor]):
                 chosen = max(variables, key=lambda variable: values[variable])
-                ways[tensor, link] = self._ways[chosen - self._first_way][2]
-        return Placement(tier, ways, self.compress)
+                transfers[tensor, link] = self._options[chosen - self._first_option][2]
+        return Placement(tier_of, transfers, self.compress)
 
     @property
     def size(self) -> int:
-        """How many variables it has before goals and caps add theirs. All of them are 0 or 1."""
+        """Number of variables before goals and caps add theirs. All of them are 0 or 1."""
         return self._size
 
     def differs(self, placement: Placement) -> tuple[list[tuple[int, float]], float]:
-        """A row that only other placements satisfy: its terms and its least value."""
+        """A row that only other placements satisfy (a no-good cut): its terms and its least value."""
         ones: set[int] = set()
-        for layer, tier in enumerate(placement.tier):
+        for layer, tier in enumerate(placement.tier_of):
             ones.update(self.beyond(layer, link) for link in range(int(tier)))
-        for (tensor, link), way in placement.ways.items():
-            ones.update(one for one in self._way_of[tensor, link] if self._ways[one - self._first_way][2] == way)
-        # A crossing that does not happen leaves its ways free, so only what is 1 may be asked to change there.
-        layers = [(int(one), 1.0) for one in range(self._first_way) if one not in ones]
-        return [*layers, *((one, -1.0) for one in sorted(ones))], 1.0 - len(ones)
+        for (tensor, link), option in placement.transfers.items():
+            variables = self._options_of[tensor, link]
+            ones.update(variable for variable in variables if self._options[variable - self._first_option][2] == option)
+        # A crossing that does not happen leaves its options free, so there the row counts only variables that are 1.
+        layers = [(variable, 1.0) for variable in range(self._first_option) if variable not in ones]
+        return [*layers, *((variable, -1.0) for variable in sorted(ones))], 1.0 - len(ones)
 
     def _structure(self) -> _Rows:
-        rows, question = _Rows(), self.question
-        for layer in range(len(question.costs.layers)):
+        """The rows that every goal and every cap share."""
+        rows, model = _Rows(), self.model
+        for layer in range(len(model.layers)):
             for link in range(1, self._links):
-                same = 0.0 if not question.may_run[layer, link] else np.inf
-                rows.add([(self.beyond(layer, link - 1), 1.0), (self.beyond(layer, link), -1.0)], 0.0, same)
-        for (tensor, link), ways in self._way_of.items():
-            maker = int(question.maker[tensor])
-            back = [(self.beyond(maker, link), 1.0)] if maker >= 0 else []
-            for reader in question.readers[tensor]:
-                there = (self.beyond(reader, link), -1.0)
-                rows.add([*((way, 1.0) for way in ways), *back, there], 0.0)
-                if back:
-                    rows.add([(there[0], 1.0), (back[0][0], -1.0)], 0.0)
-        read_on = {int(question.maker[tensor]) for tensor, readers in enumerate(question.readers) if readers}
-        for layer in set(range(len(question.costs.layers))) - read_on:
+                # The difference is 1 exactly where the layer runs on tier `link`, between the two links.
+                here = 0.0 if not model.can_run[link, layer] else np.inf
+                rows.add([(self.beyond(layer, link - 1), 1.0), (self.beyond(layer, link), -1.0)], 0.0, here)
+        for (tensor, link), options in self._options_of.items():
+            maker = int(model.maker[tensor])
+            made = [(self.beyond(maker, link), 1.0)] if maker >= 0 else []
+            for reader in model.readers[tensor]:
+                read = (self.beyond(reader, link), -1.0)
+                # One option is paid for all readers: each reader has a row, and all of them name the same variables.
+                rows.add([*((option, 1.0) for option in options), *made, read], 0.0)
+                if made:
+                    rows.add([(read[0], 1.0), (made[0][0], -1.0)], 0.0)
+        # A layer's readers run at least as far as the layer does: the layers without readers are the furthest.
+        read_on = {int(model.maker[tensor]) for tensor, readers in enumerate(model.readers) if readers}
+        for layer in set(range(len(model.layers))) - read_on:
             for link in range(self._links):
                 rows.add([(self._first_crossed + link, 1.0), (self.beyond(layer, link), -1.0)], 0.0)
         return rows
 
     def _reference(self, goal: Goal, lowest: Ints, highest: Ints) -> float:
-        """About how large the goal is: the least, over the tiers, of running as much as may be there."""
+        """About how large the goal is: the least, over the tiers, of running as much as possible there."""
         if isinstance(goal.total, MemoryUse):
-            return float(self.question.weight_bytes.sum() + self.question.raw_bytes.sum()) or 1.0
-        tariffs = [goal.total, *goal.slowest]
-        reach = [np.clip(tier, lowest, highest) for tier in range(self._links + 1)]
-        rows = np.arange(len(lowest))
-        found = [sum(float(tariff.layer[rows, tier].sum()) for tariff in tariffs) for tier in reach]
-        return min((one for one in found if one > 0), default=1.0)
+            return float(self.model.weight_bytes.sum() + self.model.raw_bytes.sum()) or 1.0
+        terms = [goal.total, *goal.stages]
+        assignments = [np.clip(tier, lowest, highest) for tier in range(self._links + 1)]
+        layers = np.arange(len(lowest))
+        sizes = [sum(float(term.layer[tier_of, layers].sum()) for term in terms) for tier_of in assignments]
+        return min((size for size in sizes if size > 0), default=1.0)
 
 
-class _Attempt:
+class _SolverCall:
     """One call of the solver: the program's rows with those of a goal and its caps."""
 
-    def __init__(self, program: Program, lowest: Ints, highest: Ints) -> None:
+    def __init__(self, program: MilpModel, lowest: Ints, highest: Ints) -> None:
         self.program = program
         self.rows = _Rows()
         self.integral = [1.0] * program.size
         links = np.arange(program._links)
         size = len(self.integral)
         self.low, self.high = [0.0] * size, [1.0] * size
-        beyond = slice(0, program._first_way)
+        beyond = slice(0, program._first_option)
         self.low[beyond] = list((lowest[:, None] > links).astype(float).ravel())
         self.high[beyond] = list((highest[:, None] > links).astype(float).ravel())
 
     def minimise(
-        self, goal: Goal, caps: Sequence[Cap], barred: Sequence[Placement], reference: float, effort: Effort
-    ) -> Solved | None:
-        """The least of the goal, scaled by about how large it is."""
+        self, goal: Goal, caps: Sequence[Cap], forbidden: Sequence[Placement], reference: float, stop: StopCriteria
+    ) -> SolverAnswer | None:
+        """The least of the goal, scaled by `reference`, about how large it is. TimeoutError where time ran out."""
         for cap in caps:
             self._cap(cap)
-        for placement in barred:
+        for placement in forbidden:
             self.rows.add(*self.program.differs(placement))
         scale = _SCALE / reference
         objective, constant = self._objective(goal, scale)
         objective = np.concatenate([objective, np.zeros(len(self.integral) - len(objective))])
-        found = self._solved(objective, effort, presolve=True)
-        if found.x is None and "error" in found.message.lower():
+        result = self._solve(objective, stop, presolve=True)
+        if result.x is None and "error" in result.message.lower():
             # HiGHS 1.11 now and then fails on rows that hold with equality (status 4), not so without its presolve.
-            found = self._solved(objective, effort, presolve=False)
-        if found.x is None and "infeasible" in found.message.lower():
+            result = self._solve(objective, stop, presolve=False)
+        if result.x is None and "infeasible" in result.message.lower():
             return None
-        if found.x is None:
-            raise TimeoutError(f"nothing found within {effort.time_limit_s:g} s: {found.message}")
-        dual = found.mip_dual_bound if found.mip_dual_bound is not None else found.fun
-        placement = self.program.placement(found.x)
-        return Solved(placement, dual / scale + constant, float(found.fun) / scale + constant)
+        if result.x is None:
+            raise TimeoutError(f"nothing found within {stop.time_limit_s:g} s: {result.message}")
+        dual = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
+        placement = self.program.placement(result.x)
+        return SolverAnswer(placement, dual / scale + constant, float(result.fun) / scale + constant)
 
-    def _solved(self, values: Floats, effort: Effort, *, presolve: bool) -> Any:
-        """What HiGHS says to the rows as they are."""
-        with _own_words_aside():
+    def _solve(self, values: Floats, stop: StopCriteria, *, presolve: bool) -> Any:
+        """HiGHS's result for the rows added so far."""
+        with _stdout_to_stderr():
             return milp(
                 c=values,
                 integrality=np.array(self.integral),
                 bounds=Bounds(np.array(self.low), np.array(self.high)),
                 constraints=self.program._base.extended(self.rows, len(self.integral)),
                 options={
-                    "mip_rel_gap": effort.mip_rel_gap,
-                    "time_limit": math.ceil(effort.time_limit_s),
+                    "mip_rel_gap": stop.mip_rel_gap,
+                    "time_limit": math.ceil(stop.time_limit_s),
                     "presolve": presolve,
                 },
             )
@@ -276,17 +297,19 @@ class _Attempt:
             return self._dense(terms), constant
         values, constant = self.program.terms(goal.total)
         objective = np.concatenate([values * scale, np.zeros(len(self.integral) - len(values))])
-        if goal.slowest:
+        if goal.stages:
+            # The greatest of the stages is linear: a variable that is at least each of them, and is minimised.
             slowest = self._continuous()
-            for tariff in goal.slowest:
-                one, alone = self.program.terms(tariff)
-                terms = [(int(i), -one[i] * scale) for i in np.flatnonzero(one)]
-                self.rows.add([(slowest, 1.0), *terms], alone * scale)
+            for stage in goal.stages:
+                values, stage_constant = self.program.terms(stage)
+                terms = [(int(i), -values[i] * scale) for i in np.flatnonzero(values)]
+                self.rows.add([(slowest, 1.0), *terms], stage_constant * scale)
             objective = np.concatenate([objective, np.zeros(len(self.integral) - len(objective))])
             objective[slowest] = 1.0
         return objective, constant
 
     def _cap(self, cap: Cap) -> None:
+        """The row that keeps a quantity at its cap, scaled so that the cap is as large as `_SCALE`."""
         scale = _SCALE / cap.most if cap.most > 0 else 1.0
         if isinstance(cap.quantity, MemoryUse):
             terms, constant = self._memory(cap.quantity, scale)
@@ -300,40 +323,45 @@ class _Attempt:
 
         At each step of the stored order the peak is at least: what is made on the device by then and still to be read,
         and what was last read before and is sent. A step whose layer runs elsewhere holds no more than the one before
-        it, so no row needs to be switched off. What is sent and done with is summed along the steps.
+        it, so no row needs to be switched off by a large constant. What is sent and read no more is summed along the
+        steps. `cost_terms.peak_bytes` counts the same for a given assignment.
         """
-        question, program = self.program.question, self.program
+        model, program = self.program.model, self.program
         peak = self._continuous()
-        held: int | None = None
-        born, done = _lives(question)
+        # The variable that is the sum of what was last read before and is sent; None while nothing can be.
+        waiting: int | None = None
+        made_at, done_at = _lifetimes(model)
         alive: dict[int, float] = {}
-        for step in range(len(question.costs.layers) + 1):
-            leaving = [(tensor, alive.pop(tensor)) for tensor in done[step]]
-            sent = [(way, size) for tensor, size in leaving for way in program.sending(tensor) if size]
+        for step in range(len(model.layers) + 1):
+            leaving = [(tensor, alive.pop(tensor)) for tensor in done_at[step]]
+            sent = [(option, size) for tensor, size in leaving for option in program.leaving(tensor) if size]
             if sent:
-                before = [] if held is None else [(held, 1.0)]
+                before = [] if waiting is None else [(waiting, 1.0)]
                 after = self._continuous()
                 self.rows.add([*before, *sent, (after, -1.0)], 0.0, 0.0)
-                held = after
-            alive.update((tensor, float(question.raw_bytes[tensor]) * scale) for tensor in born[step])
+                waiting = after
+            alive.update((tensor, float(model.raw_bytes[tensor]) * scale) for tensor in made_at[step])
+            # peak >= waiting + sum of size * (1 - beyond[maker]): the ones are the constant on the right.
             terms, constant = [(peak, 1.0)], 0.0
             for tensor, size in alive.items():
-                maker = int(question.maker[tensor])
+                maker = int(model.maker[tensor])
                 constant += size
                 if maker >= 0:
                     terms.append((program.beyond(maker, 0), size))
-            self.rows.add(terms if held is None else [*terms, (held, -1.0)], constant)
-        weights = [] if use.warm else list(enumerate(question.weight_bytes))
+            self.rows.add(terms if waiting is None else [*terms, (waiting, -1.0)], constant)
+        weights = [] if use.warm else list(enumerate(model.weight_bytes))
         stays = [(program.beyond(layer, 0), -float(size) * scale) for layer, size in weights if size]
-        return [(peak, 1.0), *stays], float(question.weight_bytes.sum())
+        return [(peak, 1.0), *stays], float(model.weight_bytes.sum())
 
     def _continuous(self) -> int:
+        """A new continuous variable of at least 0."""
         self.integral.append(0.0)
         self.low.append(0.0)
         self.high.append(np.inf)
         return len(self.integral) - 1
 
     def _dense(self, terms: list[tuple[int, float]]) -> Floats:
+        """Terms as a value per variable."""
         values = np.zeros(len(self.integral))
         for variable, value in terms:
             values[variable] += value
@@ -341,17 +369,17 @@ class _Attempt:
 
 
 @contextmanager
-def _own_words_aside() -> Iterator[None]:
-    """Standard output goes to standard error: HiGHS 1.12 prints a line when it repairs a solution, asked or not.
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error: HiGHS 1.12 prints a line when it repairs a solution, even silenced.
 
-    Only in the main thread, where a command's output is at stake; other threads leave what all share alone.
+    Only in the main thread, where a command's output is at stake: the file descriptor is shared by all threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     try:
         sys.stdout.flush()
-        kept = os.dup(1)
+        stdout = os.dup(1)
         os.dup2(2, 1)
     except (OSError, ValueError, AttributeError):
         yield
@@ -359,23 +387,22 @@ def _own_words_aside() -> Iterator[None]:
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
-def _lives(question: Question) -> tuple[list[list[int]], list[list[int]]]:
-    """By step (0 is the start, layer v runs at v + 1): the tensors that are new, and those last read the step before.
+def _lifetimes(model: CostModel) -> tuple[list[list[int]], list[list[int]]]:
+    """By step (0 is the start, layer v runs at v + 1): tensors that are new, and those last read the step before.
 
-    An output stays to the end; an input that nothing reads or answers with takes no room.
+    An output stays to the end; an input that nothing reads or returns takes no room.
     """
-    layers = len(question.costs.layers)
-    born: list[list[int]] = [[] for _ in range(layers + 2)]
-    done: list[list[int]] = [[] for _ in range(layers + 2)]
-    for tensor, readers in enumerate(question.readers):
-        maker = int(question.maker[tensor])
-        if maker < 0 and not readers and not question.is_output[tensor]:
+    made_at: list[list[int]] = [[] for _ in range(len(model.layers) + 2)]
+    done_at: list[list[int]] = [[] for _ in range(len(model.layers) + 2)]
+    for tensor, readers in enumerate(model.readers):
+        maker = int(model.maker[tensor])
+        if maker < 0 and not readers and not model.is_output[tensor]:
             continue
-        born[maker + 1].append(tensor)
-        if not question.is_output[tensor]:
-            done[max((maker, *readers)) + 2].append(tensor)
-    return born, done
+        made_at[maker + 1].append(tensor)
+        if not model.is_output[tensor]:
+            done_at[max((maker, *readers)) + 2].append(tensor)
+    return made_at, done_at

@@ -1,15 +1,15 @@
 """The best assignment of layers to tiers and of codecs to crossing tensors under limits that no minimum cut can keep.
 
 Exact for any number of tiers: one mixed integer program per kind of request (compressed or not), equals decided as in
-the cut (fewer bytes, then more local). Every answer is evaluated again from what it assigns: the solver's tolerances
-are neither in the value nor in what the limits allow. What cannot be kept is explained by `conflict`.
+the minimum cut (fewer bytes, then more local). Every answer is evaluated again from what it assigns: the solver's
+tolerances are neither in the value nor in what the limits allow. Limits that conflict are explained by `conflict`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
@@ -20,15 +20,16 @@ from edgesplit_partitioner.algorithms.lower_envelope import Line, explore
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation import cost_terms
 from edgesplit_partitioner.formulation.constraints import Limits
-from edgesplit_partitioner.formulation.cost_terms import Assignment, Placement, Question, Tariff
-from edgesplit_partitioner.milp.conflict import explained
-from edgesplit_partitioner.milp.demands import Demand, demands
-from edgesplit_partitioner.milp.exact import Exact, Found, SearchStopped
-from edgesplit_partitioner.milp.model import Effort, Goal
+from edgesplit_partitioner.formulation.cost_model import CostModel
+from edgesplit_partitioner.formulation.cost_terms import Assignment, CostTerm, Placement
+from edgesplit_partitioner.formulation.objectives import ENERGY, LATENCY, LATENCY_P95, OBJECTIVES, THROUGHPUT
+from edgesplit_partitioner.milp.conflict import conflict_error
+from edgesplit_partitioner.milp.demands import Constraint, constraints_of
+from edgesplit_partitioner.milp.exact import ExactSolver, MilpSolution, SearchStopped
+from edgesplit_partitioner.milp.model import Goal, StopCriteria
 
-OBJECTIVES = ("latency", "latency_p95", "energy", "throughput")
-SAMPLED = tuple(2.0**power for power in range(-6, 7))
-"""Parts of the planned uplink rate at which a stream's rows are made: its slowest stage is no line over bandwidth."""
+SAMPLED_RATES = tuple(2.0**power for power in range(-6, 7))
+"""Factors on the planned uplink rate at which a stream's rows are made: its slowest stage is no line over bandwidth."""
 
 
 def solve(
@@ -44,52 +45,55 @@ def solve(
     mip_rel_gap: float = 1e-6,
     time_limit_s: float = 60.0,
 ) -> Assignment:
-    """The assignment that is least in the objective and keeps the limits; InfeasibleLimits says which cannot be kept.
+    """The assignment that is least in the objective and keeps the limits; InfeasibleLimits names those that conflict.
 
     `links[k]` joins `tiers[k]` to `tiers[k + 1]`. The objective is one of `OBJECTIVES` or a weight for each of several:
     `latency` in seconds; `latency_p95` the same on `p95_links` (the links by default); `energy` in joules of the
     device; `throughput` the seconds per inference of the slowest stage of a stream. Its stages are each tier's layers
     with the decoding of what comes up to it and the encoding of what it sends on, and each direction of each link,
     bytes over rate. Round trips are in no stage: they delay the first answer and not the next. Energy and deadline are
-    those of the given links. Where time runs out the answer is the best found, and its gap says how far off it may be.
+    those of the given links. Where time runs out the answer is the best found, and its gap bounds how far off it is.
     """
-    question = Question(costs, tuple(tiers), tuple(links), frozenset(codecs))
-    effort = Effort(mip_rel_gap, time_limit_s)
-    return Asked(question, objective, limits, power or Power(), tuple(p95_links or links), effort).best()
+    model = CostModel(costs, tuple(tiers), frozenset(codecs))
+    stop = StopCriteria(mip_rel_gap, time_limit_s)
+    return MilpProblem(model, tuple(links), objective, limits, power or Power(), tuple(p95_links or links), stop).best()
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question under limits: its best assignment, and those that are best at other bandwidths."""
+class MilpProblem:
+    """A cost model under limits: its best assignment, and those that are best at other bandwidths."""
 
-    question: Question
+    model: CostModel
+    links: tuple[Link, ...]
     objective: str | Mapping[str, float]
+    """One of `OBJECTIVES`, or a weight for each of several."""
     limits: Limits
     power: Power
     p95_links: tuple[Link, ...]
-    effort: Effort = field(default_factory=Effort)
+    """Links that `latency_p95` is counted on."""
+    stop: StopCriteria = field(default_factory=StopCriteria)
 
     def __post_init__(self) -> None:
-        if any(name not in OBJECTIVES for name in self._weights) or not any(self._weights.values()):
+        if any(name not in OBJECTIVES for name in self.weights) or not any(self.weights.values()):
             known = ", ".join(OBJECTIVES)
             raise UsageError(f"objective {self.objective!r} is not supported; supported: {known}, or weights")
-        if not all(0 <= weight < math.inf for weight in self._weights.values()):
+        if not all(0 <= weight < math.inf for weight in self.weights.values()):
             raise UsageError(f"objective: weights must be numbers of at least 0, not {self.objective}")
-        if self.limits.energy_joules is not None or self._weights.get("energy"):
-            _check_joules(self.question)
+        if self.limits.energy_joules is not None or self.weights.get(ENERGY):
+            _check_joules(self.model)
 
     def best(self) -> Assignment:
-        """The best at the links of the question."""
-        goal, wanted = self._goal(self.question.links, self.p95_links, self.power), self._demands(self.limits)
-        found = self._exact.least(goal, wanted)
-        if found is None:
-            raise explained(self._exact, wanted)
-        wishes = Goal(cost_terms.sent_bytes(self.question)), Goal(cost_terms.distance(self.question))
-        return self._named(self._exact.least_of_equals(goal, wanted, found, *wishes))
+        """The best assignment on the planned links; InfeasibleLimits where there is none."""
+        goal, constraints = self._goal(self.links, self.p95_links, self.power), self._constraints(self.limits)
+        solution = self._solver.minimum(goal, constraints)
+        if solution is None:
+            raise conflict_error(self._solver, constraints)
+        ties = Goal(cost_terms.sent_bytes(self.model)), Goal(cost_terms.distance(self.model))
+        return self._assignment(self._solver.minimum_of_equals(goal, constraints, solution, *ties))
 
     def conflict(self) -> InfeasibleLimits:
-        """Why the limits cannot be kept, for who knows that already."""
-        return explained(self._exact, self._demands(self.limits))
+        """The error for limits that are known to conflict."""
+        return conflict_error(self._solver, self._constraints(self.limits))
 
     def at_other_bandwidths(self, most: int) -> list[Assignment]:
         """What is best at some uplink bandwidth of the first link, every limit kept on the planned links.
@@ -97,36 +101,40 @@ class Asked:
         The lower envelope over 1/bandwidth by recursion, a program for each of its points, at round trip 0 and with the
         radio awake on the first link: so it is exact for every round trip, as the table of a minimum cut is. At most
         `most` of its lines. A deadline is left out where latency alone counts: on the planned link the fastest row is
-        taken, and that keeps it. For throughput, which is no line, the bandwidths `SAMPLED` are tried.
+        taken, and that keeps it. For throughput, which is no line, the bandwidths `SAMPLED_RATES` are tried.
         """
-        unhurried = not self._weights.keys() & {"energy", "throughput"}
-        limits = msgspec.structs.replace(self.limits, deadline_s=None) if unhurried else self.limits
-        wanted = self._demands(limits)
-        if self._weights.get("throughput"):
-            tried = [self._exact.least(self._goal_at(1.0 / self._rate * part, awake=False), wanted) for part in SAMPLED]
-            return [self._named(one) for one in tried if one is not None]
-        return [self._named(line.what) for line in self._envelope(wanted, most)]
+        latency_only = not self.weights.keys() & {ENERGY, THROUGHPUT}
+        limits = msgspec.structs.replace(self.limits, deadline_s=None) if latency_only else self.limits
+        constraints = self._constraints(limits)
+        if self.weights.get(THROUGHPUT):
+            rate = self.links[0].up_bytes_per_s
+            goals = [self._goal_at(1.0 / rate * factor, awake=False) for factor in SAMPLED_RATES]
+            tried = [self._solver.minimum(goal, constraints) for goal in goals]
+            return [self._assignment(solution) for solution in tried if solution is not None]
+        return [self._assignment(line.item) for line in self._envelope(constraints, most)]
 
-    def _envelope(self, wanted: Sequence[Demand], most: int) -> list[Line[Found]]:
+    def _envelope(self, constraints: Sequence[Constraint], most: int) -> list[Line[MilpSolution]]:
+        """Solutions that are best at some seconds per byte x, as lines over x."""
         endless = self._goal_at(0.0)
-        # Where a byte takes a second more, each costs what its slope is.
-        per_byte = Goal(_sum(self._goal_at(1.0)) + _sum(endless) * -1.0)
+        # The slope of the objective over x is what it costs more where a byte takes a second more.
+        per_byte = Goal(_sum_of(self._goal_at(1.0)) + _sum_of(endless) * -1.0)
 
-        def line(found: Found) -> Line[Found]:
-            return Line(self._value(endless, found), self._value(per_byte, found), found)
+        def line(solution: MilpSolution) -> Line[MilpSolution]:
+            return Line(self._value(endless, solution), self._value(per_byte, solution), solution)
 
-        def lowest(x: float, *near: Line[Found]) -> Line[Found]:
+        def lowest(x: float, *near: Line[MilpSolution]) -> Line[MilpSolution]:
             try:
-                found = self._exact.least(self._goal_at(x), wanted)
+                solution = self._solver.minimum(self._goal_at(x), constraints)
             except SearchStopped:
-                found = None
-            return line(found) if found is not None else near[0]
+                solution = None
+            # Without an answer in time the intersection counts as explored: its line is one already known.
+            return line(solution) if solution is not None else near[0]
 
-        steep, flat = self._exact.least(endless, wanted), self._exact.least(per_byte, wanted)
+        steep, flat = self._solver.minimum(endless, constraints), self._solver.minimum(per_byte, constraints)
         if steep is None or flat is None:
             return []
-        steep = self._exact.least_of_equals(endless, wanted, steep, per_byte)
-        flat = self._exact.least_of_equals(per_byte, wanted, flat, endless)
+        steep = self._solver.minimum_of_equals(endless, constraints, steep, per_byte)
+        flat = self._solver.minimum_of_equals(per_byte, constraints, flat, endless)
         return explore(lowest, line(steep), line(flat), most)
 
     def _goal_at(self, x: float, *, awake: bool = True) -> Goal:
@@ -138,71 +146,66 @@ class Asked:
             return (first, *links[1:])
 
         power = msgspec.structs.replace(self.power, wake_joules=0.0) if awake else self.power
-        return self._goal(changed(self.question.links), changed(self.p95_links), power)
+        return self._goal(changed(self.links), changed(self.p95_links), power)
 
     def _goal(self, links: tuple[Link, ...], p95_links: tuple[Link, ...], power: Power) -> Goal:
         """The objective as a sum and the stages of which the slowest counts."""
-        here = replace(self.question, links=links)
-        known: dict[str, Callable[[], Tariff]] = {
-            "latency": lambda: cost_terms.latency_s(here),
-            "latency_p95": lambda: cost_terms.latency_s(replace(self.question, links=p95_links)),
-            "energy": lambda: cost_terms.energy_j(here, power),
-        }
-        total = Tariff.nothing(len(here.costs.layers), len(here.tiers))
-        for name, tariff in known.items():
-            total = total + tariff() * self._weights[name] if self._weights.get(name) else total
-        streamed = self._weights.get("throughput", 0.0)
-        stages = cost_terms.stages_s(here).values() if streamed else ()
+        total = CostTerm.zero(self.model)
+        if weight := self.weights.get(LATENCY):
+            total = total + cost_terms.latency_s(self.model, links) * weight
+        if weight := self.weights.get(LATENCY_P95):
+            total = total + cost_terms.latency_s(self.model, p95_links) * weight
+        if weight := self.weights.get(ENERGY):
+            total = total + cost_terms.energy_j(self.model, links, power) * weight
+        streamed = self.weights.get(THROUGHPUT, 0.0)
+        stages = cost_terms.stages_s(self.model, links) if streamed else []
         return Goal(total, tuple(stage * streamed for stage in stages))
 
-    def _value(self, goal: Goal, found: Found) -> float:
-        return self._exact.goal_value(goal, found.placement)
+    def _value(self, goal: Goal, solution: MilpSolution) -> float:
+        return self._solver.goal_value(goal, solution.placement)
 
-    def _demands(self, limits: Limits) -> tuple[Demand, ...]:
-        return demands(self.question, limits, self.power)
+    def _constraints(self, limits: Limits) -> tuple[Constraint, ...]:
+        return constraints_of(self.model, self.links, limits, self.power)
 
-    def _named(self, found: Found) -> Assignment:
-        return assignment_of(self.question, found.placement, found.value, min(found.bound, found.value))
+    def _assignment(self, solution: MilpSolution) -> Assignment:
+        bound = min(solution.bound, solution.value)
+        return to_assignment(self.model, solution.placement, solution.value, bound)
 
     @property
-    def _weights(self) -> Mapping[str, float]:
+    def weights(self) -> Mapping[str, float]:
+        """Weight by objective."""
         return {self.objective: 1.0} if isinstance(self.objective, str) else self.objective
 
-    @property
-    def _rate(self) -> float:
-        return self.question.links[0].up_bytes_per_s
-
     @cached_property
-    def _exact(self) -> Exact:
-        return Exact(self.question, self.limits.max_loss is not None, self.effort)
+    def _solver(self) -> ExactSolver:
+        return ExactSolver(self.model, self.limits.max_loss is not None, self.stop)
 
 
-def _sum(goal: Goal) -> Tariff:
-    assert isinstance(goal.total, Tariff)
+def _sum_of(goal: Goal) -> CostTerm:
+    assert isinstance(goal.total, CostTerm)
     return goal.total
 
 
-def assignment_of(question: Question, placement: Placement, value: float, bound: float) -> Assignment:
+def to_assignment(model: CostModel, placement: Placement, value: float, bound: float) -> Assignment:
     """The placement with names instead of numbers."""
-    tensors, tiers = tuple(question.tensors), question.tiers
-    layers = zip(question.costs.layers, placement.tier, strict=True)
+    layers = zip(model.layers, placement.tier_of, strict=True)
+    transfers = sorted(placement.transfers.items(), key=lambda crossing: crossing[0])
     return Assignment(
-        tier_of={layer.name: tiers[tier] for layer, tier in layers},
+        tier_of={layer: model.tiers[tier] for layer, tier in layers},
         codec_of={
-            (tensors[tensor], f"{tiers[link]}-{tiers[link + 1]}"): way.codec
-            for (tensor, link), way in sorted(placement.ways.items(), key=lambda one: one[0])
+            (model.tensor_names[tensor], model.link_name(link)): option.codec for (tensor, link), option in transfers
         },
-        compress=placement.compress and bool(placement.ways),
+        compress=placement.compress and bool(placement.transfers),
         value=value,
         bound=bound,
     )
 
 
-def _check_joules(question: Question) -> None:
-    """Energy needs the joules of every layer that may run on the device."""
-    device = question.tiers[0]
-    may_run = zip(question.costs.layers, question.may_run[:, 0], strict=True)
-    missing = [layer.name for layer, may in may_run if may and device not in layer.joules]
+def _check_joules(model: CostModel) -> None:
+    """UsageError unless every layer that may run on the device has joules: energy needs them."""
+    device = model.tiers[0]
+    can_run = zip(model.costs.layers, model.can_run[0], strict=True)
+    missing = [layer.name for layer, can in can_run if can and device not in layer.joules]
     if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise UsageError(f"energy cannot be planned: no joules on {device!r} for {len(missing)} layers ({shown})")
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise UsageError(f"energy cannot be planned: no joules on {device!r} for {len(missing)} layers ({some})")

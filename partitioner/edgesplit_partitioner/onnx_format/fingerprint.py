@@ -1,7 +1,7 @@
-"""What an ONNX model consists of, whatever its cut: the digests that the release key signs
-(`edgesplit.release.fingerprint`).
+"""The fingerprint of an ONNX model, which the release key signs: digests of its operators, declarations and weights
+that are the same for every way of cutting it (`edgesplit.release.fingerprint`).
 
-Made of the same functions that write slices, so that a slice's operators, declarations and weights have these digests
+Computed by the functions that write slices, so that a slice's operators, declarations and weights have these digests
 wherever the cuts are. The same model gives the same bytes.
 """
 
@@ -13,67 +13,71 @@ import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from edgesplit.release.fingerprint import (
-    Anatomy,
-    LayerParts,
-    TensorPart,
-    digest,
-    sparse_weight,
-    weight_beside,
-    weight_inside,
+    Fingerprint,
+    LayerFingerprint,
+    TensorFingerprint,
+    embedded_weight_digest,
+    external_weight_digest,
+    sha256_of,
+    sparse_weight_digest,
 )
 from edgesplit.release.manifest import TensorSpec
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.onnx_format import archive
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
-from edgesplit_partitioner.onnx_format.slices import data_beside, declaration
+from edgesplit_partitioner.onnx_format.slices import data_in_weights_file, declaration
 
 
-def onnx_anatomy(model: onnx.ModelProto, data: archive.Data, graph: LayerGraph) -> Anatomy | None:
-    """The anatomy of `model`, whose data file holds `data`, with the layers of `graph` (its own, or with an input
-    layer). None where an operator has data in a file: its bytes would not tell what it computes with."""
-    inside = [tensor for node in model.graph.node for tensor in _held(node)]
-    inside += onnx_nodes.function_tensors(model)
-    inside += [one.values for one in model.graph.sparse_initializer]
-    inside += [one.indices for one in model.graph.sparse_initializer]
-    if any(archive.is_external(tensor) for tensor in inside):
+def onnx_fingerprint(model: onnx.ModelProto, data: archive.Data, graph: LayerGraph) -> Fingerprint | None:
+    """The fingerprint of `model`, whose data file holds `data`, with the layers of `graph` (the model's own, or with an
+    input layer). None where an operator attribute, function or sparse weight has its bytes in a data file: the digest
+    of the operator would not cover what it computes with."""
+    embedded = [tensor for node in model.graph.node for tensor in _stored_tensors(node)]
+    embedded += onnx_nodes.function_tensors(model)
+    embedded += [sparse.values for sparse in model.graph.sparse_initializer]
+    embedded += [sparse.indices for sparse in model.graph.sparse_initializer]
+    # A digest of the operator would cover the reference to the data file, not the bytes in it.
+    if any(archive.is_external(tensor) for tensor in embedded):
         return None
-    used = {name for layer in graph.layers for name in layer.weights}
-    weights = [_weight(one, data) for one in model.graph.initializer if one.name in used]
-    weights += [sparse_weight(_bytes(one)) for one in model.graph.sparse_initializer]
-    return Anatomy(
+    used_names = {name for layer in graph.layers for name in layer.weights}
+    weights = [_weight_digest(tensor, data) for tensor in model.graph.initializer if tensor.name in used_names]
+    weights += [sparse_weight_digest(_bytes(sparse)) for sparse in model.graph.sparse_initializer]
+    return Fingerprint(
         ir_version=model.ir_version,
-        opsets=tuple((one.domain, one.version) for one in model.opset_import),
-        functions=tuple(digest(_bytes(one)) for one in model.functions),
-        layers=tuple(_layer(model, layer) for layer in graph.layers),
+        opsets=tuple((opset.domain, opset.version) for opset in model.opset_import),
+        functions=tuple(sha256_of(_bytes(function)) for function in model.functions),
+        layers=tuple(_layer_parts(model, layer) for layer in graph.layers),
         tensors=tuple(
-            TensorPart(spec, digest(_bytes(declaration(spec))))
-            for one in graph.tensors.values()
-            if one.datatype in onnx_nodes.DATATYPES.values()
-            for spec in [TensorSpec(one.name, one.datatype, one.shape)]
+            TensorFingerprint(spec, sha256_of(_bytes(declaration(spec))))
+            for tensor in graph.tensors.values()
+            if tensor.datatype in onnx_nodes.DATATYPES.values()
+            for spec in [TensorSpec(tensor.name, tensor.datatype, tensor.shape)]
         ),
         weights=tuple(sorted(weights)),
     )
 
 
-def _held(node: onnx.NodeProto) -> list[onnx.TensorProto]:
-    """Every tensor stored in a node, in its subgraphs too."""
-    own = [tensor for attribute in node.attribute for tensor in onnx_nodes.attribute_tensors(attribute)]
-    return own + [tensor for graph in onnx_nodes.subgraphs(node) for tensor in onnx_nodes.stored_tensors(graph)]
+def _stored_tensors(node: onnx.NodeProto) -> list[onnx.TensorProto]:
+    """Every tensor stored in a node, including its subgraphs."""
+    direct = [tensor for attribute in node.attribute for tensor in onnx_nodes.attribute_tensors(attribute)]
+    return direct + [tensor for graph in onnx_nodes.subgraphs(node) for tensor in onnx_nodes.stored_tensors(graph)]
 
 
-def _layer(model: onnx.ModelProto, layer: Layer) -> LayerParts:
-    nodes = tuple(digest(_bytes(model.graph.node[place])) for place in sorted(set(layer.nodes)))
-    return LayerParts(layer.name, layer.reads, layer.writes, nodes)
+def _layer_parts(model: onnx.ModelProto, layer: Layer) -> LayerFingerprint:
+    nodes = tuple(sha256_of(_bytes(model.graph.node[place])) for place in sorted(set(layer.nodes)))
+    return LayerFingerprint(layer.name, layer.reads, layer.writes, nodes)
 
 
-def _weight(tensor: onnx.TensorProto, data: archive.Data) -> str:
-    content = data_beside(tensor, data)
+def _weight_digest(tensor: onnx.TensorProto, data: archive.Data) -> str:
+    content = data_in_weights_file(tensor, data)
     if content is None:
-        return weight_inside(_bytes(tensor))
-    return weight_beside(tensor.name, tensor.data_type, tuple(tensor.dims), hashlib.sha256(content).hexdigest())
+        return embedded_weight_digest(_bytes(tensor))
+    return external_weight_digest(
+        tensor.name, tensor.data_type, tuple(tensor.dims), hashlib.sha256(content).hexdigest()
+    )
 
 
 def _bytes(message: Message) -> bytes:
-    """As a slice's file holds it."""
+    """The message serialised as a slice's file holds it."""
     raw: bytes = message.SerializeToString(deterministic=True)
     return raw

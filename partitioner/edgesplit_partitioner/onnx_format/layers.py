@@ -1,9 +1,9 @@
-"""Operators into layers: groups that a runtime runs as one, between which a cut may go.
+"""Groups the operators of an ONNX graph into layers: sets that a runtime runs as one, between which a cut may go.
 
 A convolution or matrix product keeps the normalisation and activation that only it feeds; If, Loop and Scan are one
-layer with what they capture; what depends on weights alone is part of every layer that uses it. Contracting a node
-into its only reader, or into its only source, never makes a circle; where a type that cannot travel forces more
-together, every circle that arises is closed into one layer. What a layer costs is `work`'s to say.
+layer with what they capture; what depends on weights alone is part of every layer that uses it. Contracting a node into
+its only reader, or into its only source, never makes a cycle; where a type that cannot travel forces more together,
+every cycle that arises is closed into one layer. The work of a layer's operators is counted in `operator_work`.
 """
 
 from __future__ import annotations
@@ -14,178 +14,208 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from edgesplit_partitioner.ir.fusion import Groups, close_circles, fixed_before, told_apart, topological
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor, Work
+from edgesplit_partitioner.ir.fusion import (
+    UnionFind,
+    constant_ancestors,
+    merge_cyclic_groups,
+    topological_order,
+    unique_names,
+)
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 from edgesplit_partitioner.ir.tensor_types import ITEM_BYTES, TensorType
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 from edgesplit_partitioner.onnx_format.nodes import DATATYPES
 from edgesplit_partitioner.onnx_format.operator_work import work_of
 
-PRODUCTS = frozenset(
+MATRIX_OPERATORS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
     | {"QGemm", "FusedConv", "FusedGemm", "FusedMatMul", "DynamicQuantizeMatMul"}
 )
-LEADERS = PRODUCTS | {"Add", "Sum", "BatchNormalization", "InstanceNormalization", "GroupNormalization"}
-"""Operators that keep the elementwise ones after them."""
-UNARY = frozenset(
+"""Convolutions and matrix products; the first one in a layer gives the layer its name."""
+GROUP_LEADERS = MATRIX_OPERATORS | {"Add", "Sum", "BatchNormalization", "InstanceNormalization", "GroupNormalization"}
+"""Operators that keep the elementwise operators after them in their layer."""
+UNARY_ELEMENTWISE = frozenset(
     {"Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Celu", "Mish"}
     | {"Softplus", "Softsign", "ThresholdedRelu", "Gelu", "QuickGelu", "Swish", "Erf", "Identity", "Dropout", "Cast"}
     | {"BatchNormalization"}
 )
-BINARY = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Join the layer before them where the other operand is a constant."""
-GATE_LENGTH = 4
-"""Longest chain x -> f(x) that makes a gate x * f(x): erf's form of Gelu has Div, Erf, Add."""
+"""Elementwise operators with one input that may join the layer before them."""
+BINARY_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div"})
+"""Elementwise operators with two inputs, which may join the layer before them where the other operand is a constant."""
+MAX_GATE_LENGTH = 4
+"""Longest chain x -> f(x) that is recognised in a gate x * f(x): the erf form of Gelu has Div, Erf, Add."""
 
-RANDOM = frozenset(
+RANDOM_OPERATORS = frozenset(
     {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
+"""Operators that draw random numbers: they are not constants even where they read constants alone."""
 
-MOVES = frozenset(
+DATA_MOVEMENT = frozenset(
     {"Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Pad", "Slice", "Split"}
     | {"Concat", "Gather", "Resize", "Upsample", "SpaceToDepth", "DepthToSpace", "Crop", "Expand", "Tile"}
     | {"QuantizeLinear", "DequantizeLinear", "Clip", "Neg", "BatchNormalization"}
-    | BINARY
+    | BINARY_ELEMENTWISE
 )
-"""Applied to a raw input with nothing but constants beside it, these leave the raw input in sight."""
+"""Operators through which raw input data stays recognisable: applied to a raw input with nothing but constants beside
+it, they only move or rescale it."""
 
 
 @dataclass(slots=True)
-class Facts:
-    """A graph, looked up by name."""
+class GraphIndex:
+    """An ONNX graph with its nodes and tensors indexed by name; a node is identified by its position in
+    `graph.node`."""
 
     graph: onnx.GraphProto
-    weights: dict[str, onnx.TensorProto] = field(init=False)
+    initializers: dict[str, onnx.TensorProto] = field(init=False)
+    """Dense initializers by name."""
     constants: set[str] = field(init=False)
-    """Weights and everything computed from weights alone."""
-    fixed: set[int] = field(default_factory=set)
-    """Nodes that compute constants."""
+    """Names of the weights and of everything computed from weights alone."""
+    constant_nodes: set[int] = field(default_factory=set)
+    """Positions of the nodes that compute constants."""
     reads: list[list[str]] = field(init=False)
-    """Per node, constants left out."""
+    """Per node, the tensors that it reads, without constants."""
     readers: dict[str, list[int]] = field(default_factory=dict)
-    """Per tensor, constants left out."""
+    """Per tensor, the positions of the nodes that read it, without constants."""
     writer: dict[str, int] = field(default_factory=dict)
+    """Per tensor, the position of the node that writes it."""
     outputs: set[str] = field(init=False)
+    """Names of the graph's outputs."""
 
     def __post_init__(self) -> None:
-        self.weights = onnx_nodes.initializers(self.graph)
+        self.initializers = onnx_nodes.initializers(self.graph)
         self.constants = onnx_nodes.constant_names(self.graph)
-        self.outputs = {one.name for one in self.graph.output}
+        self.outputs = {output.name for output in self.graph.output}
         self.reads = []
         for place, node in enumerate(self.graph.node):
-            own = [name for name in onnx_nodes.reads(node) if name not in self.constants]
-            written = onnx_nodes.writes(node)
+            own = [name for name in onnx_nodes.inputs_of(node) if name not in self.constants]
+            written = onnx_nodes.outputs_of(node)
             self.reads.append(own)
             self.writer.update(dict.fromkeys(written, place))
-            if not own and not _draws(node) and not self.outputs & set(written):
-                self.fixed.add(place)
+            # Constant: reads nothing but constants, gives the same values every time, and is no output of the model.
+            if not own and not _is_random(node) and not self.outputs & set(written):
+                self.constant_nodes.add(place)
                 self.constants.update(written)
             for name in own:
                 self.readers.setdefault(name, []).append(place)
 
-    def op(self, place: int) -> str:
-        """Type of the operator at a place."""
-        operator: str = self.graph.node[place].op_type
+    def op_type(self, position: int) -> str:
+        """Operator type of the node at a position."""
+        operator: str = self.graph.node[position].op_type
         return operator
 
     def only_reader(self, tensor: str) -> int | None:
-        """The one node that sees `tensor`, or None if several do, or the model's caller does."""
+        """Position of the only node that reads `tensor`; None where several do, or where it is an output of the
+        graph."""
         readers = self.readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.outputs else None
 
-    def follows(self, place: int) -> str | None:
-        """The one tensor that this elementwise node works on, or None if it is no such node."""
-        own = self.reads[place]
-        if len(own) != 1 or not (self.op(place) in UNARY or self.op(place) in BINARY):
+    def elementwise_source(self, position: int) -> str | None:
+        """The single non-constant tensor that the elementwise node at `place` works on; None where it is no such node,
+        or uses the tensor twice."""
+        own = self.reads[position]
+        if len(own) != 1 or not (
+            self.op_type(position) in UNARY_ELEMENTWISE or self.op_type(position) in BINARY_ELEMENTWISE
+        ):
             return None
-        uses = sum(name == own[0] for name in self.graph.node[place].input)
+        uses = sum(name == own[0] for name in self.graph.node[position].input)
         return own[0] if uses == 1 else None
 
 
-def _draws(node: onnx.NodeProto) -> bool:
-    """Whether the node, or one in its subgraphs, draws random numbers: run twice, it answers twice."""
+def _is_random(node: onnx.NodeProto) -> bool:
+    """Whether the node, or a node in its subgraphs, draws random numbers, so that two runs give different results."""
     inside = (
-        one for graph in onnx_nodes.subgraphs(node) for inner in onnx_nodes.all_graphs(graph) for one in inner.node
+        member
+        for graph in onnx_nodes.subgraphs(node)
+        for inner in onnx_nodes.all_graphs(graph)
+        for member in inner.node
     )
-    return any(one.op_type in RANDOM for one in (node, *inside))
+    return any(member.op_type in RANDOM_OPERATORS for member in (node, *inside))
 
 
 def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> LayerGraph:
-    """The layers of an optimised, tidied model; `types` knows each of its tensors."""
-    facts = Facts(model.graph)
+    """The layer graph of an optimised, normalised model; `types` holds the type of each of its tensors."""
+    facts = GraphIndex(model.graph)
     groups = group_nodes(facts, types)
     members: dict[int, list[int]] = {}
     for place in range(len(model.graph.node)):
-        if place not in facts.fixed:
+        if place not in facts.constant_nodes:
             members.setdefault(groups.find(place), []).append(place)
-    order = topological({leader: _sources(facts, groups, leader, members[leader]) for leader in members})
-    names = told_apart(_layer_name(facts, members[leader]) for leader in order)
-    look_up = _LookUp(facts, types)
+    order = topological_order({leader: _source_groups(facts, groups, leader, members[leader]) for leader in members})
+    names = unique_names(_layer_name(facts, members[leader]) for leader in order)
+    look_up = _WorkCounter(facts, types)
     layers = tuple(_layer(facts, name, members[leader], look_up) for name, leader in zip(names, order, strict=True))
-    inputs = tuple(one.name for one in model.graph.input)
+    inputs = tuple(value.name for value in model.graph.input)
     between = (*inputs, *(name for layer in layers for name in layer.writes))
     return LayerGraph(
         layers=layers,
         tensors={name: Tensor(name, types[name].datatype, types[name].shape, types[name].bytes) for name in between},
         inputs=inputs,
-        outputs=tuple(one.name for one in model.graph.output),
-        raw=_raw(facts, inputs) & frozenset(between),
+        outputs=tuple(value.name for value in model.graph.output),
+        raw_tensors=_raw_tensors(facts, inputs) & frozenset(between),
     )
 
 
-def group_nodes(facts: Facts, types: Mapping[str, TensorType]) -> Groups:
-    """Who runs together with whom."""
-    groups = Groups(len(facts.graph.node))
-    leads = [facts.op(place) in LEADERS for place in range(len(facts.graph.node))]
+def group_nodes(facts: GraphIndex, types: Mapping[str, TensorType]) -> UnionFind:
+    """Group the nodes that run together, by the rules of the module's docstring."""
+    groups = UnionFind(len(facts.graph.node))
+    is_leader = [facts.op_type(place) in GROUP_LEADERS for place in range(len(facts.graph.node))]
     for place in range(len(facts.graph.node)):
-        if place not in facts.fixed:
-            _join_gate(facts, groups, leads, place)
-            _join_chain(facts, groups, leads, place)
+        if place not in facts.constant_nodes:
+            _join_gate(facts, groups, is_leader, place)
+            _join_chain(facts, groups, is_leader, place)
             _join_quantised(facts, groups, place)
+    # A tensor whose type cannot travel (a sequence, strings) must not cross a cut: its writer and all readers are one
+    # layer.
     for name, readers in facts.readers.items():
         if name in facts.writer and not types[name].datatype:
-            groups.join(facts.writer[name], *readers)
-    close_circles(groups, facts.writer, facts.readers)
+            groups.union(facts.writer[name], *readers)
+    # Joining readers of several sources may have made groups that need each other; no order of layers exists until they
+    # are merged.
+    merge_cyclic_groups(groups, facts.writer, facts.readers)
     return groups
 
 
-def _join_chain(facts: Facts, groups: Groups, leads: list[bool], place: int) -> None:
-    """An elementwise node joins the product or sum whose result only it reads."""
-    tensor = facts.follows(place)
+def _join_chain(facts: GraphIndex, groups: UnionFind, leads: list[bool], position: int) -> None:
+    """Join an elementwise node with the product or sum whose result only this node reads."""
+    tensor = facts.elementwise_source(position)
     if tensor is None or tensor not in facts.writer or facts.only_reader(tensor) is None:
         return
     source = facts.writer[tensor]
-    if leads[source] and source not in facts.fixed:
-        groups.join(source, place)
-        leads[place] = True
+    if leads[source] and source not in facts.constant_nodes:
+        groups.union(source, position)
+        leads[position] = True
 
 
-def _join_gate(facts: Facts, groups: Groups, leads: list[bool], place: int) -> None:
-    """x * f(x), f a short chain that nobody else reads (SiLU, HardSwish, Mish, Gelu): one with x's layer if it may."""
-    own = facts.reads[place]
-    if facts.op(place) != "Mul" or len(own) != 2:
+def _join_gate(facts: GraphIndex, groups: UnionFind, leads: list[bool], position: int) -> None:
+    """Join the nodes of a gate x * f(x) (SiLU, HardSwish, Mish, Gelu), where f is a short chain without other readers;
+    and join the gate with the layer that writes x, where that is a leader and x has no other reader."""
+    own = facts.reads[position]
+    if facts.op_type(position) != "Mul" or len(own) != 2:
         return
+    # Multiplication commutes: either operand of Mul may be x.
     for tensor, gated in (own, own[::-1]):
-        chain = _chain_back(facts, gated, tensor)
+        chain = _elementwise_chain(facts, gated, tensor)
         if chain is None:
             continue
-        groups.join(place, *chain)
+        groups.union(position, *chain)
+        # The gate joins the layer of x only where nothing else reads x, so that x need not be kept for another layer.
         source = facts.writer.get(tensor)
-        alone = set(facts.readers[tensor]) == {place, chain[-1]} and tensor not in facts.outputs
-        if alone and source is not None and leads[source]:
-            groups.join(source, place)
-            leads[place] = True
+        only_gate_reads = set(facts.readers[tensor]) == {position, chain[-1]} and tensor not in facts.outputs
+        if only_gate_reads and source is not None and leads[source]:
+            groups.union(source, position)
+            leads[position] = True
         return
 
 
-def _chain_back(facts: Facts, tensor: str, start: str) -> list[int] | None:
-    """Nodes from `tensor` back to `start`, each elementwise with one reader; None if there is no such chain."""
+def _elementwise_chain(facts: GraphIndex, tensor: str, start: str) -> list[int] | None:
+    """Positions of the nodes from `tensor` back to `start`, each elementwise with one reader; None where there is no
+    such chain of at most `GATE_LENGTH` nodes."""
     chain: list[int] = []
     while tensor != start:
         place = facts.writer.get(tensor)
-        if place is None or facts.only_reader(tensor) is None or len(chain) == GATE_LENGTH:
+        if place is None or facts.only_reader(tensor) is None or len(chain) == MAX_GATE_LENGTH:
             return None
-        before = facts.follows(place)
+        before = facts.elementwise_source(place)
         if before is None:
             return None
         chain.append(place)
@@ -193,89 +223,93 @@ def _chain_back(facts: Facts, tensor: str, start: str) -> list[int] | None:
     return chain or None
 
 
-def _join_quantised(facts: Facts, groups: Groups, place: int) -> None:
-    """DequantizeLinear runs with its only reader, QuantizeLinear with what only it reads: int8 crosses, not float."""
-    operator = facts.op(place)
-    if operator == "DequantizeLinear" and facts.reads[place]:
-        reader = facts.only_reader(facts.graph.node[place].output[0])
+def _join_quantised(facts: GraphIndex, groups: UnionFind, position: int) -> None:
+    """Join DequantizeLinear with its only reader, and QuantizeLinear with the source that only it reads, so that int8
+    crosses a cut and not float."""
+    operator = facts.op_type(position)
+    if operator == "DequantizeLinear" and facts.reads[position]:
+        reader = facts.only_reader(facts.graph.node[position].output[0])
         if reader is not None:
-            groups.join(place, reader)
-    elif operator == "QuantizeLinear" and len(facts.reads[place]) == 1:
-        tensor = facts.reads[place][0]
+            groups.union(position, reader)
+    elif operator == "QuantizeLinear" and len(facts.reads[position]) == 1:
+        tensor = facts.reads[position][0]
         if tensor in facts.writer and facts.only_reader(tensor) is not None:
-            groups.join(place, facts.writer[tensor])
+            groups.union(position, facts.writer[tensor])
 
 
-def _sources(facts: Facts, groups: Groups, leader: int, places: Iterable[int]) -> set[int]:
+def _source_groups(facts: GraphIndex, groups: UnionFind, leader: int, positions: Iterable[int]) -> set[int]:
     """Leaders of the groups that this group reads from."""
-    tensors = (name for place in places for name in facts.reads[place])
+    tensors = (name for place in positions for name in facts.reads[place])
     return {groups.find(facts.writer[name]) for name in tensors if name in facts.writer} - {leader}
 
 
 @dataclass(frozen=True, slots=True)
-class _LookUp:
-    """Sizes of tensors and weights, as `work_of` asks for them."""
+class _WorkCounter:
+    """Shapes and element sizes of the graph's tensors and weights, in the form that `work_of` takes."""
 
-    facts: Facts
+    facts: GraphIndex
     types: Mapping[str, TensorType]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        if name in self.facts.weights:
-            return tuple(self.facts.weights[name].dims)
-        known = self.types.get(name)
-        return None if known is None else known.seen
+        if name in self.facts.initializers:
+            return tuple(self.facts.initializers[name].dims)
+        tensor_type = self.types.get(name)
+        return None if tensor_type is None else tensor_type.concrete_shape
 
     def item_bytes(self, name: str) -> int:
-        if name in self.facts.weights:
-            return ITEM_BYTES.get(DATATYPES.get(self.facts.weights[name].data_type, ""), 1)
-        known = self.types.get(name)
-        return 1 if known is None else known.item_bytes
+        if name in self.facts.initializers:
+            return ITEM_BYTES.get(DATATYPES.get(self.facts.initializers[name].data_type, ""), 1)
+        tensor_type = self.types.get(name)
+        return 1 if tensor_type is None else tensor_type.item_bytes
 
     def is_weight(self, name: str) -> bool:
         return name in self.facts.constants
 
-    def work(self, place: int) -> Work:
-        return work_of(self.facts.graph.node[place], self.shape, self.item_bytes, self.is_weight)
+    def work(self, position: int) -> OperatorWork:
+        return work_of(self.facts.graph.node[position], self.shape, self.item_bytes, self.is_weight)
 
 
-def _layer(facts: Facts, name: str, places: list[int], look_up: _LookUp) -> Layer:
-    own = {tensor for place in places for tensor in onnx_nodes.writes(facts.graph.node[place])}
-    inside = set(places)
-    computing = fixed_before(places, lambda place: onnx_nodes.reads(facts.graph.node[place]), facts.writer, facts.fixed)
-    nodes = sorted(inside | computing)
-    used = dict.fromkeys(tensor for place in nodes for tensor in onnx_nodes.reads(facts.graph.node[place]))
-    weights = tuple(tensor for tensor in used if tensor in facts.weights)
-    held = sum(onnx_nodes.inner_weight_bytes(facts.graph.node[place]) for place in nodes)
+def _layer(facts: GraphIndex, name: str, positions: list[int], work_counter: _WorkCounter) -> Layer:
+    own = {tensor for place in positions for tensor in onnx_nodes.outputs_of(facts.graph.node[place])}
+    inside = set(positions)
+    constant_nodes = constant_ancestors(
+        positions, lambda place: onnx_nodes.inputs_of(facts.graph.node[place]), facts.writer, facts.constant_nodes
+    )
+    nodes = sorted(inside | constant_nodes)
+    used = dict.fromkeys(tensor for place in nodes for tensor in onnx_nodes.inputs_of(facts.graph.node[place]))
+    weights = tuple(tensor for tensor in used if tensor in facts.initializers)
+    inner_bytes = sum(onnx_nodes.inner_weight_bytes(facts.graph.node[place]) for place in nodes)
     return Layer(
         name=name,
         nodes=tuple(nodes),
-        reads=tuple(dict.fromkeys(tensor for place in places for tensor in facts.reads[place] if tensor not in own)),
+        reads=tuple(dict.fromkeys(tensor for place in positions for tensor in facts.reads[place] if tensor not in own)),
         writes=tuple(
             tensor
-            for place in places
-            for tensor in onnx_nodes.writes(facts.graph.node[place])
+            for place in positions
+            for tensor in onnx_nodes.outputs_of(facts.graph.node[place])
             if tensor in facts.outputs or set(facts.readers.get(tensor, ())) - inside
         ),
         weights=weights,
-        weight_bytes=held + sum(onnx_nodes.tensor_bytes(facts.weights[tensor]) for tensor in weights),
-        work=tuple(look_up.work(place) for place in nodes),
+        weight_bytes=inner_bytes + sum(onnx_nodes.tensor_bytes(facts.initializers[tensor]) for tensor in weights),
+        work=tuple(work_counter.work(place) for place in nodes),
     )
 
 
-def _layer_name(facts: Facts, places: list[int]) -> str:
-    """The name of the layer's main operator, made plain."""
-    main = next((place for place in places if facts.op(place) in PRODUCTS), places[0])
+def _layer_name(facts: GraphIndex, positions: list[int]) -> str:
+    """The name of the layer's main operator, restricted to plain characters and 80 of them."""
+    main = next((place for place in positions if facts.op_type(place) in MATRIX_OPERATORS), positions[0])
     node = facts.graph.node[main]
     plain = node.name.removesuffix("/MatMulAddFusion")  # added by onnxruntime where it makes a Gemm
     return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[:80] or node.op_type.lower()
 
 
-def _raw(facts: Facts, inputs: Iterable[str]) -> frozenset[str]:
-    """The inputs and what only moves or rescales them."""
+def _raw_tensors(facts: GraphIndex, inputs: Iterable[str]) -> frozenset[str]:
+    """Names of the inputs and of the tensors that only move or rescale them; a cut there would send the input
+    itself."""
     raw = set(inputs)
     for place, node in enumerate(facts.graph.node):
-        if node.op_type in MOVES and facts.reads[place] and raw.issuperset(facts.reads[place]):
-            alone = len(facts.reads[place]) == 1 and sum(name in raw for name in node.input) == 1
-            if alone or node.op_type == "Concat":
-                raw.update(onnx_nodes.writes(node))
+        if node.op_type in DATA_MOVEMENT and facts.reads[place] and raw.issuperset(facts.reads[place]):
+            has_one_operand = len(facts.reads[place]) == 1 and sum(name in raw for name in node.input) == 1
+            if has_one_operand or node.op_type == "Concat":
+                raw.update(onnx_nodes.outputs_of(node))
     return frozenset(raw)

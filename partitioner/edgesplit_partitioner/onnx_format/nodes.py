@@ -1,6 +1,7 @@
-"""What an ONNX node reads, writes and holds, subgraphs included: plain questions to the protobuf, no decisions.
+"""What an ONNX node or graph reads, writes and stores, including subgraphs: queries on the protobuf without any
+decision.
 
-Everything is keyed on names, never on `id(node)`: protobuf wrappers are temporary.
+Everything is keyed by name, never by `id(node)`, because protobuf's Python wrappers are temporary.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ DATATYPES: Mapping[int, str] = {
     onnx.TensorProto.FLOAT: "FP32",
     onnx.TensorProto.DOUBLE: "FP64",
 }
-"""Open Inference Protocol names of the types that may live between layers."""
+"""Open Inference Protocol names of the types that may exist between layers, by ONNX's number."""
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs inside a node's attributes (If, Loop, Scan), not deeper."""
+    """The graphs directly inside a node's attributes (If, Loop, Scan), without those nested deeper."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -40,38 +41,38 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """This graph and every graph inside it."""
     pending = [graph]
     while pending:
-        one = pending.pop()
-        yield one
-        pending.extend(inner for node in one.node for inner in subgraphs(node))
+        current = pending.pop()
+        yield current
+        pending.extend(inner for node in current.node for inner in subgraphs(node))
 
 
 def initializers(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Dense initializers of this graph by name."""
-    return {one.name: one for one in graph.initializer}
+    return {tensor.name: tensor for tensor in graph.initializer}
 
 
 def constant_names(graph: onnx.GraphProto) -> set[str]:
-    """Names of all initializers of this graph, sparse ones too."""
-    return {one.name for one in graph.initializer} | {one.values.name for one in graph.sparse_initializer}
+    """Names of all initializers of this graph, dense and sparse."""
+    return {tensor.name for tensor in graph.initializer} | {sparse.values.name for sparse in graph.sparse_initializer}
 
 
-def reads(node: onnx.NodeProto) -> list[str]:
-    """Names the node needs, each once: its inputs, and what its subgraphs capture from outside."""
-    captured = (name for graph in subgraphs(node) for name in _captured(graph))
+def inputs_of(node: onnx.NodeProto) -> list[str]:
+    """Names that the node needs, each once: its inputs, and what its subgraphs capture from outside."""
+    captured = (name for graph in subgraphs(node) for name in _captured_names(graph))
     return _unique(name for name in (*node.input, *captured) if name)
 
 
-def writes(node: onnx.NodeProto) -> list[str]:
-    """Names the node gives."""
+def outputs_of(node: onnx.NodeProto) -> list[str]:
+    """Names of the node's outputs."""
     return [name for name in node.output if name]
 
 
-def _captured(graph: onnx.GraphProto) -> list[str]:
+def _captured_names(graph: onnx.GraphProto) -> list[str]:
     """Names that this subgraph uses and does not define."""
-    own = {one.name for one in graph.input} | constant_names(graph)
-    own |= {name for node in graph.node for name in node.output}
-    used = [name for node in graph.node for name in reads(node)] + [one.name for one in graph.output]
-    return [name for name in used if name not in own]
+    defined = {value.name for value in graph.input} | constant_names(graph)
+    defined |= {name for node in graph.node for name in node.output}
+    used = [name for node in graph.node for name in inputs_of(node)] + [value.name for value in graph.output]
+    return [name for name in used if name not in defined]
 
 
 def inner_weight_bytes(node: onnx.NodeProto) -> int:
@@ -81,7 +82,7 @@ def inner_weight_bytes(node: onnx.NodeProto) -> int:
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Size of a stored tensor."""
+    """Size of a stored tensor in bytes."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
     count = 1
@@ -91,18 +92,18 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor stored in the graph: initializers, sparse ones, attributes; subgraphs included."""
-    for one in all_graphs(graph):
-        yield from one.initializer
-        for sparse in one.sparse_initializer:
+    """Every tensor stored in the graph and its subgraphs: dense initializers, sparse ones, attributes."""
+    for current in all_graphs(graph):
+        yield from current.initializer
+        for sparse in current.sparse_initializer:
             yield from (sparse.values, sparse.indices)
-        for node in one.node:
+        for node in current.node:
             for attribute in node.attribute:
                 yield from attribute_tensors(attribute)
 
 
 def attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    """The tensors stored in an attribute, sparse ones too; those in its graphs are not."""
+    """The dense and sparse tensors stored in an attribute itself; those in its graphs are left out."""
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors
@@ -121,8 +122,8 @@ def function_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def domains(graph: onnx.GraphProto) -> set[str]:
-    """Operator domains in use, subgraphs included."""
-    return {_domain(node.domain) for one in all_graphs(graph) for node in one.node}
+    """Operator domains in use, including those in subgraphs."""
+    return {_domain(node.domain) for current in all_graphs(graph) for node in current.node}
 
 
 def _domain(name: str) -> str:

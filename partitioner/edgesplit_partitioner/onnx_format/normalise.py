@@ -1,19 +1,19 @@
-"""A model as onnxruntime saves it becomes a plain one, the same bytes each time.
+"""Normalises a model that onnxruntime saved, so that the same model always gives the same bytes.
 
-Topological order, nothing dead, every node named, only the operator sets in use, no free text, and every output is
-computed by some node or is an input.
+The result is in topological order, has no dead nodes or weights, names every node, imports only the operator sets in
+use, has no free text, and every output is computed by a node or is an input.
 """
 
 from __future__ import annotations
 
 import onnx
 
-from edgesplit_partitioner.ir.fusion import topological
+from edgesplit_partitioner.ir.fusion import topological_order
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 
 
-def tidy(model: onnx.ModelProto, outputs: list[str]) -> None:
-    """Make the saved model plain, in place, with the outputs of these names in this order."""
+def normalise_model(model: onnx.ModelProto, outputs: list[str]) -> None:
+    """Normalise the saved model in place, with the outputs of these names in this order."""
     graph = model.graph
     _restore_outputs(graph, outputs)
     nodes = _live_nodes(graph)
@@ -21,11 +21,11 @@ def tidy(model: onnx.ModelProto, outputs: list[str]) -> None:
     del graph.node[:]
     graph.node.extend(nodes)
     _drop_dead_weights(graph)
-    for one in onnx_nodes.all_graphs(graph):
-        del one.value_info[:]
-        one.doc_string = ""
-        del one.metadata_props[:]
-        for node in one.node:
+    for subgraph in onnx_nodes.all_graphs(graph):
+        del subgraph.value_info[:]
+        subgraph.doc_string = ""
+        del subgraph.metadata_props[:]
+        for node in subgraph.node:
             node.doc_string = ""
             del node.metadata_props[:]
     _keep_used_opsets(model)
@@ -36,50 +36,52 @@ def tidy(model: onnx.ModelProto, outputs: list[str]) -> None:
 
 
 def _restore_outputs(graph: onnx.GraphProto, outputs: list[str]) -> None:
-    """Outputs in the order given, and an output that was folded into a weight is computed by a node again."""
-    by_name = {one.name: one for one in graph.output}
+    """Put the outputs in the given order, and compute an output that was folded into a weight by an Identity node
+    again."""
+    by_name = {value.name: value for value in graph.output}
     del graph.output[:]
     graph.output.extend(by_name[name] for name in outputs)
     for tensor in graph.initializer:
         if tensor.name in by_name:
             output, tensor.name = tensor.name, f"{tensor.name}/constant"
-            _rename_reads(graph, output, tensor.name)
+            _rename_inputs(graph, output, tensor.name)
             graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [output]))
 
 
-def _rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:
-    for one in onnx_nodes.all_graphs(graph):
-        for node in one.node:
+def _rename_inputs(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a tensor in the inputs of every node, in subgraphs too."""
+    for subgraph in onnx_nodes.all_graphs(graph):
+        for node in subgraph.node:
             for position, name in enumerate(node.input):
                 if name == old:
                     node.input[position] = new
 
 
 def _live_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Copies of the nodes that some output needs, in topological order, earlier ones first."""
-    writer = {name: place for place, node in enumerate(graph.node) for name in onnx_nodes.writes(node)}
+    """Copies of the nodes that an output depends on, in topological order, ties in the order of the file."""
+    writer = {name: position for position, node in enumerate(graph.node) for name in onnx_nodes.outputs_of(node)}
     needs = {
-        place: {writer[name] for name in onnx_nodes.reads(node) if name in writer}
-        for place, node in enumerate(graph.node)
+        position: {writer[name] for name in onnx_nodes.inputs_of(node) if name in writer}
+        for position, node in enumerate(graph.node)
     }
     live: set[int] = set()
-    pending = [writer[one.name] for one in graph.output if one.name in writer]
+    pending = [writer[output.name] for output in graph.output if output.name in writer]
     while pending:
-        place = pending.pop()
-        if place not in live:
-            live.add(place)
-            pending.extend(needs[place])
-    order = topological({place: needs[place] for place in sorted(live)})
+        position = pending.pop()
+        if position not in live:
+            live.add(position)
+            pending.extend(needs[position])
+    order = topological_order({position: needs[position] for position in sorted(live)})
     copies = []
-    for place in order:
+    for position in order:
         copy = onnx.NodeProto()
-        copy.CopyFrom(graph.node[place])
+        copy.CopyFrom(graph.node[position])
         copies.append(copy)
     return copies
 
 
 def _name_nodes(nodes: list[onnx.NodeProto]) -> None:
-    """Every node gets a name of its own: `conv1`, `conv2` where the file gives none."""
+    """Give every node a unique name: `conv1`, `conv2` where the file has none."""
     taken = {node.name for node in nodes}
     used: set[str] = set()
     counts: dict[str, int] = {}
@@ -93,21 +95,22 @@ def _name_nodes(nodes: list[onnx.NodeProto]) -> None:
 
 
 def _drop_dead_weights(graph: onnx.GraphProto) -> None:
-    needed = {name for node in graph.node for name in onnx_nodes.reads(node)}
-    weights = [one for one in graph.initializer if one.name in needed]
+    needed = {name for node in graph.node for name in onnx_nodes.inputs_of(node)}
+    weights = [value for value in graph.initializer if value.name in needed]
     del graph.initializer[:]
     graph.initializer.extend(weights)
-    inputs = {one.name for one in weights}
-    kept = [one for one in graph.input if one.name not in inputs]
+    inputs = {value.name for value in weights}
+    inputs_left = [value for value in graph.input if value.name not in inputs]
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs_left)
 
 
 def _keep_used_opsets(model: onnx.ModelProto) -> None:
-    """onnxruntime names every operator set it knows when it saves; an older one would choke on those it does not."""
+    """Drop unused operator-set imports: onnxruntime imports every set that it has when it saves, and an older
+    onnxruntime rejects those that it does not have."""
     used = onnx_nodes.domains(model.graph)
     for function in model.functions:
         used |= {node.domain for node in function.node}
-    kept = [one for one in model.opset_import if ("" if one.domain == "ai.onnx" else one.domain) in used]
+    kept = [opset for opset in model.opset_import if ("" if opset.domain == "ai.onnx" else opset.domain) in used]
     del model.opset_import[:]
-    model.opset_import.extend(sorted(kept, key=lambda one: one.domain))
+    model.opset_import.extend(sorted(kept, key=lambda opset: opset.domain))

@@ -1,7 +1,8 @@
-"""What an operator's time depends on: its family, and a few sizes whose logarithms the calibration fits seconds over.
+"""The family and sizes on which an operator's run time depends; the calibration fits seconds over the sizes'
+logarithms.
 
-Promises one answer for the operators of a model and for the microbenchmarks alike: both come through `described`.
-A family without an entry in a profile's fit is predicted by its class instead. Pure; no timing here.
+Operators of a model and operators of the calibration's microbenchmarks are described by the same function, `described`.
+A family without an entry in a device profile's fit is predicted by its class instead. Pure functions; nothing is timed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import onnx
 
-from edgesplit_partitioner.ir.graph import Work
-
-if TYPE_CHECKING:
-    from edgesplit_partitioner.onnx_format.operator_work import Lookup
+from edgesplit_partitioner.ir.graph import OperatorWork
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 Sizes = tuple[float, ...]
+"""Sizes of an operator, in the order of its family's entry in `FEATURES`."""
 Shape = tuple[int, ...]
 
 FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -48,7 +48,8 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     "resize-linear": ("elements", "row"),
     "free": (),
 }
-"""The sizes of each family that has more than `elements`. `run` is how many bytes or elements lie side by side."""
+"""Names of the sizes of each family that has more than `elements`. `run` is the number of contiguous bytes or elements.
+"""
 
 ALIASES: Final[Mapping[str, str]] = {
     "Sub": "Add",
@@ -74,64 +75,74 @@ ALIASES: Final[Mapping[str, str]] = {
     "Tile": "Gather",
     "Expand": "Gather",
 }
-"""Operators that cost about what another one does."""
+"""Operators that cost about what another one does, by that operator or family."""
 
-ELEMENT_BY_ELEMENT: Final = frozenset(
+ELEMENTWISE: Final = frozenset(
     {"Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "Erf", "Exp", "Pow", "Cast", "HardSwish", "Add", "Mul", "Div"}
     | {"BatchNormalization", "PRelu"}
 )
-BINARY: Final = frozenset({"Add", "Mul", "Div", "PRelu", "Pow"})
-FREE: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape", "Size"})
+"""Elementwise operators with a family of their own."""
+BINARY_ELEMENTWISE: Final = frozenset({"Add", "Mul", "Div", "PRelu", "Pow"})
+"""Elementwise operators with two operands, the smaller of which may be broadcast."""
+FREE_OPERATORS: Final = frozenset(
+    {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape", "Size"}
+)
+"""Operators that only reinterpret a buffer."""
 CONVOLUTIONS: Final = frozenset({"Conv", "FusedConv"})
+"""Convolutions whose weights are the second input."""
 
 
-def described(work: Work, node: onnx.NodeProto, known: Lookup) -> Work:
-    """The work with its family and sizes; as it was where the operator belongs to none."""
-    family, sizes = family_of(node, known)
+def with_features(work: OperatorWork, node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """The operator's work with its family and sizes filled in; unchanged where the operator belongs to no family."""
+    family, sizes = family_of(node, lookup)
     return replace(work, family=family, sizes=sizes) if family else work
 
 
-def family_of(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
+def family_of(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
     """Family and sizes of `node`; an empty family where none is known."""
     operator = ALIASES.get(node.op_type, node.op_type)
-    if operator in FREE:
+    if operator in FREE_OPERATORS:
         return "free", ()
     if operator in CONVOLUTIONS:
-        return _convolution(node, known)
-    if operator in ELEMENT_BY_ELEMENT:
-        return _elements(operator, node, known)
+        return _convolution_sizes(node, lookup)
+    if operator in ELEMENTWISE:
+        return _elementwise_sizes(operator, node, lookup)
     if operator.startswith("Reduce"):
         operator = "reduce"
     sizes = _BY_OPERATOR.get(operator)
-    return ("", ()) if sizes is None else sizes(node, known)
+    return ("", ()) if sizes is None else sizes(node, lookup)
 
 
-def _shape(node: onnx.NodeProto, known: Lookup, place: int) -> Shape:
-    name = node.input[place] if len(node.input) > place else ""
-    return tuple(max(length, 0) for length in (known.shape(name) if name else None) or ())
+def _input_shape(node: onnx.NodeProto, lookup: TensorLookup, position: int) -> Shape:
+    name = node.input[position] if len(node.input) > position else ""
+    return tuple(max(length, 0) for length in (lookup.shape(name) if name else None) or ())
 
 
-def _written(node: onnx.NodeProto, known: Lookup) -> Shape:
-    name = next((one for one in node.output if one), "")
-    return tuple(max(length, 0) for length in (known.shape(name) if name else None) or ())
+def _output_shape(node: onnx.NodeProto, lookup: TensorLookup) -> Shape:
+    name = next((output for output in node.output if output), "")
+    return tuple(max(length, 0) for length in (lookup.shape(name) if name else None) or ())
 
 
-def _ints(node: onnx.NodeProto, name: str, default: Shape = ()) -> Shape:
-    return next((tuple(one.ints) for one in node.attribute if one.name == name), default)
+def _ints_attribute(node: onnx.NodeProto, name: str, default: Shape = ()) -> Shape:
+    return next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == name), default)
 
 
-def _int(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(one.i) for one in node.attribute if one.name == name), default)
+def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
 
 
-def _convolution(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    weights, out, given = _shape(node, known, 1), _written(node, known), _shape(node, known, 0)
+def _convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    weights, out, input_shape = (
+        _input_shape(node, lookup, 1),
+        _output_shape(node, lookup),
+        _input_shape(node, lookup, 0),
+    )
     if len(weights) < 3 or len(out) < 3:
         return "", ()
-    groups = max(_int(node, "group", 1), 1)
+    groups = max(_int_attribute(node, "group", 1), 1)
     taps, pixels, row = prod(weights[2:]), out[0] * prod(out[2:]), out[-1]
-    stride = prod(_ints(node, "strides", (1,)))
-    if groups > 1 and weights[1] == 1 and groups == given[1]:
+    stride = prod(_ints_attribute(node, "strides", (1,)))
+    if groups > 1 and weights[1] == 1 and groups == input_shape[1]:
         return "depthwise", (weights[0], taps, pixels, row, stride)
     if groups > 1:
         return "convg", (groups, weights[0] / groups, weights[1], taps, pixels, stride)
@@ -142,109 +153,123 @@ def _convolution(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
     return "convk", (weights[0], weights[1], taps, pixels, row, stride)
 
 
-def _transposed(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    weights, given = _shape(node, known, 1), _shape(node, known, 0)
-    if len(weights) < 3 or len(given) < 3:
+def _transposed_convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    weights, input_shape = _input_shape(node, lookup, 1), _input_shape(node, lookup, 0)
+    if len(weights) < 3 or len(input_shape) < 3:
         return "", ()
-    return "convt", (weights[1] * _int(node, "group", 1), weights[0], prod(weights[2:]), given[0] * prod(given[2:]))
+    return "convt", (
+        weights[1] * _int_attribute(node, "group", 1),
+        weights[0],
+        prod(weights[2:]),
+        input_shape[0] * prod(input_shape[2:]),
+    )
 
 
-def _product(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    """Rows, inner length and columns of one product, and how many of them are done side by side."""
-    first, out = _shape(node, known, 0), _written(node, known)
+def _product_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    """Rows, inner length and columns of one matrix product, and the number of products that are batched."""
+    first, out = _input_shape(node, lookup, 0), _output_shape(node, lookup)
     if not first:
         return "", ()
-    inner = first[0] if _int(node, "transA", 0) and len(first) == 2 else first[-1]
+    inner = first[0] if _int_attribute(node, "transA", 0) and len(first) == 2 else first[-1]
     columns = out[-1] if out else 1
-    if known.is_weight(node.input[1]):
+    if lookup.is_weight(node.input[1]):
         count = prod(out) / max(columns, 1)
         return ("gemv", (inner, columns)) if count == 1 else ("gemm", (count, inner, columns))
     rows = out[-2] if len(out) > 1 else 1
     return "matmul", (prod(out[:-2]), rows, inner, columns)
 
 
-def _recurrent(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    given, weights = _shape(node, known, 0), _shape(node, known, 1)
-    if len(given) < 3 or len(weights) < 3:
+def _recurrent_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    input_shape, weights = _input_shape(node, lookup, 0), _input_shape(node, lookup, 1)
+    if len(input_shape) < 3 or len(weights) < 3:
         return "", ()
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}.get(node.op_type, 4)
-    return "recurrent", (given[0] * given[1] * weights[0], given[2], weights[1] * gates / 4)
+    return "recurrent", (input_shape[0] * input_shape[1] * weights[0], input_shape[2], weights[1] * gates / 4)
 
 
-def _elements(operator: str, node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    """One size, unless the smaller operand is repeated in runs."""
-    out = _written(node, known)
-    if operator in BINARY and len(node.input) > 1:
-        shapes = [_shape(node, known, place) for place in range(len(node.input))]
+def _elementwise_sizes(operator: str, node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    """Number of elements; and the length of the repeated run where the smaller operand is broadcast."""
+    out = _output_shape(node, lookup)
+    if operator in BINARY_ELEMENTWISE and len(node.input) > 1:
+        shapes = [_input_shape(node, lookup, position) for position in range(len(node.input))]
         if operator == "Mul" and node.input[0] == node.input[1]:
             return operator, (prod(out),)
-        small = min(shapes, key=prod)
-        if 1 < prod(small) < prod(out):
-            return "broadcast", (prod(out), _repeated(small, out))
+        smaller = min(shapes, key=prod)
+        if 1 < prod(smaller) < prod(out):
+            return "broadcast", (prod(out), _broadcast_run(smaller, out))
     return operator, (prod(out),)
 
 
-def _repeated(small: Shape, out: Shape) -> int:
-    """How many neighbouring results go by the same stretch of the smaller operand."""
+def _broadcast_run(small: Shape, out: Shape) -> int:
+    """Number of contiguous results that use one contiguous stretch of the smaller operand."""
     padded = (1,) * (len(out) - len(small)) + small
-    run, alike = 1, None
-    for length, whole in zip(reversed(padded), reversed(out), strict=True):
-        if whole == 1:
+    run, is_run_whole = 1, None
+    for length, out_length in zip(reversed(padded), reversed(out), strict=True):
+        if out_length == 1:
             continue
-        same = length == whole
-        if alike is not None and same != alike:
+        same = length == out_length
+        if is_run_whole is not None and same != is_run_whole:
             break
-        alike = same
-        run *= whole
+        is_run_whole = same
+        run *= out_length
     return run
 
 
-def _pool(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    out = _written(node, known)
-    taps, stride = prod(_ints(node, "kernel_shape")), prod(_ints(node, "strides", (1,)))
+def _pool_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    out = _output_shape(node, lookup)
+    taps, stride = prod(_ints_attribute(node, "kernel_shape")), prod(_ints_attribute(node, "strides", (1,)))
     return node.op_type, (prod(out), taps, out[-1] if out else 1, stride)
 
 
-def _reduced(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    """`run`: elements side by side in the result that the reduction walks over; 1 where it runs along the rows."""
-    given, results = _shape(node, known, 0), max(prod(_written(node, known)), 1)
-    axis = _int(node, "axis", -1)
-    axes = _ints(node, "axes", (axis,) if node.op_type.startswith("Arg") else ())
-    last = max((one % len(given) for one in axes), default=len(given) - 1) if given else 0
-    return "reduce", (prod(given), results, prod(given[last + 1 :]))
+def _reduction_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    """Sizes of a reduction. `run`: contiguous elements in the result that the reduction walks over; 1 where it runs
+    along the rows."""
+    input_shape, results = _input_shape(node, lookup, 0), max(prod(_output_shape(node, lookup)), 1)
+    axis = _int_attribute(node, "axis", -1)
+    axes = _ints_attribute(node, "axes", (axis,) if node.op_type.startswith("Arg") else ())
+    last = (
+        max((reduced_axis % len(input_shape) for reduced_axis in axes), default=len(input_shape) - 1)
+        if input_shape
+        else 0
+    )
+    return "reduce", (prod(input_shape), results, prod(input_shape[last + 1 :]))
 
 
-def _along_axis(family: str) -> Callable[[onnx.NodeProto, Lookup], tuple[str, Sizes]]:
-    def sizes(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-        given = _shape(node, known, 0)
-        axis = _int(node, "axis", -1) if node.op_type != "InstanceNormalization" else 2
-        start = axis % len(given) if given else 0
-        return family, (prod(given), prod(given[start:]))
+def _axis_sizes(family: str) -> Callable[[onnx.NodeProto, TensorLookup], tuple[str, Sizes]]:
+    def sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+        input_shape = _input_shape(node, lookup, 0)
+        axis = _int_attribute(node, "axis", -1) if node.op_type != "InstanceNormalization" else 2
+        start = axis % len(input_shape) if input_shape else 0
+        return family, (prod(input_shape), prod(input_shape[start:]))
 
     return sizes
 
 
-def _concatenated(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    out, item = _written(node, known), known.itemsize(node.output[0])
-    axis = _int(node, "axis", 1) % max(len(out), 1)
+def _concat_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    out, item = _output_shape(node, lookup), lookup.itemsize(node.output[0])
+    axis = _int_attribute(node, "axis", 1) % max(len(out), 1)
     pieces = max(sum(bool(name) for name in node.input), 1)
     return "Concat", (prod(out) * item, prod(out[axis:]) * item / pieces, pieces)
 
 
-def _split(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    given, item = _shape(node, known, 0), known.itemsize(node.input[0])
-    axis = _int(node, "axis", 0) % max(len(given), 1)
+def _split_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    input_shape, item = _input_shape(node, lookup, 0), lookup.itemsize(node.input[0])
+    axis = _int_attribute(node, "axis", 0) % max(len(input_shape), 1)
     pieces = max(len(node.output), 1)
-    return "Split", (prod(given) * item, prod(given[axis:]) * item / pieces, pieces)
+    return "Split", (prod(input_shape) * item, prod(input_shape[axis:]) * item / pieces, pieces)
 
 
-def _copied(family: str) -> Callable[[onnx.NodeProto, Lookup], tuple[str, Sizes]]:
-    """Copies of stretches: as long as the trailing axes that stay whole."""
+def _copy_sizes(family: str) -> Callable[[onnx.NodeProto, TensorLookup], tuple[str, Sizes]]:
+    """Sizes of an operator that copies contiguous runs, each as long as the trailing axes that stay whole."""
 
-    def sizes(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-        given, out, item = _shape(node, known, 0), _written(node, known), known.itemsize(node.output[0])
+    def sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+        input_shape, out, item = (
+            _input_shape(node, lookup, 0),
+            _output_shape(node, lookup),
+            lookup.itemsize(node.output[0]),
+        )
         run = item
-        for before, after in zip(reversed(given), reversed(out), strict=False):
+        for before, after in zip(reversed(input_shape), reversed(out), strict=False):
             if before != after:
                 break
             run *= after
@@ -253,46 +278,47 @@ def _copied(family: str) -> Callable[[onnx.NodeProto, Lookup], tuple[str, Sizes]
     return sizes
 
 
-def _transpose(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    """`run`: elements that stay side by side; `row`: how far apart in the source the next results lie."""
-    given = _shape(node, known, 0)
-    order = _ints(node, "perm", tuple(reversed(range(len(given)))))
-    if sorted(order) != list(range(len(given))):
+def _transpose_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    """Sizes of a transposition. `run`: elements that stay contiguous; `row`: distance in the source between
+    neighbouring results."""
+    input_shape = _input_shape(node, lookup, 0)
+    order = _ints_attribute(node, "perm", tuple(reversed(range(len(input_shape)))))
+    if sorted(order) != list(range(len(input_shape))):
         return "", ()
-    kept = 0
-    while kept < len(order) and order[-1 - kept] == len(order) - 1 - kept:
-        kept += 1
-    moving = [axis for axis in order[: len(order) - kept] if given[axis] > 1]
+    fixed_axes = 0
+    while fixed_axes < len(order) and order[-1 - fixed_axes] == len(order) - 1 - fixed_axes:
+        fixed_axes += 1
+    moving = [axis for axis in order[: len(order) - fixed_axes] if input_shape[axis] > 1]
     if not moving or moving == sorted(moving):
         return "free", ()
-    return "Transpose", (prod(given), prod(given[len(given) - kept :]), given[moving[-1]])
+    return "Transpose", (prod(input_shape), prod(input_shape[len(input_shape) - fixed_axes :]), input_shape[moving[-1]])
 
 
-def _resize(node: onnx.NodeProto, known: Lookup) -> tuple[str, Sizes]:
-    mode = next((one.s.decode() for one in node.attribute if one.name == "mode"), "nearest")
-    out = _written(node, known)
+def _resize_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
+    mode = next((attribute.s.decode() for attribute in node.attribute if attribute.name == "mode"), "nearest")
+    out = _output_shape(node, lookup)
     return f"resize-{'nearest' if mode == 'nearest' else 'linear'}", (prod(out), out[-1] if out else 1)
 
 
-_BY_OPERATOR: Final[Mapping[str, Callable[[onnx.NodeProto, Lookup], tuple[str, Sizes]]]] = {
-    "ConvTranspose": _transposed,
-    "Gemm": _product,
-    "MatMul": _product,
-    "FusedMatMul": _product,
-    "FusedGemm": _product,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
-    "RNN": _recurrent,
-    "MaxPool": _pool,
-    "AveragePool": _pool,
-    "reduce": _reduced,
-    "Softmax": _along_axis("Softmax"),
-    "normalise": _along_axis("normalise"),
-    "Concat": _concatenated,
-    "Split": _split,
-    "Slice": _copied("Slice"),
-    "Pad": _copied("Pad"),
-    "Gather": _copied("Gather"),
-    "Transpose": _transpose,
-    "Resize": _resize,
+_BY_OPERATOR: Final[Mapping[str, Callable[[onnx.NodeProto, TensorLookup], tuple[str, Sizes]]]] = {
+    "ConvTranspose": _transposed_convolution_sizes,
+    "Gemm": _product_sizes,
+    "MatMul": _product_sizes,
+    "FusedMatMul": _product_sizes,
+    "FusedGemm": _product_sizes,
+    "LSTM": _recurrent_sizes,
+    "GRU": _recurrent_sizes,
+    "RNN": _recurrent_sizes,
+    "MaxPool": _pool_sizes,
+    "AveragePool": _pool_sizes,
+    "reduce": _reduction_sizes,
+    "Softmax": _axis_sizes("Softmax"),
+    "normalise": _axis_sizes("normalise"),
+    "Concat": _concat_sizes,
+    "Split": _split_sizes,
+    "Slice": _copy_sizes("Slice"),
+    "Pad": _copy_sizes("Pad"),
+    "Gather": _copy_sizes("Gather"),
+    "Transpose": _transpose_sizes,
+    "Resize": _resize_sizes,
 }

@@ -1,43 +1,42 @@
-"""What one ONNX operator has to do: floating-point operations, bytes moved, and the class whose rate bounds it.
+"""The work of one ONNX operator: floating-point operations, bytes moved, and the class whose rate bounds its time.
 
-Promises an answer for every operator: one it does not know counts as moving its inputs and outputs once. How long
-that takes on a device is predict.py's business. A length that the caller does not know counts as nothing.
+Every operator has an answer: one that is not known counts as moving its inputs and outputs once. `costs.predict` turns
+work into seconds on a device. An open length counts as nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import prod
 
 import onnx
 
 from edgesplit.input_spec import PCM16_BYTES, InputSpec
-from edgesplit_partitioner.ir.graph import OperatorClass, Work
-from edgesplit_partitioner.onnx_format.operator_features import described
+from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
+from edgesplit_partitioner.onnx_format.operator_features import with_features
+from edgesplit_partitioner.onnx_format.tensor_lookup import IsWeight, ItemBytes, ShapeOf, TensorLookup
 
-ShapeOf = Callable[[str], tuple[int, ...] | None]
-Bytes = Callable[[str], int]
-IsWeight = Callable[[str], bool]
-
-FREE = Work("memory", 0.0, 0.0)
-"""Nothing is computed and nothing moves: the runtime hands the same buffer on."""
+NO_WORK = OperatorWork("memory", 0.0, 0.0)
+"""Nothing is computed and nothing moves: the runtime passes the same buffer on."""
 
 FREE_OPERATORS = frozenset(
     {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape", "Size", "Constant"}
 )
+"""Operators without work."""
 CHEAP_ELEMENTWISE = frozenset(
     {"Abs", "Add", "And", "BitShift", "Cast", "CastLike", "Ceil", "Clip", "DequantizeLinear", "Div", "Equal", "Floor"}
     | {"Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual"}
     | {"Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "QLinearAdd", "QLinearMul", "QuantizeLinear"}
     | {"Reciprocal", "Relu", "Round", "Sign", "Sqrt", "Sub", "Sum", "ThresholdedRelu", "Where", "Xor"}
 )
+"""Elementwise operators with one operation per element."""
 COSTLY_ELEMENTWISE = frozenset(
     {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Celu", "Cos", "Cosh", "Elu", "Erf", "Exp", "Gelu", "Log"}
     | {"Mish", "Pow", "QLinearSigmoid", "QuickGelu", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign", "Swish"}
     | {"Tan", "Tanh"}
 )
-COSTLY_ELEMENT = 8.0
+"""Elementwise operators that evaluate a transcendental function, `COSTLY_ELEMENT` operations per element."""
+TRANSCENDENTAL_FLOPS = 8.0
 """Operations per element of a transcendental function, which runtimes evaluate as a short polynomial."""
 PER_ELEMENT: Mapping[str, tuple[OperatorClass, float]] = {
     "BatchNormalization": ("elementwise", 2.0),
@@ -50,8 +49,8 @@ PER_ELEMENT: Mapping[str, tuple[OperatorClass, float]] = {
     "RMSNormalization": ("memory", 3.0),
     "LpNormalization": ("memory", 3.0),
     "LRN": ("memory", 12.0),
-    "Softmax": ("memory", COSTLY_ELEMENT + 3.0),
-    "LogSoftmax": ("memory", COSTLY_ELEMENT + 3.0),
+    "Softmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0),
+    "LogSoftmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0),
     "CumSum": ("memory", 1.0),
     "TopK": ("memory", 8.0),
     "ArgMax": ("memory", 1.0),
@@ -60,13 +59,16 @@ PER_ELEMENT: Mapping[str, tuple[OperatorClass, float]] = {
     "GlobalMaxPool": ("memory", 1.0),
     "QLinearGlobalAveragePool": ("memory", 1.0),
 }
-"""Operations per element of the first input."""
-POOLS = frozenset({"AveragePool", "MaxPool", "LpPool", "QLinearAveragePool"})
-PICKING = frozenset({"Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "ConstantOfShape", "Range"})
-"""Read only as much as they write, however large the input is."""
-CONVOLUTIONS: Mapping[str, int] = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
-"""Position of the weights."""
-PRODUCTS: Mapping[str, int] = {
+"""Class, and operations per element of the first input."""
+POOLING_OPERATORS = frozenset({"AveragePool", "MaxPool", "LpPool", "QLinearAveragePool"})
+"""Pooling operators, with one operation per element of the kernel for each result."""
+INDEXING_OPERATORS = frozenset(
+    {"Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "ConstantOfShape", "Range"}
+)
+"""Operators that read only as much as they write, however large the input is."""
+CONVOLUTION_WEIGHTS: Mapping[str, int] = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
+"""Position of the weights among the inputs, by operator."""
+PRODUCT_FACTORS: Mapping[str, int] = {
     "Gemm": 1,
     "FusedGemm": 1,
     "MatMul": 1,
@@ -76,153 +78,136 @@ PRODUCTS: Mapping[str, int] = {
     "QLinearMatMul": 3,
     "QGemm": 3,
 }
-"""Position of the second factor."""
+"""Position of the second factor among the inputs, by operator."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """What is known of tensors by name."""
-
-    shape: ShapeOf
-    itemsize: Bytes
-    is_weight: IsWeight
-
-    def elements(self, name: str) -> int:
-        """Number of elements; 0 where the shape is not known."""
-        shape = self.shape(name) if name else None
-        return 0 if shape is None else prod(max(length, 0) for length in shape)
-
-    def bytes(self, names: Iterable[str]) -> float:
-        """Of all the tensors named, each once."""
-        return float(sum(self.elements(name) * self.itemsize(name) for name in set(names) if name))
-
-    def moved(self, node: onnx.NodeProto) -> float:
-        """Every input read and every output written once."""
-        return self.bytes((*node.input, *node.output))
+def work_of(node: onnx.NodeProto, shape: ShapeOf, itemsize: ItemBytes, is_weight: IsWeight) -> OperatorWork:
+    """The work of `node`. `shape` gives the shape of a tensor or weight, or None; `itemsize` gives the bytes of one
+    element."""
+    lookup = TensorLookup(shape, itemsize, is_weight)
+    return with_features(_work(node, lookup), node, lookup)
 
 
-def work_of(node: onnx.NodeProto, shape: ShapeOf, itemsize: Bytes, is_weight: IsWeight) -> Work:
-    """The work of `node`. `shape` gives a tensor's shape (weights too) or None, `itemsize` the bytes of one element."""
-    known = Lookup(shape, itemsize, is_weight)
-    return described(_work(node, known), node, known)
-
-
-def input_work(spec: InputSpec) -> Work:
-    """The work of the input layer: `flops` counts the pixels to decode, `bytes_moved` what resizing and
-    normalising move after that (8-bit planes once, float planes written, scaled and rearranged). Sound is not
-    decoded: 16-bit samples are read, floats written and scaled."""
+def input_work(spec: InputSpec) -> OperatorWork:
+    """The work of the input layer: `flops` counts the pixels to decode, `bytes_moved` what resizing and normalising
+    move after that (8-bit planes once; float planes written, scaled and rearranged). Sound is not decoded: 16-bit
+    samples are read, floats written and scaled."""
     if spec.is_sound:
-        return Work("input", 0.0, float((PCM16_BYTES + 3 * 4) * spec.samples))
+        return OperatorWork("input", 0.0, float((PCM16_BYTES + 3 * 4) * spec.samples))
     pixels = spec.width * spec.height
     values = prod(spec.shape)
     float_bytes = 0 if spec.datatype == "UINT8" else 4 * values
-    return Work("input", float(pixels), float(2 * pixels * spec.channels + 2 * values + 6 * float_bytes))
+    return OperatorWork("input", float(pixels), float(2 * pixels * spec.channels + 2 * values + 6 * float_bytes))
 
 
-def _work(node: onnx.NodeProto, known: Lookup) -> Work:
+def _work(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     operator = node.op_type
     if operator in FREE_OPERATORS or not node.output:
-        return FREE
-    if operator in CONVOLUTIONS:
-        return _convolution(node, known)
+        return NO_WORK
+    if operator in CONVOLUTION_WEIGHTS:
+        return _convolution(node, lookup)
     if operator == "ConvTranspose":
-        return _transposed_convolution(node, known)
-    if operator in PRODUCTS:
-        return _product(node, known)
+        return _transposed_convolution(node, lookup)
+    if operator in PRODUCT_FACTORS:
+        return _product(node, lookup)
     if operator in RECURRENT:
-        return _recurrent(node, known)
+        return _recurrent(node, lookup)
     if operator == "Einsum":
-        return _einsum(node, known)
+        return _einsum(node, lookup)
     if operator in ("If", "Loop", "Scan"):
-        return _control_flow(node, known)
-    return _element_by_element(node, known)
+        return _control_flow(node, lookup)
+    return _elementwise(node, lookup)
 
 
-def _element_by_element(node: onnx.NodeProto, known: Lookup) -> Work:
-    """Everything whose operations grow with the number of elements; what is not known only moves its bytes."""
-    operator, moved = node.op_type, known.moved(node)
+def _elementwise(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """The work of operators whose operations grow with the number of elements; an operator that is not known only moves
+    bytes."""
+    operator, moved = node.op_type, lookup.moved(node)
     if operator in CHEAP_ELEMENTWISE:
-        return Work("elementwise", float(known.elements(node.output[0])), moved)
+        return OperatorWork("elementwise", float(lookup.elements(node.output[0])), moved)
     if operator in COSTLY_ELEMENTWISE:
-        return Work("elementwise", COSTLY_ELEMENT * known.elements(node.output[0]), moved)
+        return OperatorWork("elementwise", TRANSCENDENTAL_FLOPS * lookup.elements(node.output[0]), moved)
     if operator in PER_ELEMENT:
-        kind, each = PER_ELEMENT[operator]
-        return Work(kind, each * known.elements(node.input[0]), moved)
-    if operator in POOLS:
-        return Work("memory", float(known.elements(node.output[0]) * prod(_ints(node, "kernel_shape"))), moved)
+        kind, operations = PER_ELEMENT[operator]
+        return OperatorWork(kind, operations * lookup.elements(node.input[0]), moved)
+    if operator in POOLING_OPERATORS:
+        return OperatorWork("memory", float(lookup.elements(node.output[0]) * prod(_ints(node, "kernel_shape"))), moved)
     if operator.startswith("Reduce"):
-        return Work("memory", float(known.elements(node.input[0])), moved)
-    if operator in PICKING:
-        return Work("memory", 0.0, 2 * known.bytes(node.output))
+        return OperatorWork("memory", float(lookup.elements(node.input[0])), moved)
+    if operator in INDEXING_OPERATORS:
+        return OperatorWork("memory", 0.0, 2 * lookup.bytes(node.output))
     if operator in ("Resize", "Upsample"):
-        return Work("memory", float(known.elements(node.output[0])), moved)
-    return Work("memory", 0.0, moved)
+        return OperatorWork("memory", float(lookup.elements(node.output[0])), moved)
+    return OperatorWork("memory", 0.0, moved)
 
 
-def _convolution(node: onnx.NodeProto, known: Lookup) -> Work:
+def _convolution(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     """2 x multiply-accumulates: each output element sums over one filter. Weights are (out, in / groups, kernel...)."""
-    weights = known.shape(_input(node, CONVOLUTIONS[node.op_type])) or ()
-    each = prod(weights[1:])
-    out = known.elements(node.output[0]) or (weights[0] if weights else 0)
+    weights = lookup.shape(_input(node, CONVOLUTION_WEIGHTS[node.op_type])) or ()
+    filter_elements = prod(weights[1:])
+    out = lookup.elements(node.output[0]) or (weights[0] if weights else 0)
     groups = _int(node, "group", 1)
-    alone = groups > 1 and len(weights) > 1 and weights[1] == 1
-    return Work("depthwise" if alone else "conv", 2.0 * out * each, known.moved(node))
+    is_depthwise = groups > 1 and len(weights) > 1 and weights[1] == 1
+    return OperatorWork("depthwise" if is_depthwise else "conv", 2.0 * out * filter_elements, lookup.moved(node))
 
 
-def _transposed_convolution(node: onnx.NodeProto, known: Lookup) -> Work:
-    """Each input element is spread over one filter. Weights are (in, out / groups, kernel...)."""
-    weights = known.shape(_input(node, 1)) or ()
-    each = prod(weights[1:])
-    alone = _int(node, "group", 1) > 1 and len(weights) > 1 and weights[1] == 1
-    flops = 2.0 * known.elements(node.input[0]) * each
-    return Work("depthwise" if alone else "conv", flops, known.moved(node))
+def _transposed_convolution(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """2 x multiply-accumulates: each input element is spread over one filter. Weights are (in, out / groups,
+    kernel...)."""
+    weights = lookup.shape(_input(node, 1)) or ()
+    filter_elements = prod(weights[1:])
+    is_depthwise = _int(node, "group", 1) > 1 and len(weights) > 1 and weights[1] == 1
+    flops = 2.0 * lookup.elements(node.input[0]) * filter_elements
+    return OperatorWork("depthwise" if is_depthwise else "conv", flops, lookup.moved(node))
 
 
-def _product(node: onnx.NodeProto, known: Lookup) -> Work:
-    """Each output element sums over the inner length: the first factor's last axis (first, where it is transposed)."""
-    first, second = known.shape(node.input[0]), known.shape(_input(node, PRODUCTS[node.op_type]))
-    out = known.elements(node.output[0])
+def _product(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """2 x multiply-accumulates: each output element sums over the inner length, which is the first factor's last axis
+    (its first axis where that factor is transposed)."""
+    first, second = lookup.shape(node.input[0]), lookup.shape(_input(node, PRODUCT_FACTORS[node.op_type]))
+    out = lookup.elements(node.output[0])
     if first:
         inner = first[0] if _int(node, "transA", 0) and len(first) == 2 else first[-1]
-        return Work("gemm", 2.0 * out * max(inner, 0), known.moved(node))
-    return Work("gemm", 2.0 * prod(second or (0,)), known.moved(node))
+        return OperatorWork("gemm", 2.0 * out * max(inner, 0), lookup.moved(node))
+    return OperatorWork("gemm", 2.0 * prod(second or (0,)), lookup.moved(node))
 
 
-def _recurrent(node: onnx.NodeProto, known: Lookup) -> Work:
-    """Both weight matrices once for each step and each of the batch; they are read once and then stay in the cache."""
-    steps = known.shape(node.input[0]) or (1, 1)
-    weights = known.elements(_input(node, 1)) + known.elements(_input(node, 2))
-    return Work("gemm", 2.0 * prod(max(length, 1) for length in steps[:2]) * weights, known.moved(node))
+def _recurrent(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """Both weight matrices once per step and batch element; they are read from memory once and then stay in the
+    cache."""
+    steps = lookup.shape(node.input[0]) or (1, 1)
+    weights = lookup.elements(_input(node, 1)) + lookup.elements(_input(node, 2))
+    return OperatorWork("gemm", 2.0 * prod(max(length, 1) for length in steps[:2]) * weights, lookup.moved(node))
 
 
-def _einsum(node: onnx.NodeProto, known: Lookup) -> Work:
-    """One multiply-accumulate for each combination of the labels; with an ellipsis, only the bytes are known."""
+def _einsum(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """One multiply-accumulate for each combination of the labels; with an ellipsis only the bytes are counted."""
     equation = next((a.s.decode() for a in node.attribute if a.name == "equation"), "").replace(" ", "")
     lengths: dict[str, int] = {}
     for term, name in zip(equation.partition("->")[0].split(","), node.input, strict=False):
-        lengths.update(zip(term, known.shape(name) or (), strict=False))
+        lengths.update(zip(term, lookup.shape(name) or (), strict=False))
     flops = 0.0 if "." in equation or not lengths else 2.0 * prod(lengths.values())
-    return Work("gemm", flops, known.moved(node))
+    return OperatorWork("gemm", flops, lookup.moved(node))
 
 
-def _control_flow(node: onnx.NodeProto, known: Lookup) -> Work:
-    """The heaviest branch of an If, one pass of a Loop or Scan (how often it turns is known only at run time)."""
-    branches = [_branch(attribute.g, known) for attribute in node.attribute if attribute.HasField("g")]
-    heaviest = max(branches, key=lambda work: (work.flops, work.bytes_moved), default=FREE)
-    return Work(heaviest.operator, heaviest.flops, heaviest.bytes_moved + known.moved(node))
+def _control_flow(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """The heaviest branch of an If, or one pass of a Loop or Scan, whose number of passes is known only at run time."""
+    branches = [_branch_work(attribute.g, lookup) for attribute in node.attribute if attribute.HasField("g")]
+    heaviest = max(branches, key=lambda work: (work.flops, work.bytes_moved), default=NO_WORK)
+    return OperatorWork(heaviest.operator, heaviest.flops, heaviest.bytes_moved + lookup.moved(node))
 
 
-def _branch(graph: onnx.GraphProto, outer: Lookup) -> Work:
-    """The sum over a subgraph, under the class of its heaviest operator."""
-    inner = _inside(graph, outer)
+def _branch_work(graph: onnx.GraphProto, outer: TensorLookup) -> OperatorWork:
+    """The sum over a subgraph's operators, under the class of the heaviest one."""
+    inner = _subgraph_lookup(graph, outer)
     works = [_work(node, inner) for node in graph.node]
-    main = max(works, key=lambda work: (work.flops, work.bytes_moved), default=FREE)
-    return Work(main.operator, sum(work.flops for work in works), sum(work.bytes_moved for work in works))
+    main = max(works, key=lambda work: (work.flops, work.bytes_moved), default=NO_WORK)
+    return OperatorWork(main.operator, sum(work.flops for work in works), sum(work.bytes_moved for work in works))
 
 
-def _inside(graph: onnx.GraphProto, outer: Lookup) -> Lookup:
-    """What is known inside a subgraph: its own tensors first, then those it captures."""
+def _subgraph_lookup(graph: onnx.GraphProto, outer: TensorLookup) -> TensorLookup:
+    """Lookup inside a subgraph: its own tensors first, then those that it captures."""
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -236,7 +221,7 @@ def _inside(graph: onnx.GraphProto, outer: Lookup) -> Lookup:
             weights[node.output[0]] = node.attribute[0].t
     for name, tensor in weights.items():
         shapes[name], sizes[name] = tuple(tensor.dims), element_bytes(tensor.data_type)
-    return Lookup(
+    return TensorLookup(
         shape=lambda name: shapes[name] if name in shapes else outer.shape(name),
         itemsize=lambda name: sizes[name] if name in sizes else outer.itemsize(name),
         is_weight=lambda name: name in weights or outer.is_weight(name),
@@ -244,7 +229,7 @@ def _inside(graph: onnx.GraphProto, outer: Lookup) -> Lookup:
 
 
 def element_bytes(data_type: int) -> int:
-    """Bytes of one element of an ONNX data type; 4 where there is no fixed size."""
+    """Bytes of one element of an ONNX data type; 4 where the type has no fixed size."""
     try:
         return max(onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize, 1)
     except (KeyError, TypeError, ValueError):

@@ -1,8 +1,9 @@
-"""onnxruntime meets a stranger's model in a child process: a crash, a hang, a memory hog is an answer, not our end.
+"""Optimises an untrusted ONNX model with onnxruntime in a child process: a crash, a hang or too much memory there is
+reported as ModelRefused and does not affect this process.
 
-`optimise` (the parent's side) gives back the BASIC-optimised model, tidied, with the type of every tensor. The child
-is `python -m edgesplit_partitioner.onnx_format.optimise TASK FOLDER MEMORY`: it reads and writes files in that folder,
-no others.
+`optimise` (the parent's side) returns the BASIC-optimised, normalised model with the type of every tensor. The child is
+`python -m edgesplit_partitioner.onnx_format.optimise TASK FOLDER MEMORY`: it reads and writes files in that folder, no
+others.
 """
 
 from __future__ import annotations
@@ -25,25 +26,30 @@ import onnxruntime
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner.ir.tensor_types import TensorType
 from edgesplit_partitioner.onnx_format import archive, nodes, normalise
-from edgesplit_partitioner.onnx_format.validate import EXTERNAL_BYTES
+from edgesplit_partitioner.onnx_format.validate import MIN_EXTERNAL_BYTES
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 from edgesplit_partitioner.sandbox.limits import confine
 
 CHILD = (sys.executable, "-m", "edgesplit_partitioner.onnx_format.optimise")
+"""Command line of the child, without its arguments."""
 TIMEOUT_S = 300.0
+"""Seconds after which the child is killed."""
 MEMORY_BYTES = 16 * 2**30
-"""Address space of the child, beyond eight times the model: folding a constant may ask for anything."""
-FOLDED_BYTES = 2**26
-"""A constant that folding would make larger than this, and than the model, stays a node, and a folded model may be four
-times both: a few bytes that name a shape must not become gigabytes."""
+"""Address space of the child in bytes, in addition to eight times the model's size: folding a constant may allocate any
+amount."""
+MAX_FOLDED_BYTES = 2**26
+"""Limit on constant folding: a constant that would become larger than this and than the model stays a node, and a
+folded model may have at most four times the sum of both. A few bytes that describe a shape must not become gigabytes.
+"""
 
-GIVEN, GIVEN_DATA, OPTIMISED, ANSWER = "given.onnx", "given.bin", "optimised.onnx", "answer.json"
-WEIGHTS = "weights.bin"
-"""Large weights of the optimised model, where those of the given one were in data files."""
+GIVEN_FILE, GIVEN_DATA_FILE, OPTIMISED_FILE, RESULT_FILE = "given.onnx", "given.bin", "optimised.onnx", "answer.json"
+WEIGHTS_FILE = "weights.bin"
+"""Data file with the large weights of the optimised model, where those of the given model were in data files."""
 ALIGNMENT = 4096
-"""Of weights in a data file, so that they can be mapped."""
-FILLS = ("zeros", "ones")
-"""Trial inputs: some models reject zeros, and what differs between the two depends on the data."""
+"""Alignment of weights in a data file in bytes, so that they can be memory-mapped."""
+TRIAL_FILLS = ("zeros", "ones")
+"""Values that trial inputs are filled with. Some models reject zeros; a shape that differs between the two runs depends
+on the data."""
 
 DATA_DEPENDENT = frozenset(
     {"NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan", "SequenceMap", "Range", "Multinomial"}
@@ -57,7 +63,8 @@ SIZED_BY: Mapping[str, int] = {
     **dict.fromkeys(("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"), 1),
     "MaxUnpool": 2,
 }
-"""Operators whose lengths are values that they read, and the first input that may hold such values."""
+"""Operators whose output lengths are values that they read, with the position of the first input that may hold such
+values."""
 
 ORT_DATATYPES = {
     "bool": "BOOL",
@@ -73,84 +80,92 @@ ORT_DATATYPES = {
     "float": "FP32",
     "double": "FP64",
 }
+"""Open Inference Protocol names of tensor element types, by onnxruntime's name."""
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """A tensor as onnxruntime declares it, lengths -1 where it cannot tell; shape None: not even how many there are."""
+class DeclaredTensor(msgspec.Struct, frozen=True):
+    """Type and shape of a tensor as onnxruntime declares them. A length is -1 where it is unknown; the shape is None
+    where not even the number of dimensions is known."""
 
     datatype: str
     shape: tuple[int, ...] | None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What the child found."""
+class TaskResult(msgspec.Struct, frozen=True):
+    """Result of a task, which the child writes for the parent."""
 
     refused: str = ""
-    declared: dict[str, Seen] = {}
+    """Why onnxruntime refuses the model; empty where it does not."""
+    declared: dict[str, DeclaredTensor] = {}
+    """Declared type and shape of every tensor, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
-    """Of a trial run."""
+    """Shapes of a trial run, by tensor name."""
 
 
 def optimise(
     model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None
 ) -> tuple[onnx.ModelProto, dict[str, TensorType], archive.Data]:
-    """The optimised model, the type of each of its tensors (weights left out), and the data file that it has its large
-    weights in, `WEIGHTS`; ModelRefused where it is none.
+    """The optimised model, the type of each of its tensors (weights left out), and the contents of the data file
+    `WEIGHTS` with its large weights; ModelRefused where onnxruntime cannot load or run the model.
 
-    `data` are the given model's data files. Where there are none, nothing is in a data file afterwards either.
+    `data` are the given model's data files. Without any, the optimised model has no data file either.
     """
     size = model.ByteSize() + sum(map(len, (data or {}).values()))
     with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
         folder = Path(name)
         if data:
-            _write_data(model, data, folder / GIVEN_DATA)
-        (folder / GIVEN).write_bytes(model.SerializeToString())
-        declared = _ask("optimise", folder, size).declared
-        optimised = onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
-        unsure = any(seen.datatype and (seen.shape is None or -1 in seen.shape) for seen in declared.values())
-        trials = _trials(folder, size) if unsure else []
-        weights = _mapped(folder / WEIGHTS) if (folder / WEIGHTS).exists() else b""
-    return optimised, settle(optimised.graph, declared, trials), weights
+            _write_data(model, data, folder / GIVEN_DATA_FILE)
+        (folder / GIVEN_FILE).write_bytes(model.SerializeToString())
+        declared = _run_child("optimise", folder, size).declared
+        optimised = onnx.load_model(str(folder / OPTIMISED_FILE), load_external_data=False)
+        has_open_shapes = any(
+            declaration.datatype and (declaration.shape is None or -1 in declaration.shape)
+            for declaration in declared.values()
+        )
+        trials = _trial_shapes(folder, size) if has_open_shapes else []
+        weights = _memory_map(folder / WEIGHTS_FILE) if (folder / WEIGHTS_FILE).exists() else b""
+    return optimised, resolve_types(optimised.graph, declared, trials), weights
 
 
-def _mapped(path: Path) -> mmap.mmap:
-    """A file's bytes, mapped: they outlive its name, and take no memory that anything else needs."""
+def _memory_map(path: Path) -> mmap.mmap:
+    """A file's bytes, memory-mapped: they stay readable after the file is deleted and can be evicted from memory."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def folded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with what its constants decide decided (an If keeps the one branch); ModelRefused where it is none."""
+def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model after constant folding, where an If with a constant condition keeps only its branch; ModelRefused where
+    onnxruntime refuses the model."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
         folder = Path(name)
-        (folder / GIVEN).write_bytes(model.SerializeToString())
-        _ask("optimise", folder, model.ByteSize())
-        return onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
+        (folder / GIVEN_FILE).write_bytes(model.SerializeToString())
+        _run_child("optimise", folder, model.ByteSize())
+        return onnx.load_model(str(folder / OPTIMISED_FILE), load_external_data=False)
 
 
 def _write_data(model: onnx.ModelProto, data: Mapping[str, memoryview], target: Path) -> None:
-    """All weights that are in data files into one, of a name that we chose; the model points there, in place."""
+    """Write all weights that lie in data files into the one file `target`, and make the model refer to it, in place."""
     offset = 0
     with target.open("wb") as file:
         for tensor in model.graph.initializer:
             if not archive.is_external(tensor):
                 continue
-            location, start, length = archive.external(tensor)
+            location, start, length = archive.external_location(tensor)
             content = data[location][start : None if length < 0 else start + length]
             padding = -offset % ALIGNMENT
             file.write(bytes(padding))
             file.write(content)
-            archive.point_to(tensor, target.name, offset + padding, len(content))
+            archive.set_external_location(tensor, target.name, offset + padding, len(content))
             offset += padding + len(content)
 
 
-def _trials(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]]:
-    """Every tensor's shape in each trial run that came through; ModelRefused where none did."""
+def _trial_shapes(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]]:
+    """Every tensor's shape in each trial run that succeeded; ModelRefused where none did."""
     trials: list[Mapping[str, tuple[int, ...]]] = []
     refusals: list[str] = []
-    for fill in FILLS:
+    for fill in TRIAL_FILLS:
         try:
-            trials.append(_ask(fill, folder, size).shapes)
+            trials.append(_run_child(fill, folder, size).shapes)
         except ModelRefused as refusal:
             refusals.append(str(refusal))
     if not trials:
@@ -158,49 +173,59 @@ def _trials(folder: Path, size: int) -> list[Mapping[str, tuple[int, ...]]]:
     return trials
 
 
-def settle(
-    graph: onnx.GraphProto, declared: Mapping[str, Seen], trials: list[Mapping[str, tuple[int, ...]]]
+def resolve_types(
+    graph: onnx.GraphProto, declared: Mapping[str, DeclaredTensor], trials: list[Mapping[str, tuple[int, ...]]]
 ) -> dict[str, TensorType]:
-    """Declared shapes, completed from trial runs; a length stays -1 where the data may change it."""
-    moving = _depends_on_data(graph)
-    return {name: _settle_one(name, seen, trials, name in moving) for name, seen in declared.items()}
+    """The type of each tensor: the declared shape, completed from trial runs. A length stays -1 where the data may
+    change it."""
+    data_dependent = _depends_on_data(graph)
+    return {
+        name: _resolve_type(name, declaration, trials, name in data_dependent) for name, declaration in declared.items()
+    }
 
 
-def _settle_one(name: str, seen: Seen, trials: list[Mapping[str, tuple[int, ...]]], moving: bool) -> TensorType:
-    runs = [trial[name] for trial in trials if name in trial]
-    if not seen.datatype or (seen.shape is not None and -1 not in seen.shape):
-        shape = seen.shape or ()
-        return TensorType(seen.datatype, shape, tuple(max(length, 0) for length in shape))
-    if not runs or len({len(run) for run in runs}) > 1:
+def _resolve_type(
+    name: str, declared: DeclaredTensor, trials: list[Mapping[str, tuple[int, ...]]], depends_on_data: bool
+) -> TensorType:
+    """The type of one tensor. `moving` is true where its lengths may depend on the data; ModelRefused where neither the
+    declaration nor the trial runs give a shape."""
+    # Trial runs only complete what onnxruntime could not declare: see the first return for a complete declaration.
+    trial_shapes = [trial[name] for trial in trials if name in trial]
+    if not declared.datatype or (declared.shape is not None and -1 not in declared.shape):
+        shape = declared.shape or ()
+        return TensorType(declared.datatype, shape, tuple(max(length, 0) for length in shape))
+    if not trial_shapes or len({len(run) for run in trial_shapes}) > 1:
         raise ModelRefused(f"the shape of the tensor {name[:80]!r} cannot be found, not even by running the model")
-    largest = tuple(max(lengths) for lengths in zip(*runs, strict=True))
-    known = seen.shape if seen.shape is not None else (-1,) * len(largest)
-    same = [len(set(lengths)) == 1 and not moving for lengths in zip(*runs, strict=True)]
+    largest = tuple(max(lengths) for lengths in zip(*trial_shapes, strict=True))
+    declared_shape = declared.shape if declared.shape is not None else (-1,) * len(largest)
+    is_constant = [len(set(lengths)) == 1 and not depends_on_data for lengths in zip(*trial_shapes, strict=True)]
     shape = tuple(
-        given if given >= 0 else (length if stays else -1)
-        for given, length, stays in zip(known, largest, same, strict=True)
+        declared_length if declared_length >= 0 else (length if constant else -1)
+        for declared_length, length, constant in zip(declared_shape, largest, is_constant, strict=True)
     )
-    return TensorType(seen.datatype, shape, largest)
+    return TensorType(declared.datatype, shape, largest)
 
 
 def _depends_on_data(graph: onnx.GraphProto) -> set[str]:
-    """Tensors whose lengths may change with what is fed, or that are made of such."""
-    values = {one.name for one in graph.input}  # that change with what is fed; a Shape of them need not
-    moving: set[str] = set()
+    """Tensors whose lengths may change with the input data, or that are computed from such tensors."""
+    values = {value.name for value in graph.input}  # tensors whose values depend on the input data
+    dynamic: set[str] = set()
     for node in graph.node:
-        reads = nodes.reads(node)
-        sized = node.op_type in SIZED_BY and not values.isdisjoint(node.input[SIZED_BY[node.op_type] :])
-        if sized or node.op_type in DATA_DEPENDENT or not moving.isdisjoint(reads):
-            moving.update(nodes.writes(node))
-        if not values.isdisjoint(reads) and (node.op_type not in ("Shape", "Size") or not moving.isdisjoint(reads)):
-            values.update(nodes.writes(node))
-    return moving
+        reads = nodes.inputs_of(node)
+        is_sized_by_value = node.op_type in SIZED_BY and not values.isdisjoint(node.input[SIZED_BY[node.op_type] :])
+        if is_sized_by_value or node.op_type in DATA_DEPENDENT or not dynamic.isdisjoint(reads):
+            dynamic.update(nodes.outputs_of(node))
+        # The Shape or Size of an input is fixed, and with it all that is computed from it, unless its lengths are
+        # dynamic.
+        if not values.isdisjoint(reads) and (node.op_type not in ("Shape", "Size") or not dynamic.isdisjoint(reads)):
+            values.update(nodes.outputs_of(node))
+    return dynamic
 
 
-def _ask(task: str, folder: Path, size: int) -> Answer:
-    """Run the child; ModelRefused when it refuses, dies or hangs."""
+def _run_child(task: str, folder: Path, size: int) -> TaskResult:
+    """Run one task in the child and return its result; ModelRefused when the child refuses the model, dies or hangs."""
     command = [*CHILD, task, str(folder), str(MEMORY_BYTES + 8 * size)]
-    (folder / ANSWER).unlink(missing_ok=True)
+    (folder / RESULT_FILE).unlink(missing_ok=True)
     try:
         child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
@@ -209,10 +234,10 @@ def _ask(task: str, folder: Path, size: int) -> Answer:
     if child.returncode < 0:
         name = signal.Signals(-child.returncode).name
         raise ModelRefused(f"onnxruntime {onnxruntime.__version__} crashed on this model ({name})")
-    if child.returncode or not (folder / ANSWER).exists():
+    if child.returncode or not (folder / RESULT_FILE).exists():
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
         raise ModelRefused(f"onnxruntime could not look at the model: {last[0][:200]}")
-    answer = msgspec.json.decode((folder / ANSWER).read_bytes(), type=Answer)
+    answer = msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=TaskResult)
     if answer.refused:
         raise ModelRefused(answer.refused)
     return answer
@@ -222,27 +247,27 @@ def _ask(task: str, folder: Path, size: int) -> Answer:
 
 
 def main(arguments: list[str]) -> None:
-    """Do one task in one folder and write the answer there."""
+    """The child: run one task in one folder and write the result there."""
     task, folder, memory = arguments[0], Path(arguments[1]), int(arguments[2])
     confine(memory)
     try:
-        answer = _optimise(folder) if task == "optimise" else _try_run(folder, task)
+        answer = _optimise(folder) if task == "optimise" else _trial_run(folder, task)
     except MemoryError:
-        answer = Answer(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
+        answer = TaskResult(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
     except Exception as error:  # onnxruntime's exceptions share no base class of their own
-        answer = Answer(refused=why_refused(str(error)))
-    (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
+        answer = TaskResult(refused=refusal_message(str(error)))
+    (folder / RESULT_FILE).write_bytes(msgspec.json.encode(answer))
 
 
-def why_refused(text: str) -> str:
-    """onnxruntime's message as a sentence about the model."""
+def refusal_message(text: str) -> str:
+    """onnxruntime's error message as a sentence about the model, without paths and source locations."""
     unknown = re.search(r"No Op registered for (\S+) with domain_version of (\d+)", text)
     if unknown:
         operator = f"{unknown[1]!r} (operator set {unknown[2]})"
         return f"unknown operator {operator}: onnxruntime {onnxruntime.__version__} does not have it"
-    foreign = re.search(r"(\S+)\(-?\d+\) is not a registered function/op", text)
-    if foreign:
-        return f"unknown operator {foreign[1]!r}: onnxruntime {onnxruntime.__version__} has no operator of that domain"
+    custom = re.search(r"(\S+)\(-?\d+\) is not a registered function/op", text)
+    if custom:
+        return f"unknown operator {custom[1]!r}: onnxruntime {onnxruntime.__version__} has no operator of that domain"
     kernel = re.search(r"Could not find an implementation for (\S+) node with name '([^']*)'", text)
     if kernel:
         return (
@@ -262,52 +287,54 @@ def _session(path: Path, level: Any, save_as: Path | None = None) -> onnxruntime
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     if save_as is not None:
-        most = max(FOLDED_BYTES, _given_bytes(path.parent))
+        most = max(MAX_FOLDED_BYTES, _given_bytes(path.parent))
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(most))
         options.optimized_model_filepath = str(save_as)
-        if (path.parent / GIVEN_DATA).exists():  # above 2 GB the saved model could not be one message either
+        if (path.parent / GIVEN_DATA_FILE).exists():  # above 2 GB the saved model could not be one message either
             prefix = "session.optimized_model_external_initializers"
-            options.add_session_config_entry(f"{prefix}_file_name", WEIGHTS)
-            options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(EXTERNAL_BYTES))
+            options.add_session_config_entry(f"{prefix}_file_name", WEIGHTS_FILE)
+            options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(MIN_EXTERNAL_BYTES))
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _given_bytes(folder: Path) -> int:
-    return sum((folder / name).stat().st_size for name in (GIVEN, GIVEN_DATA) if (folder / name).exists())
+    """Size of the given model with its data file, in bytes."""
+    return sum((folder / name).stat().st_size for name in (GIVEN_FILE, GIVEN_DATA_FILE) if (folder / name).exists())
 
 
-def _optimise(folder: Path) -> Answer:
+def _optimise(folder: Path) -> TaskResult:
+    """Optimise, normalise and save the model in the folder; returns the declared type of every tensor."""
     saved = folder / "saved.onnx"
-    given = onnx.load_model(str(folder / GIVEN), load_external_data=False)
-    _session(folder / GIVEN, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, saved)
-    made, most = saved.stat().st_size, 4 * (_given_bytes(folder) + FOLDED_BYTES)
-    if made > most:
-        return Answer(refused=f"its operators on constants make a model of {made / 2**20:.0f} MiB")
+    given = onnx.load_model(str(folder / GIVEN_FILE), load_external_data=False)
+    _session(folder / GIVEN_FILE, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, saved)
+    saved_bytes, limit = saved.stat().st_size, 4 * (_given_bytes(folder) + MAX_FOLDED_BYTES)
+    if saved_bytes > limit:
+        return TaskResult(refused=f"its operators on constants make a model of {saved_bytes / 2**20:.0f} MiB")
     model = onnx.load_model(str(saved), load_external_data=False)
-    normalise.tidy(model, [one.name for one in given.graph.output])
-    (folder / OPTIMISED).write_bytes(model.SerializeToString(deterministic=True))
-    return Answer(declared=_declared(folder, model))
+    normalise.normalise_model(model, [output.name for output in given.graph.output])
+    (folder / OPTIMISED_FILE).write_bytes(model.SerializeToString(deterministic=True))
+    return TaskResult(declared=_declared(folder, model))
 
 
-def _declared(folder: Path, model: onnx.ModelProto) -> dict[str, Seen]:
-    """The types of all tensors, as a session with every one of them as an output states them."""
-    session = _open_up(folder, model)
+def _declared(folder: Path, model: onnx.ModelProto) -> dict[str, DeclaredTensor]:
+    """The type and shape of every tensor, as declared by a session of which every tensor is an output."""
+    session = _probe_session(folder, model)
     scalars = _scalars(model)
-    declared: dict[str, Seen] = {}
-    for one in (*session.get_inputs(), *session.get_outputs()):
-        kind = re.fullmatch(r"tensor\((\w+)\)", one.type)
+    declared: dict[str, DeclaredTensor] = {}
+    for value in (*session.get_inputs(), *session.get_outputs()):
+        kind = re.fullmatch(r"tensor\((\w+)\)", value.type)
         datatype = ORT_DATATYPES.get(kind[1], "") if kind else ""
-        shape = tuple(length if isinstance(length, int) else -1 for length in one.shape)
-        declared[one.name] = Seen(datatype, shape if shape or one.name in scalars else None)
+        shape = tuple(length if isinstance(length, int) else -1 for length in value.shape)
+        declared[value.name] = DeclaredTensor(datatype, shape if shape or value.name in scalars else None)
     return declared
 
 
-def _open_up(folder: Path, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    """The optimised model with every tensor as an output, not optimised again."""
+def _probe_session(folder: Path, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """A session on the optimised model with every tensor as an output, without further optimisation."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
-    inputs = {one.name for one in probe.graph.input}
-    names = [name for node in probe.graph.node for name in nodes.writes(node)]
+    inputs = {value.name for value in probe.graph.input}
+    names = [name for node in probe.graph.node for name in nodes.outputs_of(node)]
     del probe.graph.output[:]
     probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in inputs)
     path = folder / "probe.onnx"
@@ -316,25 +343,27 @@ def _open_up(folder: Path, model: onnx.ModelProto) -> onnxruntime.InferenceSessi
 
 
 def _scalars(model: onnx.ModelProto) -> set[str]:
-    """Tensors known to have no dimensions: onnxruntime says the same of those it knows nothing about."""
+    """Tensors known to have no dimensions. onnxruntime declares the same empty shape for tensors whose shape it does
+    not know."""
     graph = onnx.shape_inference.infer_shapes(model).graph
-    tensors = ((one.name, one.type.tensor_type) for one in (*graph.input, *graph.value_info, *graph.output))
+    tensors = ((value.name, value.type.tensor_type) for value in (*graph.input, *graph.value_info, *graph.output))
     return {name for name, kind in tensors if kind.HasField("shape") and not kind.shape.dim}
 
 
-def _try_run(folder: Path, fill: str) -> Answer:
-    model = onnx.load_model(str(folder / OPTIMISED), load_external_data=False)
-    session = _open_up(folder, model)
+def _trial_run(folder: Path, fill: str) -> TaskResult:
+    """Run the optimised model once on inputs filled with `fill`; returns the shape of every tensor."""
+    model = onnx.load_model(str(folder / OPTIMISED_FILE), load_external_data=False)
+    session = _probe_session(folder, model)
     make = np.zeros if fill == "zeros" else np.ones
     feeds = {}
-    for one in model.graph.input:
-        kind = one.type.tensor_type
-        shape = [length.dim_value for length in kind.shape.dim]
-        feeds[one.name] = make(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    names = [one.name for one in session.get_outputs()]
+    for graph_input in model.graph.input:
+        tensor_type = graph_input.type.tensor_type
+        shape = [length.dim_value for length in tensor_type.shape.dim]
+        feeds[graph_input.name] = make(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
+    names = [value.name for value in session.get_outputs()]
     values = zip(names, session.run(names, feeds), strict=True)
     given = {name: value.shape for name, value in feeds.items()}
-    return Answer(shapes=given | {name: value.shape for name, value in values if isinstance(value, np.ndarray)})
+    return TaskResult(shapes=given | {name: value.shape for name, value in values if isinstance(value, np.ndarray)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files of one ONNX slice: `graph.onnx`, and its larger weights in `weights.bin` beside it.
+"""Writes the files of one ONNX slice: `graph.onnx`, and its larger weights in `weights.bin` beside it.
 
 onnxruntime maps the weights from their file. Small ones stay in the graph, because shape inference reads them there.
 """
@@ -11,58 +11,59 @@ import onnx
 from onnx import numpy_helper
 
 from edgesplit.release.manifest import FileName, TensorSpec
-from edgesplit_partitioner.ir.chunking import Bytes, Piece, padded_bytes, plain_runs, weight_runs
+from edgesplit_partitioner.ir.chunking import Bytes, WeightData, padded_size, split_into_chunks, weight_chunks
 from edgesplit_partitioner.ir.graph import Layer
 from edgesplit_partitioner.ir.prepared_model import Boundary
 from edgesplit_partitioner.onnx_format import archive, nodes
 
-WEIGHTS = "weights.bin"
+WEIGHTS_FILE = "weights.bin"
+"""Name of the weights file of a slice."""
 INLINE_SHAPE_BYTES = 1024
-"""Whole numbers up to this size stay in the graph: they may be shapes, which onnxruntime wants before any weight."""
+"""Integer tensors below this size stay in the graph: they may be shapes, which onnxruntime needs before any weight."""
 INLINE_BYTES = 16
-"""Anything up to this size stays in the graph (scalars; Resize's four scales)."""
-_WHOLE_NUMBERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL})
+"""Any tensor up to this size stays in the graph (scalars; Resize's four scales)."""
+_INTEGER_TYPES = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL})
 
 
-def onnx_files(
+def onnx_slice_files(
     model: onnx.ModelProto, data: archive.Data, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
 ) -> dict[FileName, list[Bytes]]:
     """The chunks of each file of the slice with these layers of `model`, whose data file holds `data`."""
-    pieces = _pieces(members, nodes.initializers(model.graph), data, shared)
+    pieces = _weights_in_file(members, nodes.initializers(model.graph), data, shared)
     proto = _slice_proto(model, members, boundary, pieces)
-    runs = weight_runs(pieces.values())
-    files: dict[FileName, list[Bytes]] = {"graph.onnx": plain_runs(proto.SerializeToString(deterministic=True))}
+    runs = weight_chunks(pieces.values())
+    files: dict[FileName, list[Bytes]] = {"graph.onnx": split_into_chunks(proto.SerializeToString(deterministic=True))}
     if runs:
         files["weights.bin"] = runs
     return files
 
 
-def _pieces(
+def _weights_in_file(
     members: Sequence[Layer], stored: Mapping[str, onnx.TensorProto], data: archive.Data, shared: Collection[str]
-) -> dict[str, Piece]:
-    """The weights that go into the weights file, in the order of their first use; shared ones come last, so that what
-    a layer owns lies together in whatever slice it is."""
-    owned: dict[str, Piece] = {}
-    free: dict[str, Piece] = {}
+) -> dict[str, WeightData]:
+    """The weights that go into the weights file, in the order of their first use. Shared ones come last, so that what a
+    layer owns is contiguous whichever slice it is in."""
+    owned: dict[str, WeightData] = {}
+    free: dict[str, WeightData] = {}
     for layer in members:
         for name in layer.weights:
-            piece = None if name in owned or name in free else data_beside(stored[name], data)
+            piece = None if name in owned or name in free else data_in_weights_file(stored[name], data)
             if piece and name in shared:
-                free[name] = Piece("", piece)
+                free[name] = WeightData("", piece)
             elif piece:
-                owned[name] = Piece(layer.name, piece)
+                owned[name] = WeightData(layer.name, piece)
     return {**owned, **free}
 
 
-def data_beside(tensor: onnx.TensorProto, data: archive.Data) -> Bytes | None:
-    """The tensor's bytes as the weights file holds them, or None if it stays in the graph."""
+def data_in_weights_file(tensor: onnx.TensorProto, data: archive.Data) -> Bytes | None:
+    """The tensor's bytes as the weights file holds them, or None where the tensor stays in the graph."""
     if archive.is_external(tensor):
-        _, offset, length = archive.external(tensor)
+        _, offset, length = archive.external_location(tensor)
         return memoryview(data)[offset : offset + length]
     if tensor.data_type == onnx.TensorProto.STRING:
         return None
     size = nodes.tensor_bytes(tensor)
-    if size <= INLINE_BYTES or (tensor.data_type in _WHOLE_NUMBERS and size < INLINE_SHAPE_BYTES):
+    if size <= INLINE_BYTES or (tensor.data_type in _INTEGER_TYPES and size < INLINE_SHAPE_BYTES):
         return None
     if tensor.HasField("raw_data"):
         return tensor.raw_data
@@ -72,40 +73,43 @@ def data_beside(tensor: onnx.TensorProto, data: archive.Data) -> Bytes | None:
 
 
 def _slice_proto(
-    source: onnx.ModelProto, members: Sequence[Layer], boundary: Boundary, pieces: Mapping[str, Piece]
+    source: onnx.ModelProto, members: Sequence[Layer], boundary: Boundary, pieces: Mapping[str, WeightData]
 ) -> onnx.ModelProto:
-    """The ONNX model of one slice; its larger weights lie in the weights file beside it."""
+    """The ONNX model of one slice; its larger weights are references into the weights file."""
     stored = nodes.initializers(source.graph)
     cut = onnx.ModelProto(ir_version=source.ir_version, producer_name="edgesplit")
     cut.graph.name = "slice"
-    cut.graph.node.extend(source.graph.node[place] for place in _places(members))
-    cut.graph.input.extend(declaration(one) for one in boundary.inputs)
-    cut.graph.output.extend(declaration(one) for one in boundary.outputs)
+    cut.graph.node.extend(source.graph.node[position] for position in _node_positions(members))
+    cut.graph.input.extend(declaration(spec) for spec in boundary.inputs)
+    cut.graph.output.extend(declaration(spec) for spec in boundary.outputs)
     offset = 0
     for name, piece in pieces.items():
-        cut.graph.initializer.append(_pointer(stored[name], offset, len(piece.data)))
-        offset += padded_bytes(len(piece.data))
-    used = dict.fromkeys(name for layer in members for name in layer.weights)
-    cut.graph.initializer.extend(stored[name] for name in used if name not in pieces)
-    read = {name for node in cut.graph.node for name in nodes.reads(node)}
-    cut.graph.sparse_initializer.extend(one for one in source.graph.sparse_initializer if one.values.name in read)
+        cut.graph.initializer.append(_external_reference(stored[name], offset, len(piece.data)))
+        offset += padded_size(len(piece.data))
+    weight_names = dict.fromkeys(name for layer in members for name in layer.weights)
+    cut.graph.initializer.extend(stored[name] for name in weight_names if name not in pieces)
+    read_names = {name for node in cut.graph.node for name in nodes.inputs_of(node)}
+    cut.graph.sparse_initializer.extend(
+        sparse for sparse in source.graph.sparse_initializer if sparse.values.name in read_names
+    )
     cut.functions.extend(source.functions)
-    domains = nodes.domains(cut.graph) | {node.domain for one in source.functions for node in one.node}
+    domains = nodes.domains(cut.graph) | {node.domain for function in source.functions for node in function.node}
     cut.opset_import.extend(
-        one for one in source.opset_import if ("" if one.domain == "ai.onnx" else one.domain) in domains
+        opset for opset in source.opset_import if ("" if opset.domain == "ai.onnx" else opset.domain) in domains
     )
     return cut
 
 
-def _places(members: Sequence[Layer]) -> list[int]:
+def _node_positions(members: Sequence[Layer]) -> list[int]:
     """Positions of the layers' nodes, each once, in the model's order."""
-    return sorted({place for layer in members for place in layer.nodes})
+    return sorted({position for layer in members for position in layer.nodes})
 
 
-def _pointer(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorProto:
+def _external_reference(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorProto:
+    """The weight without its bytes, referring to them in the weights file."""
     pointer = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     pointer.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", WEIGHTS), ("offset", str(offset)), ("length", str(length))):
+    for key, value in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(length))):
         pointer.external_data.add(key=key, value=value)
     return pointer
 
@@ -113,7 +117,7 @@ def _pointer(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorP
 _ONNX_TYPES = {name: number for number, name in nodes.DATATYPES.items()}
 
 
-def declaration(one: TensorSpec) -> onnx.ValueInfoProto:
-    """The tensor's declaration; without a shape where a length depends on the data."""
-    shape = None if -1 in one.shape else one.shape
-    return onnx.helper.make_tensor_value_info(one.name, _ONNX_TYPES[one.datatype], shape)
+def declaration(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """The tensor's declaration as ONNX; without a shape where a length depends on the data."""
+    shape = None if -1 in spec.shape else spec.shape
+    return onnx.helper.make_tensor_value_info(spec.name, _ONNX_TYPES[spec.datatype], shape)

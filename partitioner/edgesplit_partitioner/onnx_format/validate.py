@@ -1,7 +1,7 @@
-"""Bytes that someone says are an ONNX model: is it one, and are its shapes settled?
+"""Checks that the bytes that were pushed are an ONNX model, and binds its free dimensions.
 
-`read_model` refuses what is no ONNX model and says what it is instead; `bind_shapes` settles free dimensions or says
-what to type. Only the protobuf is looked at: whether the operators mean anything is onnxruntime's to say, in a child
+`read_model` refuses what is no ONNX model and says what it is instead; `bind_shapes` binds free dimensions or says what
+to type. Only the protobuf is parsed here; whether its operators are valid is found out by onnxruntime in a child
 process (`optimise`).
 """
 
@@ -19,14 +19,15 @@ from onnx import numpy_helper
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_partitioner.onnx_format import archive, nodes
 
-EXTERNAL_BYTES = 1024
-"""Weights in data files stay there from this size on."""
-EXPORT = "export the model to ONNX (for PyTorch: torch.onnx.export) and push that file"
+MIN_EXTERNAL_BYTES = 1024
+"""Minimum size of a weight that stays in a data file; smaller ones move into the model's message."""
+EXPORT_ADVICE = "export the model to ONNX (for PyTorch: torch.onnx.export) and push that file"
+"""Advice on how to get an ONNX file, for error messages."""
 
 
 def read_model(raw: bytes, data: Mapping[str, memoryview] | None = None) -> onnx.ModelProto:
-    """The ONNX model in `raw`; ModelRefused says what the bytes are instead. `data` are its data files, by the name
-    that it calls them: large weights stay in them, where `external` of `bundle` finds them."""
+    """The ONNX model in `raw`; ModelRefused says what the bytes are instead. `data` are its external data files, by the
+    name that the model uses for each: large weights stay there, and `archive.external_location` gives their place."""
     if not raw:
         raise ModelRefused("the file is empty")
     _refuse_other_formats(raw)
@@ -35,25 +36,25 @@ def read_model(raw: bytes, data: Mapping[str, memoryview] | None = None) -> onnx
         model.ParseFromString(raw)
     except DecodeError as error:
         raise ModelRefused(f"not a whole ONNX file: its {len(raw)} bytes are truncated or damaged") from error
-    _refuse_hollow(model)
-    _settle_external_data(model, data or {})
-    _name_once(model.graph)
+    _refuse_incomplete(model)
+    _inline_small_data(model, data or {})
+    _make_names_unique(model.graph)
     return model
 
 
 def _refuse_other_formats(raw: bytes) -> None:
-    """ModelRefused for the formats people push by mistake, each by its own mark."""
+    """Raise ModelRefused for formats that are pushed by mistake, each recognised by its magic bytes."""
     if raw[4:8] == b"TFL3":
         raise ModelRefused("this is a TFLite model in an archive; push the .tflite file itself")
     if raw[4:8] == b"ORTM":
         raise ModelRefused("this is an onnxruntime ORT-format file; push the ONNX file that it was made from")
     if raw.startswith(b"PK\x03\x04"):
-        what = "a PyTorch file (a zip of pickles, never opened here)" if b"data.pkl" in raw else "a zip archive"
-        raise ModelRefused(f"this is {what}; {EXPORT}")
+        kind = "a PyTorch file (a zip of pickles, never opened here)" if b"data.pkl" in raw else "a zip archive"
+        raise ModelRefused(f"this is {kind}; {EXPORT_ADVICE}")
     if raw[0] == 0x80 and 2 <= raw[1:2].ljust(1, b"\0")[0] <= 5:
-        raise ModelRefused(f"this is a Python pickle, which is never opened because it can run code; {EXPORT}")
+        raise ModelRefused(f"this is a Python pickle, which is never opened because it can run code; {EXPORT_ADVICE}")
     if raw.startswith(b"\x89HDF"):
-        raise ModelRefused(f"this is an HDF5 file, as older Keras writes; {EXPORT}")
+        raise ModelRefused(f"this is an HDF5 file, as older Keras writes; {EXPORT_ADVICE}")
     if raw.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
         raise ModelRefused("this is a compressed file; unpack it and push what is inside")
     if raw.startswith(b"version https://git-lfs"):
@@ -63,12 +64,14 @@ def _refuse_other_formats(raw: bytes) -> None:
 
 
 def _is_text(head: bytes) -> bool:
-    """A protobuf always has control characters near its start; text has none but white space."""
+    """Whether the first bytes of a file are text. A protobuf always has control characters near its start; text has
+    none but white space."""
     return all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in head)
 
 
-def _refuse_hollow(model: onnx.ModelProto) -> None:
-    """Bytes that happen to parse are not yet a model: other protobufs do, and so do files cut at a field's edge."""
+def _refuse_incomplete(model: onnx.ModelProto) -> None:
+    """Raise ModelRefused where bytes that parse are not a whole model: other protobufs parse too, and so do files cut
+    off at the end of a field."""
     graph = model.graph
     if not model.ir_version or not model.HasField("graph"):
         raise ModelRefused("not an ONNX model: it has no ONNX version or no graph (another protobuf, or cut off)")
@@ -80,37 +83,37 @@ def _refuse_hollow(model: onnx.ModelProto) -> None:
         raise ModelRefused("the model has no operators, so there is nothing to run or to cut")
 
 
-def _name_once(graph: onnx.GraphProto) -> None:
-    """Nodes that share a name lose it (they get one of their own when the model is tidied), and an output that is
-    listed twice is one output, in place: answers go by name."""
+def _make_names_unique(graph: onnx.GraphProto) -> None:
+    """Make node and output names unique, in place. Nodes that share a name lose it, and get a new one when the model is
+    normalised; an output that is listed twice is kept once, because results are returned by name."""
     for inner in nodes.all_graphs(graph):
         shared = {name for name, count in Counter(node.name for node in inner.node).items() if count > 1}
         for node in inner.node:
             if node.name in shared:
                 node.name = ""
-    outputs = list({one.name: one for one in graph.output}.values())
+    outputs = list({value.name: value for value in graph.output}.values())
     del graph.output[:]
     graph.output.extend(outputs)
 
 
-def _settle_external_data(model: onnx.ModelProto, data: Mapping[str, memoryview]) -> None:
-    """Every tensor whose bytes are in a data file: there and whole, else ModelRefused. Large weights of the main graph
-    stay there; all others move into the message, in place."""
+def _inline_small_data(model: onnx.ModelProto, data: Mapping[str, memoryview]) -> None:
+    """Check that every tensor in an external data file is there and whole, else ModelRefused. Large weights of the main
+    graph stay in the file; all others move into the message, in place."""
     stored = chain(nodes.stored_tensors(model.graph), nodes.function_tensors(model))
-    for place, tensor in enumerate(stored):  # the main graph's weights come first
+    for position, tensor in enumerate(stored):  # the main graph's weights come first
         if not archive.is_external(tensor):
             continue
-        content = _content(tensor, data)
-        if place < len(model.graph.initializer) and len(content) >= EXTERNAL_BYTES:
+        content = _external_data(tensor, data)
+        if position < len(model.graph.initializer) and len(content) >= MIN_EXTERNAL_BYTES:
             continue
         del tensor.external_data[:]
         tensor.ClearField("data_location")
         tensor.raw_data = bytes(content)
 
 
-def _content(tensor: onnx.TensorProto, data: Mapping[str, memoryview]) -> memoryview:
-    """The bytes of a tensor that are in a data file."""
-    location, offset, length = archive.external(tensor)
+def _external_data(tensor: onnx.TensorProto, data: Mapping[str, memoryview]) -> memoryview:
+    """The bytes of a tensor that lie in an external data file; ModelRefused where they are not whole."""
+    location, offset, length = archive.external_location(tensor)
     if location not in data:
         raise ModelRefused(
             f"the weights of {tensor.name[:80]!r} are in another file ({location[:80]!r}), which was not given; push"
@@ -125,60 +128,64 @@ def _content(tensor: onnx.TensorProto, data: Mapping[str, memoryview]) -> memory
 
 
 def drop_initializer_inputs(model: onnx.ModelProto) -> None:
-    """Weights that are listed as inputs (IR 3 demands it, later exporters still do) become plain weights, in place."""
+    """Remove from the inputs what is a weight, in place: IR version 3 requires weights to be listed as inputs, and
+    later exporters still do."""
     graph = model.graph
     model.ir_version = max(model.ir_version, 4)
     weights = nodes.constant_names(graph)
-    kept = [one for one in graph.input if one.name not in weights]
+    inputs_left = [value for value in graph.input if value.name not in weights]
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs_left)
 
 
 def bind_values(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> dict[str, int]:
-    """Inputs of one whole number that a binding names have that value for good, in place; the bindings that are left.
+    """Make an input that is a single integer and named by a binding a constant of that value, in place; returns the
+    bindings that remain.
 
-    So a sampling rate, say, decides its branches before the model is cut. A free dimension of the same name goes first.
+    So a sampling rate, for example, decides its branches before the model is cut. A free dimension of the same name
+    takes precedence.
     """
     lengths = {name for _, name, _ in _free_dimensions(graph)}
-    left = dict(bindings)
-    for one in whole_numbers(graph):
-        if one.name in bindings and one.name not in lengths:
-            shape = [1] * len(one.type.tensor_type.shape.dim)
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type)
-            value = np.full(shape, left.pop(one.name), dtype)
-            graph.initializer.append(numpy_helper.from_array(value, one.name))
-            graph.input.remove(one)
-    return left
+    remaining = dict(bindings)
+    for value_info in integer_inputs(graph):
+        if value_info.name in bindings and value_info.name not in lengths:
+            shape = [1] * len(value_info.type.tensor_type.shape.dim)
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(value_info.type.tensor_type.elem_type)
+            value = np.full(shape, remaining.pop(value_info.name), dtype)
+            graph.initializer.append(numpy_helper.from_array(value, value_info.name))
+            graph.input.remove(value_info)
+    return remaining
 
 
-def whole_numbers(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that are one whole number each."""
-    kinds = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+def integer_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that are a single integer each."""
+    integer_types = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
     return [
-        one
-        for one in graph.input
-        if one.type.tensor_type.elem_type in kinds
-        and one.type.tensor_type.HasField("shape")
-        and all(length.dim_value == 1 for length in one.type.tensor_type.shape.dim)
+        value_info
+        for value_info in graph.input
+        if value_info.type.tensor_type.elem_type in integer_types
+        and value_info.type.tensor_type.HasField("shape")
+        and all(length.dim_value == 1 for length in value_info.type.tensor_type.shape.dim)
     ]
 
 
 def has_branches(graph: onnx.GraphProto) -> bool:
-    """Whether an If stands in the main graph."""
+    """Whether the main graph has an If."""
     return any(node.op_type == "If" for node in graph.node)
 
 
 def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
-    """Give every free dimension of the inputs its length, in place; what was inferred from free ones is dropped.
+    """Give every free dimension of the inputs its length, in place, and drop the shapes that were inferred from free
+    ones.
 
-    ModelRefused lists what to type where a length is missing; UsageError where a binding fits nothing.
+    ModelRefused lists what to type where a length is missing; UsageError where a binding matches nothing.
     """
     _check_bindings(graph, bindings)
-    for dimension, name, place in _free_dimensions(graph):
-        length = bindings.get(place, bindings.get(name, 0))
+    for dimension, name, label in _free_dimensions(graph):
+        length = bindings.get(label, bindings.get(name, 0))
         if length:
             dimension.dim_value = length
-    missing = list(dict.fromkeys(name or place for _, name, place in _free_dimensions(graph)))
+    missing = list(dict.fromkeys(name or label for _, name, label in _free_dimensions(graph)))
     if missing:
         raise ModelRefused(f"the inputs' shapes are not settled; {_how_to_bind(missing)}")
     del graph.value_info[:]
@@ -188,34 +195,37 @@ def bind_shapes(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
 
 
 def _check_bindings(graph: onnx.GraphProto, bindings: Mapping[str, int]) -> None:
-    known = {label for _, name, place in _free_dimensions(graph) for label in (name, place) if label}
+    """Raise UsageError where a binding names no free dimension, or its length is out of range."""
+    labels = {either for _, name, axis_label in _free_dimensions(graph) for either in (name, axis_label) if either}
     for name, length in bindings.items():
-        if name not in known:
-            choice = f"its free dimensions are {', '.join(sorted(known))}" if known else "it has no free dimensions"
+        if name not in labels:
+            choice = f"its free dimensions are {', '.join(sorted(labels))}" if labels else "it has no free dimensions"
             raise UsageError(f"--bind {name}={length}: the model knows no such dimension; {choice}")
         if not 1 <= length < 2**31:
             raise UsageError(f"--bind {name}={length}: a length is at least 1")
 
 
 def _free_dimensions(graph: onnx.GraphProto) -> Iterator[tuple[onnx.TensorShapeProto.Dimension, str, str]]:
-    """Each input dimension without a length: itself, its name (may be empty), and `INPUT:AXIS`."""
-    for one in graph.input:
-        kind = one.type.tensor_type
-        if not one.type.HasField("tensor_type") or kind.elem_type not in nodes.DATATYPES:
-            raise ModelRefused(f"the input {one.name[:80]!r} is not a tensor of numbers; only those can be fed")
-        if not kind.HasField("shape"):
+    """Each input dimension without a length: the dimension, its name (may be empty), and its label `INPUT:AXIS`.
+    ModelRefused where an input is no tensor of numbers or has no shape."""
+    for value_info in graph.input:
+        tensor_type = value_info.type.tensor_type
+        if not value_info.type.HasField("tensor_type") or tensor_type.elem_type not in nodes.DATATYPES:
+            raise ModelRefused(f"the input {value_info.name[:80]!r} is not a tensor of numbers; only those can be fed")
+        if not tensor_type.HasField("shape"):
             raise ModelRefused(
-                f"the input {one.name[:80]!r} does not say how many dimensions it has; export it with a shape"
+                f"the input {value_info.name[:80]!r} does not say how many dimensions it has; export it with a shape"
             )
-        for axis, dimension in enumerate(kind.shape.dim):
+        for axis, dimension in enumerate(tensor_type.shape.dim):
             if dimension.dim_value <= 0:
-                yield dimension, dimension.dim_param, f"{one.name}:{axis}"
+                yield dimension, dimension.dim_param, f"{value_info.name}:{axis}"
 
 
 def _how_to_bind(names: list[str]) -> str:
-    """The words to type; 1 is offered where it is what almost everyone means."""
+    """The options to type; length 1 is suggested where the dimension is most likely the batch."""
     return "give each length: " + " ".join(f"--bind {name}={1 if _is_batch(name) else 'LENGTH'}" for name in names)
 
 
 def _is_batch(name: str) -> bool:
+    """Whether a free dimension's name is one that exporters use for the batch, or it is the first axis."""
     return name.lower() in ("n", "b", "bs", "batch", "batch_size", "none") or name.endswith(":0")

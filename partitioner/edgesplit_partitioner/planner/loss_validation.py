@@ -1,7 +1,8 @@
-"""An allowance for loss is used on one half of the samples and must hold on the other: which codecs of a plan did not?
+"""Validation of lossy codecs on held-out samples: which codecs of a plan lose more there than is allowed?
 
-Losses of several tensors add up, as they do for the limit itself. A codec that fails is left out of the costs and the
-plan is made again, so that what stays is the next best that holds; without any left it is lossless.
+Codecs are chosen by their loss on one half of the samples; the limit must hold on the other half too. Losses of several
+tensors add up, as they do for the limit itself. A codec that fails is left out of the costs and the plan is made again,
+so the next best that holds is taken; with none left the plan is lossless.
 """
 
 from __future__ import annotations
@@ -13,43 +14,47 @@ import msgspec
 from edgesplit.plan import Hop, Row
 from edgesplit.release import boundary_codecs
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost
+from edgesplit_partitioner.formulation.cost_model import tensors_of
 
 Pair = tuple[str, str]
 """A tensor and a base codec."""
-NOISE = 1e-12
+ROUNDING = 1e-12
+"""The limit may be missed by this fraction: the rounding error of adding losses."""
 
 
 def with_losses(row: Row, costs: Mapping[str, TensorCost]) -> Row:
-    """The row with its loss by either half; `confirmed_loss` stays None where nobody has measured it."""
+    """The row with its loss on either half of the samples; `confirmed_loss` is None where a codec was not validated."""
     used = _used(row, costs)
     if not used:
         return row
-    found = [one.confirmed_loss for _, one in used]
-    known = [one for one in found if one is not None]
-    confirmed = sum(known) if len(known) == len(found) else None
-    return msgspec.structs.replace(row, loss=sum(one.loss for _, one in used), confirmed_loss=confirmed)
+    losses = [cost.confirmed_loss for _, cost in used]
+    known = [loss for loss in losses if loss is not None]
+    confirmed = sum(known) if len(known) == len(losses) else None
+    return msgspec.structs.replace(row, loss=sum(cost.loss for _, cost in used), confirmed_loss=confirmed)
 
 
 def unconfirmed(rows: Iterable[Row], costs: Costs, max_loss: float) -> frozenset[Pair]:
-    """Of each row that loses more than allowed on the confirming half, the codec that loses most there."""
+    """Of each row that loses more than allowed on the held-out half, the codec that loses most there."""
     tensors = tensors_of(costs)
     failed: set[Pair] = set()
     for row in rows:
         used = _used(row, tensors)
-        lost = {pair: one.confirmed_loss for pair, one in used if one.confirmed_loss is not None}
-        if sum(lost.values()) > max_loss * (1 + NOISE) + NOISE:
-            failed.add(max(lost, key=lambda pair: lost[pair]))
+        losses = {pair: cost.confirmed_loss for pair, cost in used if cost.confirmed_loss is not None}
+        if sum(losses.values()) > max_loss * (1 + ROUNDING) + ROUNDING:
+            failed.add(max(losses, key=lambda pair: losses[pair]))
     return frozenset(failed)
 
 
 def without(costs: Costs, pairs: frozenset[Pair]) -> Costs:
     """The costs without these codecs, compressed or not."""
 
-    def kept(name: str, cost: TensorCost) -> TensorCost:
-        left = {
-            codec: one for codec, one in cost.codecs.items() if (name, boundary_codecs.split(codec)[0]) not in pairs
+    def kept(name: str, tensor: TensorCost) -> TensorCost:
+        codecs = {
+            codec: cost
+            for codec, cost in tensor.codecs.items()
+            if (name, boundary_codecs.split_codec_name(codec)[0]) not in pairs
         }
-        return msgspec.structs.replace(cost, codecs=left)
+        return msgspec.structs.replace(tensor, codecs=codecs)
 
     layers = tuple(
         msgspec.structs.replace(layer, writes={name: kept(name, cost) for name, cost in layer.writes.items()})
@@ -57,14 +62,6 @@ def without(costs: Costs, pairs: frozenset[Pair]) -> Costs:
     )
     inputs = {name: kept(name, cost) for name, cost in costs.inputs.items()}
     return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
-
-
-def tensors_of(costs: Costs) -> dict[str, TensorCost]:
-    """Every tensor by name."""
-    found = dict(costs.inputs)
-    for layer in costs.layers:
-        found.update(layer.writes)
-    return found
 
 
 def _used(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCost]]:
@@ -80,6 +77,6 @@ def _used(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCo
 
 
 def _cost(tensor: TensorCost, codec: str, compress: bool) -> CodecCost | None:
-    """As it was measured for such a request, else for the other kind."""
-    plain, packed = tensor.codecs.get(codec), tensor.codecs.get(codec + boundary_codecs.ZSTD)
-    return (packed or plain) if compress else (plain or packed)
+    """What the codec costs in such a request, or in the other kind where it was measured only there."""
+    plain, compressed = tensor.codecs.get(codec), tensor.codecs.get(codec + boundary_codecs.ZSTD_SUFFIX)
+    return (compressed or plain) if compress else (plain or compressed)

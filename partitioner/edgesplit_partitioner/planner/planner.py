@@ -1,8 +1,9 @@
 """`plan`: costs and links in, the best cut and the switching table out. Pure; nothing is measured or sent here.
 
-Any number of tiers, and any objective that adds up, exactly: a minimum cut per furthest tier and way of sending,
-compared with all-local, the round trips added to whatever crosses. What the cuts are made of is `problem`, what they
-are to be least in `objectives`, which of them limits allow `walls`; limits on sums and throughput go to `milp`.
+Any number of tiers, and any objective that adds up, exactly: a minimum cut per furthest tier and kind of request,
+compared with all-local, the round trips added to whatever crosses. `formulation.mincut_problem` builds the cuts,
+`formulation.objectives` prices them, `formulation.placement` applies the limits; limits on sums and throughput are
+solved by the package `milp`.
 """
 
 from __future__ import annotations
@@ -15,60 +16,61 @@ from typing import Any
 
 import msgspec
 
-from edgesplit import plan as words
+from edgesplit import plan as plan_table
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link, Row
 from edgesplit_partitioner.algorithms.lower_envelope import lower_envelope
-from edgesplit_partitioner.costs.intervals import Between, of_row
+from edgesplit_partitioner.costs.intervals import SecondsInterval, row_interval
 from edgesplit_partitioner.costs.model import Costs
-from edgesplit_partitioner.formulation.constraints import Limits, as_limits, earliest_cut
+from edgesplit_partitioner.formulation.constraints import Limits, earliest_cut, parse_limits
+from edgesplit_partitioner.formulation.cost_model import tensors_of
 from edgesplit_partitioner.formulation.cost_terms import Memory
-from edgesplit_partitioner.formulation.objectives import OBJECTIVES, as_objective
+from edgesplit_partitioner.formulation.objectives import OBJECTIVES, parse_objective
+from edgesplit_partitioner.formulation.solution import layers_by_tier
 from edgesplit_partitioner.formulation.tiers import Links
 from edgesplit_partitioner.planner import constrained
 from edgesplit_partitioner.planner.alternatives import Candidate, candidates_of
-from edgesplit_partitioner.planner.loss_validation import tensors_of, unconfirmed, with_losses, without
-from edgesplit_partitioner.planner.search import Search, bytes_of, key_of, power_of
+from edgesplit_partitioner.planner.loss_validation import unconfirmed, with_losses, without
+from edgesplit_partitioner.planner.search import PlanSearch, cut_key, power_of, total_bytes
 from edgesplit_partitioner.planner.sensitivity import LOADS, SLOWDOWNS
 
-__all__ = ["OBJECTIVES", "Certificate", "Plan", "plan"]
+__all__ = ["OBJECTIVES", "Certificate", "PlanResult", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How sure the answer is, and what the pure modes cost, in the objective's unit (seconds by default); None where a
-    tier cannot run every layer.
-    """
+    """The proof of a plan's optimality, and what the pure modes cost, in the objective's unit (seconds by default)."""
 
     lower_bound: float
-    """No cut within the limits is better."""
+    """No cut within the limits has a lower value."""
     gap: float
-    """How far above the bound the plan is, as a part of its value; 0 but for the noise of adding doubles."""
+    """How far above the bound the plan is, as a fraction of its value; 0 but for the noise of adding doubles."""
     all_local: float | None
+    """None where the device cannot run every layer."""
     all_remote: float | None
-    """On one tier beyond the device, compressed or not, whichever is best."""
+    """On one tier beyond the device, compressed or not, whichever is best; None where no tier can run every layer."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanResult:
     """The best cut for one link, with its proof; `table` holds the cuts for all other links."""
 
     costs: Costs = field(repr=False)
     tiers: tuple[str, ...]
     links: tuple[Link, ...]
-    """Between neighbours, as planned: a varying one at the mean of 1/bandwidth, or at its p95 where that is asked."""
+    """Between neighbours, as planned: a varying link at its mean seconds per byte, at their p95 for `latency_p95`."""
     limits: Limits
     codecs: tuple[str, ...]
     objective: str
     cut: dict[str, tuple[str, ...]]
     """Layer names by tier."""
     value: float
-    """What was made least: seconds, joules or their weighted sum; of a stream, seconds per inference."""
+    """Of the objective, minimised: seconds, joules or their weighted sum; of a stream, seconds per inference."""
     seconds: float
     """Latency on `links`."""
     joules: float | None
-    """Of the device's layers, None where the costs have none for one of them; where energy is an objective or a limit,
-    of the device: its layers, encoding, waiting and radio.
+    """Of the device's layers, None where the costs lack them for a layer; where energy is an objective or a limit, of
+    the whole device: its layers, encoding, waiting and radio.
     """
     bytes: int
     """Up and down, over all links."""
@@ -78,18 +80,18 @@ class Plan:
     gain: float | None
     """How many times better than the better of the pure modes that the limits allow; None if they allow neither."""
     _best: Row = field(repr=False)
-    _search: Search = field(repr=False, compare=False)
+    _search: PlanSearch = field(repr=False, compare=False)
 
     @cached_property
     def row(self) -> Row:
         """The best cut as it stands in the table."""
-        mine = key_of(self._best)
-        return next(row for row in self.table.rows if key_of(row) == mine)
+        key = cut_key(self._best)
+        return next(row for row in self.table.rows if cut_key(row) == key)
 
     @cached_property
-    def between(self) -> Between | None:
-        """Between what `seconds` is believed to lie, where a tier's seconds are predicted; links are as planned."""
-        return of_row(self.costs, self.tiers, self._best, self.seconds)
+    def between(self) -> SecondsInterval | None:
+        """Interval of `seconds` where a tier's seconds are predicted, None where all are measured; links as planned."""
+        return row_interval(self.costs, self.tiers, self._best, self.seconds)
 
     @property
     def link(self) -> Link:
@@ -101,35 +103,35 @@ class Plan:
         """What the plan needs on the device, in bytes: weights, all of them where the fallback is `warm`, and the peak
         of live tensors.
         """
-        return constrained.memory(self._search, self._search.solution)
+        return self._search.memory(self._search.solution)
 
     @cached_property
     def regret(self) -> float:
-        """How much dearer than the best cut the table may be under other server loads and device slow-downs.
+        """How much more than the best cut the table may cost under other server loads and device slow-downs.
 
-        As a part of the best cost, at the planned links, for any factors between those sampled (`factors.LOADS`,
-        `factors.SLOWDOWNS`). At load 1 and slow-down 1 it is 0 at every bandwidth. Not a number where none was sampled:
-        a forced cut, or a plan that `milp` made.
+        As a fraction of the best cost, at the planned links, for any factors between those sampled
+        (`sensitivity.LOADS`, `sensitivity.SLOWDOWNS`). At load 1 and slow-down 1 it is 0 at every bandwidth. Not a
+        number where none was sampled: a forced cut, or a plan of the package `milp`.
         """
-        return self._search.sampled.regret if self._sampled else math.nan
+        return self._search.sampled_factors.regret if self._is_sampled else math.nan
 
     @property
-    def _sampled(self) -> bool:
-        return not self.limits.forced and not self._search.by_program
+    def _is_sampled(self) -> bool:
+        return not self.limits.forced and not self._search.needs_milp
 
     @cached_property
-    def table(self) -> words.Plan:
-        """The switching table: every cut that is best at some uplink bandwidth, computed when first asked for.
+    def table(self) -> plan_table.Plan:
+        """The switching table: every cut that is best at some uplink bandwidth, computed when first read.
 
         Exact for every round trip at the link's downlink rate, further links as planned; all-local is among the rows
-        unless it cannot run, or the fallback is `none` and it is best at no round trip. Rows that other server loads or
-        device slow-downs ask for are added, and `regret` says what is still lost. Under limits on sums the table is
-        sampled (`limited.table`).
+        unless it cannot run, or the fallback is `none` and it is best at no round trip. Rows that are best under other
+        server loads or device slow-downs are added, and `regret` bounds what is still lost. Under limits on sums the
+        table has a limited number of rows, and of a stream it is sampled (`constrained.table`).
         """
         tensors = tensors_of(self.costs)
         rows = tuple(with_losses(row, tensors) for row in self._search.rows)
         objective = self._search.objective
-        return words.Plan(
+        return plan_table.Plan(
             model=self.costs.model,
             device_class=self.costs.device_class,
             rows=rows,
@@ -137,20 +139,25 @@ class Plan:
             fallback=self.limits.fallback if any(row.is_local for row in rows) else "none",
             objective=self.objective,
             limits=self.limits.as_text(),
-            never_leaves=self._search.raw_tensors if self.limits.keep_raw_input else (),
+            never_leaves=self._raw_tensors if self.limits.keep_raw_input else (),
             earliest_cut=earliest_cut(self.costs, self.limits),
             basis=(self.costs.basis.get(self.tiers[0], "").split() or ["predicted"])[0],
             forced=rows[0].name if self.limits.forced else "",
             weights=objective.row_weights,
             power=self._power,
-            regret=self.regret if self._sampled else 0.0,
-            factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._sampled else {},
+            regret=self.regret if self._is_sampled else 0.0,
+            factors={"server_load": LOADS[-1], "device_slowdown": SLOWDOWNS[-1]} if self._is_sampled else {},
             tiers=self.tiers if len(self.tiers) > 2 else (),
         )
 
     @property
-    def _power(self) -> words.Power | None:
-        """What the device draws, for whoever chooses at run time; None where the costs do not know every layer's."""
+    def _raw_tensors(self) -> tuple[str, ...]:
+        """What `keep_raw_input` holds on the device, in the order of the costs."""
+        return tuple(name for name in tensors_of(self.costs) if name in self.costs.raw)
+
+    @property
+    def _power(self) -> plan_table.Power | None:
+        """What the device draws, for the choice of a row at run time; None where a layer has no joules in the costs."""
         if self._search.objective.energy:
             return self._search.power
         if any(self.tiers[0] not in layer.joules for layer in self.costs.layers):
@@ -166,19 +173,19 @@ class Plan:
         if self._search.objective.throughput:
             best = constrained.stream_ranges(self.table.rows, self.link)
             return {row.name: best.get(row.name) for row in self.table.rows}
-        lines = [self._search.line(row, row.name) for row in self.table.rows]
-        best = {one.line.what: (_rate(one.end), _rate(one.start)) for one in lower_envelope(lines)}
+        segments = lower_envelope(self._search.line(row, row.name) for row in self.table.rows)
+        best = {segment.line.item: (_rate(segment.end), _rate(segment.start)) for segment in segments}
         return {row.name: best.get(row.name) for row in self.table.rows}
 
     def candidates(self, most: int = 10) -> list[Candidate]:
-        """The cuts that a reader would like to see beside the best, most remote first (see `beside_the_best`)."""
+        """Cuts to show beside the best, most remote first (see `alternatives`)."""
         return candidates_of(self._search, most)
 
     def to_builtins(self) -> dict[str, Any]:
         """Everything as plain values, for JSON. An infinite bandwidth becomes null."""
         ranges = {
-            name: None if found is None else [rate if math.isfinite(rate) else None for rate in found]
-            for name, found in self.ranges.items()
+            name: None if rates is None else [rate if math.isfinite(rate) else None for rate in rates]
+            for name, rates in self.ranges.items()
         }
         plain = {
             "model": self.costs.model,
@@ -212,43 +219,43 @@ def plan(
     objective: str | Mapping[str, float] = "latency",
     limits: Limits | Mapping[str, Any] | None = None,
     codecs: Iterable[str] | None = None,
-) -> Plan:
+) -> PlanResult:
     """The cut of least cost from the first input byte to the last answer, and the table of cuts around it.
 
     `links` names each pair of neighbouring tiers, as in
     `{"device-cloud": {"up_bytes_per_s": 1e6, "down_bytes_per_s": 1e6, "rtt_s": 0.04}}`; a rate may be a sequence (a
     trace), and the first link may name its `radio`. `objective` is one of `OBJECTIVES`, or a weight for each of some.
-    Codecs that lose more on other samples than `max_loss` allows are left out (`confirm`). UsageError where something
-    cannot be read, InfeasibleLimits where no cut keeps the limits.
+    Codecs that lose more on held-out samples than `max_loss` allows are left out (`loss_validation`). UsageError where
+    an argument cannot be read, InfeasibleLimits where no cut keeps the limits.
     """
     if not isinstance(costs, Costs):
         raise UsageError(f"costs: give what load_costs returns, not {type(costs).__name__}")
-    wanted, kept = as_objective(objective), as_limits(limits)
-    made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
-    while kept.max_loss and (failed := unconfirmed(made.table.rows, costs, kept.max_loss)):
+    parsed, kept = parse_objective(objective), parse_limits(limits)
+    result = _planned(costs, PlanSearch.of(costs, links, kept, codecs, parsed))
+    while kept.max_loss and (failed := unconfirmed(result.table.rows, costs, kept.max_loss)):
         costs = without(costs, failed)
-        made = _planned(costs, Search.of(costs, links, kept, codecs, wanted))
-    return made
+        result = _planned(costs, PlanSearch.of(costs, links, kept, codecs, parsed))
+    return result
 
 
-def _planned(costs: Costs, search: Search) -> Plan:
-    """The answer to one question; whether its codecs hold on other samples is not asked here."""
+def _planned(costs: Costs, search: PlanSearch) -> PlanResult:
+    """The plan of one search; whether its codecs hold on held-out samples is not checked here."""
     row = search.best
     value, seconds = search.value(row), search.seconds(row)
     local, remote = search.pure
-    bound = min(search.lower_bound, value)
-    return Plan(
+    bound = min(search.solution.lower_bound, value)
+    return PlanResult(
         costs=costs,
         tiers=search.chain.tiers,
         links=search.links,
         limits=search.limits,
         codecs=search.codecs,
         objective=search.objective.name,
-        cut=search.problem.cut(search.solution.tier_of),
+        cut=layers_by_tier(search.model, search.solution.tier_of),
         value=value,
         seconds=seconds,
         joules=search.joules(row),
-        bytes=bytes_of(row),
+        bytes=total_bytes(row),
         split=_split(row, search.link),
         certificate=Certificate(bound, (value - bound) / value if value else 0.0, local, remote),
         gain=search.better_pure / value if search.better_pure and value else None,
@@ -263,12 +270,12 @@ def _split(row: Row, link: Link) -> dict[str, float]:
     return {
         "device": row.device_s,
         "encode": row.encode_s + encode_s,
-        "link": words.link_s(row, link) + row.beyond_s,
+        "link": plan_table.link_s(row, link) + row.beyond_s,
         "decode": row.decode_s + decode_s,
         "remote": row.remote_s - encode_s - decode_s,
     }
 
 
 def _rate(x: float) -> float:
-    """Bytes per second of x seconds per byte."""
+    """Bytes per second at x seconds per byte."""
     return 1.0 / x if x else math.inf

@@ -1,82 +1,103 @@
-"""Other server loads and device slow-downs: the cuts that are best under some, and what is lost between them.
+"""Other server loads and device slow-downs: which cuts are best under some, and what is lost between the samples.
 
-The table is exact over bandwidth at load 1 and slow-down 1. Factors are sampled at the planned link, a minimum cut
-each; a cut that the table would miss by more than `WORTH` joins it. What may still be lost anywhere between the
-samples is bounded without another solve: the best cost is a minimum of costs linear in both factors, so it is concave,
-and lies nowhere below what is interpolated between its values at the samples.
+The switching table is exact over bandwidth at load 1 and slow-down 1. These two factors are sampled at the planned
+link, a minimum cut for each pair; a cut that costs less than the table by more than `MIN_GAIN` joins the table.
+
+What may still be lost anywhere between the samples (the regret) is bounded without another solve: the cost of a cut is
+linear in both factors, so the least cost over all cuts is a minimum of linear functions, which is concave, and a
+concave function is nowhere below the interpolation between its values at the samples.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgesplit_partitioner.algorithms.mincut import Floats
-from edgesplit_partitioner.formulation.mincut_problem import Solution
-from edgesplit_partitioner.formulation.objectives import Scene
-
-if TYPE_CHECKING:
-    from edgesplit_partitioner.planner.search import Search
+from edgesplit_partitioner.arrays import Floats
+from edgesplit_partitioner.formulation.cost_terms import LinkScenario
+from edgesplit_partitioner.formulation.solution import Solution
 
 LOADS = (1.0, 2.0, 4.0, 8.0)
+"""Server loads that are sampled first."""
 SLOWDOWNS = (1.0, 2.0, 4.0)
-WORTH = 0.01
-"""A cut joins the table where the table costs more than the cut by this part."""
-REFINED = 3
-"""So many times another load or slow-down is sampled, where most may be lost, while that is more than `WORTH`."""
-_BETWEEN = 8
+"""Device slow-downs that are sampled first."""
+MIN_GAIN = 0.01
+"""A cut joins the table where the table costs more than the cut by this fraction."""
+MAX_REFINEMENTS = 3
+"""So many times another load or slow-down is sampled, where most may be lost, while that is more than `MIN_GAIN`."""
+_POINTS_BETWEEN = 8
 """Points between neighbouring samples at which the loss is bounded."""
+
+Scenarios = Sequence[LinkScenario]
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What sampling found."""
+class SensitivitySample:
+    """The cuts that other factors ask for, and bounds on what the table loses without and with them."""
 
     added: tuple[Solution, ...]
     """Cuts that the table lacks."""
-    before: float
-    """How much dearer than the best cut the table may be without them, as a part of its cost."""
+    regret_before: float
+    """Without them the table costs at most so much more than the best cut, as a fraction of the best cost."""
     regret: float
-    """The same with them: no more than this, anywhere between the samples, at the planned link."""
+    """With them the table costs at most so much more, anywhere between the samples, at the planned link."""
 
 
-def sample(search: Search, kept: Sequence[Solution], room: int) -> Sampled:
-    """Solve for pairs of factors, more of them where most may be lost, and bound what is lost with what was found.
+def sample(
+    scenarios: Scenarios,
+    solve: Callable[[Scenarios], list[Solution]],
+    cost: Callable[[Scenarios, Solution], float],
+    table: Sequence[Solution],
+    fallback: Sequence[Solution],
+    room: int,
+) -> SensitivitySample:
+    """Solve for pairs of factors, more of them where most may be lost, and bound what the table loses.
 
-    `kept` are the table's rows without all-local; at most `room` join them.
+    `scenarios` are those of the objective, which the factors are applied to. `solve` returns cheapest cuts in scenarios
+    with a lower bound each, `cost` what a cut costs there. `table` are the table's rows but for all-local, which is
+    `fallback` where it is allowed; at most `room` cuts join them.
     """
+
+    def scaled(load: float, slowdown: float) -> Scenarios:
+        return [replace(scenario, load=load, slowdown=slowdown) for scenario in scenarios]
+
+    def plane(solution: Solution) -> Floats:
+        """A cut's cost over the factors, linear in both: [constant, per load, per slow-down]."""
+        base, loaded, slowed = (cost(scaled(*factors), solution) for factors in ((1, 1), (2, 1), (1, 2)))
+        return np.array([base - (loaded - base) - (slowed - base), loaded - base, slowed - base])
+
     added: list[Solution] = []
-    planes = [_plane(search, one) for one in (*kept, *_local(search))]
-    first = list(planes)
+    planes = [plane(solution) for solution in (*table, *fallback)]
+    before = list(planes)
     loads, slowdowns = list(LOADS), list(SLOWDOWNS)
-    least: dict[tuple[float, float], float] = {}
+    bounds: dict[tuple[float, float], float] = {}
     regret = 0.0
-    for left in range(REFINED, -1, -1):
+    for left in range(MAX_REFINEMENTS, -1, -1):
         for load, slowdown in itertools.product(loads, slowdowns):
-            if (load, slowdown) in least:
+            if (load, slowdown) in bounds:
                 continue
-            scenes = _scaled(search, load, slowdown)
-            found = search.solutions(scenes, exact=False)
-            least[load, slowdown] = min(one.lower_bound for one in found)
-            best = min(found, key=lambda one: search.value_in(scenes, search.figures(one)))
-            worth = search.value_in(scenes, search.figures(best)) * (1 + WORTH)
-            if len(added) < room and _lowest(planes, load, slowdown) > worth:
+            here = scaled(load, slowdown)
+            solved = solve(here)
+            # The bound, not the cost of the best cut found: the solver is inexact here, and the regret must hold.
+            bounds[load, slowdown] = min(solution.lower_bound for solution in solved)
+            best = min(solved, key=lambda solution: cost(here, solution))
+            worth_adding = cost(here, best) * (1 + MIN_GAIN)
+            if len(added) < room and _lowest(planes, load, slowdown) > worth_adding:
                 added.append(best)
-                planes.append(_plane(search, best))
-        regret, where = _loss(planes, loads, slowdowns, least)
-        if regret <= WORTH or not left:
+                planes.append(plane(best))
+        regret, where = _largest_regret(planes, loads, slowdowns, bounds)
+        if regret <= MIN_GAIN or not left:
             break
-        _insert(loads, slowdowns, where)
-    return Sampled(tuple(added), _loss(first, loads, slowdowns, least)[0], regret)
+        _refine(loads, slowdowns, where)
+    return SensitivitySample(tuple(added), _largest_regret(before, loads, slowdowns, bounds)[0], regret)
 
 
-def _insert(loads: list[float], slowdowns: list[float], where: tuple[float, float]) -> None:
-    """One more sample of that factor whose neighbours around `where` are further apart, as ratios."""
+def _refine(loads: list[float], slowdowns: list[float], where: tuple[float, float]) -> None:
+    """Add a sample of the factor whose neighbours around `where` are further apart, as ratios: their geometric mean."""
     gaps = []
     for samples, at in ((loads, where[0]), (slowdowns, where[1])):
         place = min(max(bisect.bisect_right(samples, at), 1), len(samples) - 1)
@@ -85,41 +106,30 @@ def _insert(loads: list[float], slowdowns: list[float], where: tuple[float, floa
     bisect.insort(samples, middle)
 
 
-def _local(search: Search) -> list[Solution]:
-    may = search.limits.fallback != "none" and search.allow(search.everything)
-    return [Solution(search.everything, False, 0.0)] if may else []
-
-
-def _scaled(search: Search, load: float, slowdown: float) -> list[Scene]:
-    return [replace(scene, load=load, slowdown=slowdown) for scene in search.scenes]
-
-
-def _plane(search: Search, solution: Solution) -> Floats:
-    """A cut's cost over the factors, as [constant, per load, per slow-down]: it is linear in both."""
-    row = search.figures(solution)
-    here, loaded, slowed = (search.value_in(_scaled(search, *one), row) for one in ((1, 1), (2, 1), (1, 2)))
-    return np.array([here - (loaded - here) - (slowed - here), loaded - here, slowed - here])
-
-
 def _lowest(planes: list[Floats], load: float, slowdown: float) -> float:
+    """The cost of the cheapest cut of the table at a pair of factors."""
     return float(min(plane @ (1.0, load, slowdown) for plane in planes))
 
 
-def _loss(
-    planes: list[Floats], loads: list[float], slowdowns: list[float], least: Mapping[tuple[float, float], float]
+def _largest_regret(
+    planes: list[Floats], loads: list[float], slowdowns: list[float], bounds: Mapping[tuple[float, float], float]
 ) -> tuple[float, tuple[float, float]]:
-    """The largest part by which the lowest plane may lie above the best cost, known at the samples, and where."""
-    values = np.array([[least[load, slowdown] for slowdown in slowdowns] for load in loads])
-    x, y = _refined(loads), _refined(slowdowns)
+    """The largest fraction by which the table may cost more than the best cut, and the factors where.
+
+    The table is the lowest of the planes; the best cost is at least the interpolation of its bounds at the samples.
+    """
+    values = np.array([[bounds[load, slowdown] for slowdown in slowdowns] for load in loads])
+    x, y = _with_points_between(loads), _with_points_between(slowdowns)
     over_loads = np.array([np.interp(x, loads, column) for column in values.T]).T
     bound = np.array([np.interp(y, slowdowns, row) for row in over_loads])
-    fixed, per_load, per_slowdown = (np.array(planes)[:, one, None, None] for one in range(3))
+    fixed, per_load, per_slowdown = (np.array(planes)[:, part, None, None] for part in range(3))
     table = np.min(fixed + per_load * x[:, None] + per_slowdown * y, axis=0)
     above = np.divide(table - bound, bound, out=np.zeros_like(bound), where=bound > 0)
     i, j = np.unravel_index(int(above.argmax()), above.shape)
     return max(float(above[i, j]), 0.0), (float(x[i]), float(y[j]))
 
 
-def _refined(samples: Sequence[float]) -> Floats:
-    parts = [np.linspace(one, other, _BETWEEN, endpoint=False) for one, other in itertools.pairwise(samples)]
+def _with_points_between(samples: Sequence[float]) -> Floats:
+    """The samples with points evenly spaced between neighbours."""
+    parts = [np.linspace(*pair, _POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(samples)]
     return np.concatenate([*parts, samples[-1:]])

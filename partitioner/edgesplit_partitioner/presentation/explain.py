@@ -1,8 +1,8 @@
-"""Why this cut? The reasons behind a plan as plain values; `edgesplit_cli.views.explain` makes sentences of them.
+"""The reasons behind a plan as plain values; `edgesplit_cli.views.explain` formats them as sentences.
 
-Pure, and made of nothing but more plans of the same question: layers held where they are (what moving the cut costs),
-one layer sent elsewhere (the next best), a limit left out (what it costs), other links and speeds (where the choice
-changes). So every reason is as exact as the plan, for any number of tiers, objective and limits.
+Pure, and derived from nothing but more plans of the same request: layers pinned where they are (what moving the cut
+costs), one layer forbidden where it is (the next best cut), a limit left out (what it costs), other links and speeds
+(where the choice changes). So every reason is as exact as the plan, for any number of tiers, objective and limits.
 """
 
 from __future__ import annotations
@@ -16,127 +16,129 @@ import msgspec
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Link
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.formulation.constraints import Limits, as_limits
+from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink
-from edgesplit_partitioner.planner.planner import Plan, plan
+from edgesplit_partitioner.planner.planner import PlanResult, plan
 
-MOST_MOVED = 24
-"""Layers at the cut that are tried elsewhere, at most: the cheapest to move."""
-FURTHEST = 1000.0
-"""How far a link's rate, the server's load and the device's speed are followed."""
-FURTHEST_RTT_S = 10.0
-STEPS = 100
-CLOSE = 1e-9
+MAX_MOVED_LAYERS = 24
+"""Layers at the cut that are tried elsewhere for the next best, at most: the cheapest to move."""
+MAX_FACTOR = 1000.0
+"""Factor up to which a link's rate, the server's load and the device's slow-down are varied."""
+MAX_RTT_S = 10.0
+"""Round trip up to which it is varied."""
+MAX_STEPS = 100
+"""Plans made to locate one change, at most."""
+TOLERANCE = 1e-9
+"""Values closer than this fraction are equal."""
 NUDGE = 1e-6
-"""Of the way that is left: so far is looked past a point where two cuts cost the same."""
+"""Fraction of the remaining range by which a search steps past a point where two cuts cost the same."""
 
 Subject = Literal["uplink", "round trip", "server load", "device slow-down"]
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class CutSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A cut and what it costs."""
 
     cut: dict[str, int]
-    """Layers by tier."""
+    """Number of layers by tier."""
     last: dict[str, str]
-    """The last layer on each tier that has some, but for the furthest."""
+    """By tier that runs layers, except the furthest: the name of its last layer."""
     value: float
-    """What the plan wants least of."""
+    """Of the objective."""
     seconds: float
     joules: float | None
     bytes: int
     split: dict[str, float]
-    """`seconds` by where they go."""
+    """`seconds` by phase: device, encode, link, decode, remote."""
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer elsewhere, all others where they are."""
+class LayerMove(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan with one layer on another tier, all others where they are."""
 
     layer: str
     source: str
     target: str
-    to: Choice
+    to: CutSummary
     more: float
-    """Value above the plan's."""
+    """The move's value minus the plan's."""
     split: dict[str, float]
-    """By where seconds go: how many more."""
+    """By phase: the move's seconds minus the plan's."""
     allowed: bool
     """False where a limit forbids it."""
 
 
-class Bind(msgspec.Struct, frozen=True, kw_only=True):
+class LimitCost(msgspec.Struct, frozen=True, kw_only=True):
     """A limit, and the plan without it."""
 
     limit: str
     """As it was given."""
-    without: Choice
+    without: CutSummary
     costs: float
-    """Value that the plan would be better by; 0 where the limit changes nothing."""
+    """By how much the plan's value would be lower without it; 0 where the limit changes nothing."""
 
     @property
     def binds(self) -> bool:
-        """The plan would be another."""
+        """Whether the plan would be better without the limit."""
         return self.costs > 0
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class CutChange(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest condition at which another cut is best, all else as planned."""
 
     subject: Subject
     rises: bool
-    """It is met as the subject grows."""
+    """Whether the subject has to grow to get there."""
     at: float
     """Bytes per second, seconds, or a factor."""
-    to: Choice
+    to: CutSummary
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All reasons. Values are in the objective's unit."""
+    """All reasons for a plan. Values are in the objective's unit."""
 
     model: str
     objective: str
     unit: str
     tiers: tuple[str, ...]
-    best: Choice
+    best: CutSummary
     lower_bound: float
     gap: float
     all_local: float | None
     all_remote: float | None
-    inward: tuple[Move, ...]
+    inward: tuple[LayerMove, ...]
     """One layer more towards the device, cheapest first."""
-    outward: tuple[Move, ...]
+    outward: tuple[LayerMove, ...]
     """One layer more away from it, cheapest first."""
-    next_best: Choice | None
+    next_best: CutSummary | None
     next_exact: bool
-    """No other cut is better; False where not every layer at the cut was tried."""
-    limits: tuple[Bind, ...]
-    changes: tuple[Change, ...]
+    """Whether no other cut is better than `next_best`; False where not every layer at the cut was tried."""
+    limits: tuple[LimitCost, ...]
+    changes: tuple[CutChange, ...]
 
 
 @dataclass(frozen=True)
-class _Question:
-    """What was asked, so that it can be asked again with a difference."""
+class _Request:
+    """The arguments of a plan and the plan itself, so that it can be made again with a difference."""
 
     costs: Costs
     links: Links
     limits: Limits
     objective: Any
     codecs: tuple[str, ...] | None
-    found: Plan
+    made: PlanResult
 
-    def again(self, *, costs: Costs | None = None, links: Links | None = None, limits: Limits | None = None) -> Plan:
-        return plan(
-            costs or self.costs,
-            self.links if links is None else links,
-            objective=self.objective,
-            limits=limits or self.limits,
-            codecs=self.codecs,
-        )
-
-    def maybe(self, **difference: Any) -> Plan | None:
-        """None where no cut keeps the limits."""
+    def again(
+        self, *, costs: Costs | None = None, links: Links | None = None, limits: Limits | None = None
+    ) -> PlanResult | None:
+        """The plan with other costs, links or limits; None where no cut keeps the limits."""
         try:
-            return self.again(**difference)
+            return plan(
+                costs or self.costs,
+                self.links if links is None else links,
+                objective=self.objective,
+                limits=limits or self.limits,
+                codecs=self.codecs,
+            )
         except InfeasibleLimits:
             return None
 
@@ -145,55 +147,54 @@ def explain(
     costs: Costs,
     links: Links,
     limits: Limits | Mapping[str, Any] | None = None,
-    made: Plan | None = None,
+    made: PlanResult | None = None,
     *,
     objective: str | Mapping[str, float] = "latency",
     codecs: Iterable[str] | None = None,
 ) -> Explanation:
-    """The reasons for the plan `made`, which was made of the same arguments (it is made here where it is not given)."""
-    asked, allowed = as_limits(limits), tuple(codecs) if codecs is not None else None
-    found = made or plan(costs, links, objective=objective, limits=asked, codecs=allowed)
-    question = _Question(costs, links, asked, objective, allowed, found)
-    moves = sorted(_moves(question), key=lambda move: move.more)
-    next_best, exact = (None, False) if asked.forced else _next_best(question, moves)
-    outward = {move.layer for move in moves if _outward(found, move)}
+    """The reasons for the plan `made`, which was made of the same arguments; it is made here where it is None."""
+    parsed, allowed = parse_limits(limits), tuple(codecs) if codecs is not None else None
+    made = made or plan(costs, links, objective=objective, limits=parsed, codecs=allowed)
+    request = _Request(costs, links, parsed, objective, allowed, made)
+    moves = sorted(_moves(request), key=lambda move: move.more)
+    next_best, exact = (None, False) if parsed.forced else _next_best(request, moves)
     return Explanation(
         model=costs.model,
-        objective=found.objective,
-        unit=unit_of(objective),
-        tiers=tuple(found.tiers),
-        best=_choice(found),
-        lower_bound=found.certificate.lower_bound,
-        gap=found.certificate.gap,
-        all_local=found.certificate.all_local,
-        all_remote=found.certificate.all_remote,
-        inward=tuple(move for move in moves if not _outward(found, move)),
-        outward=tuple(move for move in moves if move.layer in outward and _outward(found, move)),
+        objective=made.objective,
+        unit=_unit_of(objective),
+        tiers=tuple(made.tiers),
+        best=_choice(made),
+        lower_bound=made.certificate.lower_bound,
+        gap=made.certificate.gap,
+        all_local=made.certificate.all_local,
+        all_remote=made.certificate.all_remote,
+        inward=tuple(move for move in moves if not _is_outward(made, move)),
+        outward=tuple(move for move in moves if _is_outward(made, move)),
         next_best=next_best,
         next_exact=exact,
-        limits=tuple(_binds(question)),
-        changes=tuple(_changes(question)),
+        limits=tuple(_limit_costs(request)),
+        changes=tuple(_changes(request)),
     )
 
 
-def unit_of(objective: str | Mapping[str, float]) -> str:
-    """Of the objective's values: seconds, joules, or none where both are weighed."""
+def _unit_of(objective: str | Mapping[str, float]) -> str:
+    """Unit of the objective's values: `s`, `J`, or empty where both are weighed."""
     names = {objective} if isinstance(objective, str) else {name for name, weight in objective.items() if weight}
     if names == {"energy"}:
         return "J"
     return "" if "energy" in names or not isinstance(objective, str) else "s"
 
 
-def _outward(found: Plan, move: Move) -> bool:
-    return found.tiers.index(move.target) > found.tiers.index(move.source)
+def _is_outward(made: PlanResult, move: LayerMove) -> bool:
+    return made.tiers.index(move.target) > made.tiers.index(move.source)
 
 
-def _choice(made: Plan) -> Choice:
+def _choice(made: PlanResult) -> CutSummary:
     cut = {tier: made.cut.get(tier, ()) for tier in made.tiers}
-    return Choice(
+    return CutSummary(
         cut={tier: len(layers) for tier, layers in cut.items()},
         last={tier: layers[-1] for tier, layers in list(cut.items())[:-1] if layers},
-        value=value_of(made),
+        value=made.value,
         seconds=made.seconds,
         joules=made.joules,
         bytes=made.bytes,
@@ -201,48 +202,45 @@ def _choice(made: Plan) -> Choice:
     )
 
 
-def value_of(made: Plan) -> float:
-    """What the plan is least in."""
-    return made.value
-
-
 # ---- moving layers -----------------------------------------------------------------------------------------------
 
 
-def _tier_of(made: Plan) -> dict[str, str]:
+def _tier_of(made: PlanResult) -> dict[str, str]:
     return {layer: tier for tier, layers in made.cut.items() for layer in layers}
 
 
-def held(costs: Costs, tier_of: Mapping[str, str]) -> Costs:
-    """The same costs, each layer held on its tier."""
+def pinned(costs: Costs, tier_of: Mapping[str, str]) -> Costs:
+    """The costs with each layer allowed on its tier alone, by the layer's name."""
     layers = tuple(msgspec.structs.replace(layer, tiers=(tier_of[layer.name],)) for layer in costs.layers)
     return msgspec.structs.replace(costs, layers=layers)
 
 
-def _moves(question: _Question) -> Iterator[Move]:
+def _moves(request: _Request) -> Iterator[LayerMove]:
     """Every layer that can go to the next tier, inwards or outwards, without any other."""
-    tier_of = _tier_of(question.found)
-    kept = question.limits.max_loss
-    free = Limits(fallback=question.limits.fallback) if kept is None else Limits(max_loss=kept)
-    best = question.found
-    for layer, target in movable(question.costs, question.found.tiers, tier_of):
-        pinned = held(question.costs, {**tier_of, layer: target})
-        made = question.maybe(costs=pinned, limits=free)
-        if made is None:
+    best = request.made
+    tier_of = _tier_of(best)
+    # What a move costs is shown without the limits, and whether they allow it is tried apart. Loss stays limited: it
+    # decides which codecs there are.
+    max_loss = request.limits.max_loss
+    free = Limits(fallback=request.limits.fallback) if max_loss is None else Limits(max_loss=max_loss)
+    for layer, target in movable(request.costs, best.tiers, tier_of):
+        costs = pinned(request.costs, {**tier_of, layer: target})
+        moved = request.again(costs=costs, limits=free)
+        if moved is None:
             continue
-        yield Move(
+        yield LayerMove(
             layer=layer,
             source=tier_of[layer],
             target=target,
-            to=_choice(made),
-            more=value_of(made) - value_of(best),
-            split={name: took - best.split.get(name, 0.0) for name, took in made.split.items()},
-            allowed=question.maybe(costs=pinned) is not None,
+            to=_choice(moved),
+            more=moved.value - best.value,
+            split={phase: took_s - best.split.get(phase, 0.0) for phase, took_s in moved.split.items()},
+            allowed=request.again(costs=costs) is not None,
         )
 
 
 def movable(costs: Costs, tiers: Iterable[str], tier_of: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Layers with the nearest tier each way that they could run on, all others staying where they are.
+    """Pairs of a layer and the nearest tier, each way, that it could run on with all others where they are.
 
     Nothing comes back towards the device inside: what a layer reads is made no further out than the layer runs.
     """
@@ -254,45 +252,45 @@ def movable(costs: Costs, tiers: Iterable[str], tier_of: Mapping[str, str]) -> l
     for layer in costs.layers:
         for name in layer.reads:
             read_at[name] = min(read_at.get(name, len(ordered)), at[layer.name])
-    found = []
+    moves: list[tuple[str, str]] = []
     for layer in costs.layers:
-        here = at[layer.name]
+        here, runs_on = at[layer.name], _runs_on(layer)
+        # No nearer than the furthest of what it reads, no further than the nearest of those that read it.
         lowest = max((made_at.get(name, 0) for name in layer.reads), default=0)
         highest = min((read_at.get(name, len(ordered)) for name in layer.writes), default=len(ordered))
-        inward = (there for there in range(here - 1, lowest - 1, -1) if ordered[there] in _may_run(layer))
-        outward = (
-            there for there in range(here + 1, min(highest, len(ordered) - 1) + 1) if ordered[there] in _may_run(layer)
-        )
-        found += [
-            (layer.name, ordered[there]) for there in (next(inward, None), next(outward, None)) if there is not None
-        ]
-    return found
+        inward = range(here - 1, lowest - 1, -1)
+        outward = range(here + 1, min(highest, len(ordered) - 1) + 1)
+        for places in (inward, outward):
+            target = next((ordered[place] for place in places if ordered[place] in runs_on), None)
+            if target is not None:
+                moves.append((layer.name, target))
+    return moves
 
 
-def _may_run(layer: LayerCost) -> tuple[str, ...]:
+def _runs_on(layer: LayerCost) -> tuple[str, ...]:
     return layer.tiers or tuple(layer.seconds)
 
 
-def _next_best(question: _Question, moves: list[Move]) -> tuple[Choice | None, bool]:
-    """The best of all other cuts. Any other cut moves a layer that could be moved alone (of those it moves outwards the
-    last, else of those it moves inwards the first), so sending each of these away in turn finds it.
+def _next_best(request: _Request, moves: list[LayerMove]) -> tuple[CutSummary | None, bool]:
+    """The best of all other cuts, and whether that is certain.
+
+    Any other cut moves a layer that could be moved alone (of those it moves outwards the last, else of those it moves
+    inwards the first), so forbidding each of these its tier in turn finds it.
     """
-    tier_of = _tier_of(question.found)
-    alone = (layer for layer, _ in movable(question.costs, question.found.tiers, tier_of))
+    tier_of = _tier_of(request.made)
+    alone = (layer for layer, _ in movable(request.costs, request.made.tiers, tier_of))
     layers = list(dict.fromkeys((*(move.layer for move in moves), *alone)))
-    found = []
-    for layer in layers[:MOST_MOVED]:
-        made = question.maybe(costs=_sent_away(question.costs, layer, tier_of[layer]))
-        if made is not None:
-            found.append(made)
-    best = min(found, key=value_of, default=None)
-    return (_choice(best) if best is not None else None), len(layers) <= MOST_MOVED
+    others = [
+        request.again(costs=_forbidden(request.costs, layer, tier_of[layer])) for layer in layers[:MAX_MOVED_LAYERS]
+    ]
+    best = min((other for other in others if other is not None), key=lambda other: other.value, default=None)
+    return (_choice(best) if best is not None else None), len(layers) <= MAX_MOVED_LAYERS
 
 
-def _sent_away(costs: Costs, name: str, tier: str) -> Costs:
-    """The same costs, one layer not allowed where it is."""
+def _forbidden(costs: Costs, name: str, tier: str) -> Costs:
+    """The costs with one layer not allowed on one tier."""
     layers = (
-        msgspec.structs.replace(layer, tiers=tuple(one for one in _may_run(layer) if one != tier))
+        msgspec.structs.replace(layer, tiers=tuple(other for other in _runs_on(layer) if other != tier))
         if layer.name == name
         else layer
         for layer in costs.layers
@@ -303,153 +301,153 @@ def _sent_away(costs: Costs, name: str, tier: str) -> Costs:
 # ---- limits ------------------------------------------------------------------------------------------------------
 
 
-def _binds(question: _Question) -> Iterator[Bind]:
+def _limit_costs(request: _Request) -> Iterator[LimitCost]:
     """Each limit that was given, and what the plan would be without it."""
-    nothing = Limits()
-    given_limits = question.limits.as_text()
-    if question.limits.memory_bytes is not None:
-        given_limits.setdefault("fallback", question.limits.fallback)  # a warm one is counted by default
-    for name, text in given_limits.items():
-        given = getattr(question.limits, name)
-        easier = msgspec.structs.replace(
-            question.limits, **{name: "cold" if name == "fallback" else getattr(nothing, name)}
-        )
-        without = question.maybe(limits=easier)
+    limits, defaults = request.limits, Limits()
+    given = limits.as_text()
+    if limits.memory_bytes is not None:
+        given.setdefault("fallback", limits.fallback)  # a warm one is counted by default
+    for name, text in given.items():
+        relaxed = "cold" if name == "fallback" else getattr(defaults, name)
+        without = request.again(limits=msgspec.structs.replace(limits, **{name: relaxed}))
         if without is None:
             continue
-        costs = value_of(question.found) - value_of(without)
-        label = name if given is True else f"{name}={text}"
-        noticed = costs > CLOSE * abs(value_of(question.found))
-        yield Bind(limit=label, without=_choice(without), costs=costs if noticed else 0.0)
+        costs = request.made.value - without.value
+        label = name if getattr(limits, name) is True else f"{name}={text}"
+        matters = costs > TOLERANCE * abs(request.made.value)
+        yield LimitCost(limit=label, without=_choice(without), costs=costs if matters else 0.0)
 
 
 # ---- other conditions ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Knob:
-    """One condition that is turned away from where it stands until another cut is best."""
+class _Condition:
+    """One condition that is varied from its planned position until another cut is best."""
 
     subject: Subject
     start: float
-    far: float
-    turned: Callable[[float], dict[str, Any]]
-    """The question's difference at a position. The value is linear in the position for every cut."""
-    shown: Callable[[float], float]
+    end: float
+    at: Callable[[float], dict[str, Any]]
+    """The request's difference at a position. Every cut's value is linear in the position."""
+    figure: Callable[[float], float]
+    """The condition's own unit at a position."""
 
 
-def _changes(question: _Question) -> Iterator[Change]:
+def _changes(request: _Request) -> Iterator[CutChange]:
     """The nearest change each way. Not for throughput, which is no sum: its slowest stage jumps."""
-    weights = question.objective if isinstance(question.objective, Mapping) else {question.objective: 1.0}
-    if weights.get("throughput") or question.limits.forced:
+    weights = request.objective if isinstance(request.objective, Mapping) else {request.objective: 1.0}
+    if weights.get("throughput") or request.limits.forced:
         return
-    for knob in _knobs(question):
-        turned = _first_change(question, knob)
-        if turned is not None:
-            position, made = turned
-            at = knob.shown(position)
-            made = _there(question, knob, position, made)
-            yield Change(
-                subject=knob.subject, rises=knob.shown(knob.far) > knob.shown(knob.start), at=at, to=_choice(made)
+    for condition in _conditions(request):
+        change = _first_change(request, condition)
+        if change is not None:
+            position, other = change
+            yield CutChange(
+                subject=condition.subject,
+                rises=condition.figure(condition.end) > condition.figure(condition.start),
+                at=condition.figure(position),
+                to=_choice(_pinned_at(request, condition, position, other) or other),
             )
 
 
-def _first_change(question: _Question, knob: _Knob) -> tuple[float, Plan] | None:
-    """Where the cut of the plan stops being best on the way from `start` to `far`, and what is best there.
+def _pinned_at(request: _Request, condition: _Condition, position: float, made: PlanResult) -> PlanResult | None:
+    """The cut of `made` at a position of the condition, with what it costs there; None where a limit forbids it."""
+    difference = condition.at(position)
+    costs = pinned(difference.get("costs") or request.costs, _tier_of(made))
+    return request.again(**{**difference, "costs": costs})
 
-    Each cut's value is a line over the position (of a cut with several ways to travel: the lowest of some lines), and
-    the best value their lower envelope. So going back from the far end to where its best cut meets ours, again and
-    again, ends at the nearest corner.
+
+def _first_change(request: _Request, condition: _Condition) -> tuple[float, PlanResult] | None:
+    """Where the plan's cut stops being best on the way from `start` to `end`, and what is best there.
+
+    Each cut's value is a line over the position (of a cut that can use several codecs: the lowest of some lines), and
+    the best value their lower envelope. So going back from the far end to where its best cut meets the plan's, again
+    and again, ends at the nearest corner.
     """
-    tier_of = _tier_of(question.found)
+    tier_of = _tier_of(request.made)
 
-    def best(position: float) -> Plan | None:
-        return question.maybe(**knob.turned(position))
+    def best(position: float) -> PlanResult | None:
+        return request.again(**condition.at(position))
+
+    def value(made: PlanResult, position: float) -> float:
+        there = _pinned_at(request, condition, position, made)
+        return there.value if there is not None else float("inf")
 
     def own(position: float) -> float:
-        difference = knob.turned(position)
-        pinned = held(difference.get("costs") or question.costs, tier_of)
-        made = question.maybe(**{**difference, "costs": pinned})
-        return value_of(made) if made is not None else float("inf")
+        return value(request.made, position)
 
-    def other(made: Plan, position: float) -> float:
-        difference = knob.turned(position)
-        pinned = held(difference.get("costs") or question.costs, _tier_of(made))
-        again = question.maybe(**{**difference, "costs": pinned})
-        return value_of(again) if again is not None else float("inf")
-
-    near, far, found = knob.start, knob.far, best(knob.far)
-    if found is None or _tier_of(found) == tier_of or not own(far) > value_of(found) * (1 + CLOSE):
+    near, far, other = condition.start, condition.end, best(condition.end)
+    if other is None or _tier_of(other) == tier_of or not own(far) > other.value * (1 + TOLERANCE):
         return None
     fell_short = False
-    for _ in range(STEPS):
-        over_near, over_far = other(found, near) - own(near), own(far) - other(found, far)
+    for _ in range(MAX_STEPS):
+        # How far the two cuts are apart at both ends gives the position at which their lines meet.
+        over_near, over_far = value(other, near) - own(near), own(far) - value(other, far)
         if not (0 <= over_near < float("inf") and over_far > 0):
             return None
-        part = 0.5 if fell_short else over_near / (over_near + over_far)
-        crossing, fell_short = near + (far - near) * part, False
+        fraction = 0.5 if fell_short else over_near / (over_near + over_far)
+        crossing, fell_short = near + (far - near) * fraction, False
         nearer, mine = best(crossing), own(crossing)
         if nearer is None:
             return None
-        if mine > value_of(nearer) * (1 + CLOSE):
-            far, found = crossing, nearer
-        elif other(found, crossing) <= mine * (1 + 10 * CLOSE):
+        if mine > nearer.value * (1 + TOLERANCE):
+            far, other = crossing, nearer  # a third cut is better where they meet: the change is before it
+        elif value(other, crossing) <= mine * (1 + 10 * TOLERANCE):
             past = crossing + (far - crossing) * NUDGE
             ahead = best(past)
-            if ahead is None or own(past) > value_of(ahead) * (1 + CLOSE):
-                return crossing, found
+            if ahead is None or own(past) > ahead.value * (1 + TOLERANCE):
+                return crossing, other
             near, fell_short = past, True  # they only touch here
         else:
             near, fell_short = crossing, True  # a bent line between them: halve, so that both ends come nearer
-    return far, found
+    return far, other
 
 
-def _there(question: _Question, knob: _Knob, position: float, made: Plan) -> Plan:
-    """The cut of `made` at a position, with what it costs there."""
-    difference = knob.turned(position)
-    pinned = held(difference.get("costs") or question.costs, _tier_of(made))
-    return question.maybe(**{**difference, "costs": pinned}) or made
-
-
-def _knobs(question: _Question) -> Iterator[_Knob]:
-    name, plain = first_link(question.links, question.found.tiers)
-    up = plain["up_bytes_per_s"]
+def _conditions(request: _Request) -> Iterator[_Condition]:
+    """The uplink rate and round trip of the first link both ways, more load on the servers, a slower device."""
+    name, figures = first_link(request.links, request.made.tiers)
+    up = figures["up_bytes_per_s"]
     rate = up if isinstance(up, int | float) else None
     if rate is not None:
-        for far in (FURTHEST, 1 / FURTHEST):
+        # The position is 1/rate in units of the planned one: cuts are linear in seconds per byte, not in the rate.
+        for end in (MAX_FACTOR, 1 / MAX_FACTOR):
 
-            def slower(times: float) -> dict[str, Any]:
+            def slower(factor: float) -> dict[str, Any]:
                 assert rate is not None
-                return {"links": {**question.links, name: {**plain, "up_bytes_per_s": rate / times}}}
+                return {"links": {**request.links, name: {**figures, "up_bytes_per_s": rate / factor}}}
 
-            yield _Knob("uplink", 1.0, far, slower, lambda times: rate / times if rate is not None else 0.0)
+            yield _Condition("uplink", 1.0, end, slower, lambda factor: rate / factor if rate is not None else 0.0)
 
     def trip(seconds: float) -> dict[str, Any]:
-        return {"links": {**question.links, name: {**plain, "rtt_s": seconds}}}
+        return {"links": {**request.links, name: {**figures, "rtt_s": seconds}}}
 
-    for far in (FURTHEST_RTT_S, 0.0):
-        yield _Knob("round trip", plain["rtt_s"], far, trip, lambda seconds: seconds)
-    device, *beyond = question.found.tiers
-    for subject, tiers in (("server load", tuple(beyond)), ("device slow-down", (device,))):
+    for end in (MAX_RTT_S, 0.0):
+        yield _Condition("round trip", figures["rtt_s"], end, trip, lambda seconds: seconds)
+    device, *beyond = request.made.tiers
+    loads: tuple[tuple[Subject, tuple[str, ...]], ...] = (
+        ("server load", tuple(beyond)),
+        ("device slow-down", (device,)),
+    )
+    for subject, tiers in loads:
 
         def busier(factor: float, tiers: tuple[str, ...] = tiers) -> dict[str, Any]:
-            return {"costs": slowed(question.costs, tiers, factor)}
+            return {"costs": slowed(request.costs, tiers, factor)}
 
-        yield _Knob(subject, 1.0, FURTHEST, busier, lambda factor: factor)  # type: ignore[arg-type]
+        yield _Condition(subject, 1.0, MAX_FACTOR, busier, lambda factor: factor)
 
 
 def first_link(links: Links, tiers: Iterable[str]) -> tuple[str, dict[str, Any]]:
-    """The link that leaves the device, its name and its figures."""
+    """Name and figures of the link that leaves the device; UsageError where there is none."""
     device = next(iter(tiers))
     for name, given in links.items():
         if name.startswith(f"{device}-"):
-            plain = msgspec.to_builtins(given) if isinstance(given, Link | VaryingLink) else dict(given)
-            return name, plain
+            return name, msgspec.to_builtins(given) if isinstance(given, Link | VaryingLink) else dict(given)
     raise UsageError(f"no link leaves {device!r}")
 
 
 def slowed(costs: Costs, tiers: Iterable[str], factor: float) -> Costs:
-    """The same costs where everything on these tiers takes so many times as long, and draws power for it."""
+    """The costs where everything on these tiers takes `factor` times as long and as much energy."""
     slow = set(tiers)
 
     def times(by_tier: Mapping[str, float]) -> dict[str, float]:
@@ -459,16 +457,16 @@ def slowed(costs: Costs, tiers: Iterable[str], factor: float) -> Costs:
         return msgspec.structs.replace(cost, encode_s=times(cost.encode_s), decode_s=times(cost.decode_s))
 
     def tensor(cost: TensorCost) -> TensorCost:
-        return msgspec.structs.replace(cost, codecs={name: codec(one) for name, one in cost.codecs.items()})
+        return msgspec.structs.replace(cost, codecs={name: codec(measured) for name, measured in cost.codecs.items()})
 
     layers = tuple(
         msgspec.structs.replace(
             layer,
             seconds=times(layer.seconds),
             joules=times(layer.joules),
-            writes={name: tensor(one) for name, one in layer.writes.items()},
+            writes={name: tensor(cost) for name, cost in layer.writes.items()},
         )
         for layer in costs.layers
     )
-    inputs = {name: tensor(one) for name, one in costs.inputs.items()}
+    inputs = {name: tensor(cost) for name, cost in costs.inputs.items()}
     return msgspec.structs.replace(costs, layers=layers, inputs=inputs)

@@ -1,4 +1,4 @@
-"""What people call the parts of a plan, as `description.describe` lists them."""
+"""Labels for people of the parts of a plan, as `plan_json.describe` lists them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from edgesplit.links import LINKS
 
 
 def link_name(link: Mapping[str, Any]) -> str:
-    """What people call a link, as in `lte/10`; empty where it was spelt in figures, which stand beside it anyway."""
+    """The name of a link, as in `lte/10`; empty where it was given in figures, which are shown beside it anyway."""
     name = str(link.get("name") or "")
     return name if name.partition("/")[0] in LINKS else ""
 
 
-def travels(row: Mapping[str, Any]) -> str:
-    """How a cut's tensors travel, where that is not raw: ` int8 +zstd`; empty for raw."""
+def codec_suffix(row: Mapping[str, Any]) -> str:
+    """The codecs of a cut's tensors as a suffix, as in ` int8 +zstd`; empty for raw."""
     lossy = dict.fromkeys(codec for codec in (row.get("codecs") or {}).values() if codec != "raw")
     return "".join(f" {codec}" for codec in lossy) + (" +zstd" if row.get("compress") else "")

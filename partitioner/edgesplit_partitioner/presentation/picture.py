@@ -1,4 +1,4 @@
-"""A plan as a picture for a talk: what each cut takes and on what, and which is best over the uplink's bandwidth."""
+"""A plan as a picture: how long each cut takes and where, and which cut is best over the uplink's bandwidth."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import IO, Any
 import msgspec
 import numpy as np
 
-from edgesplit import plan as words
+from edgesplit import plan as plan_table
 from edgesplit.plan import Conditions, Link, Row
-from edgesplit_partitioner.presentation.labels import link_name, travels
+from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 INK, PAPER, GRID = "#24292f", "#ffffff", "#d8dee4"
 LOCAL, INSIDE, REMOTE = "#2f6f4f", "#b7791f", "#2b6cb0"
@@ -23,18 +23,20 @@ PARTS = (
     ("link", INSIDE, ("link_s",)),
     ("remote", REMOTE, ("decode_s", "remote_s")),
 )
-"""What a bar is made of: encoding is the device's, decoding that of who receives."""
+"""The parts of a bar with the fields they add up: encoding counts to the device, decoding to the receiver."""
 CUTS = ("#b7791f", "#805ad5", "#c05621", "#2c7a7b", "#b83280", "#4a5568", "#975a16", "#5a67d8")
-"""Lines of cuts inside the model, in order; all-local and all-remote have the colours of their tiers."""
+"""Colours of cuts inside the model, in order; all-local and all-remote have the colours of their tiers."""
 REMOTE_PACKED = "#4fa3d9"
-LONGEST_NAME = 30
-LONGEST_SOURCES = 190
-MOST_BARS = 10
+MAX_NAME_CHARS = 30
+MAX_SOURCE_CHARS = 190
+"""Characters of a line that names where times come from."""
+MAX_BARS = 10
 CLOSE_LABELS = 0.14
-"""Of the axis: bandwidths nearer than this make way for each other."""
-AROUND = 3.0
-"""How far beyond the planned link and the switch points the bandwidths go."""
+"""Fraction of the axis: labels of switch points nearer to each other are put aside or left out."""
+MARGIN = 3.0
+"""Factor by which the bandwidths go beyond the planned link and the switch points."""
 POINTS = 400
+"""Bandwidths at which each line is computed."""
 LATENCIES = ("latency", "latency_p95")
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -50,18 +52,17 @@ STYLE: Any = {
 }
 
 
-def svg(made: dict[str, Any]) -> bytes:
+def svg(plan: dict[str, Any]) -> bytes:
     """The picture as SVG."""
     into = BytesIO()
-    render(made, into, "svg")
+    render(plan, into, "svg")
     return into.getvalue()
 
 
-def render(made: dict[str, Any], into: IO[bytes], kind: str) -> None:
-    """Write the picture of `made`, as `edgesplit_partitioner.presentation.plan_json.describe` gives it: `svg`, `png` or
-    `pdf`.
+def render(plan: dict[str, Any], into: IO[bytes], kind: str) -> None:
+    """Write the picture of a plan as `plan_json.describe` returns it; `kind` is `svg`, `png` or `pdf`.
 
-    One at a time: matplotlib's settings are the process's.
+    Not thread-safe: matplotlib's settings are global to the process.
     """
     import matplotlib
 
@@ -69,16 +70,16 @@ def render(made: dict[str, Any], into: IO[bytes], kind: str) -> None:
     from matplotlib import pyplot
 
     with pyplot.rc_context(STYLE):
-        bars = shown_candidates(made)
+        bars = shown_candidates(plan)
         figure, (left, right) = pyplot.subplots(
             1, 2, figsize=(15, 3.4 + 0.42 * max(len(bars), 6)), facecolor=PAPER, width_ratios=(1.15, 1.0)
         )
-        _bars(left, made, bars)
-        _lines(right, made)
-        device = made["device_class"] or "the device"
-        figure.suptitle(f"{made['model']} on {device}: where to cut", x=0.02, ha="left", fontsize=17, weight="bold")
+        _bars(left, plan, bars)
+        _lines(right, plan)
+        device = plan["device_class"] or "the device"
+        figure.suptitle(f"{plan['model']} on {device}: where to cut", x=0.02, ha="left", fontsize=17, weight="bold")
         figure.tight_layout(rect=(0, 0.03, 1, 0.97), w_pad=4)
-        figure.text(0.02, 0.012, sources(made), fontsize=9.5, color=FAINT)
+        figure.text(0.02, 0.012, sources(plan), fontsize=9.5, color=FAINT)
         plain = {"Date": None} if kind == "svg" else None
         try:
             figure.savefig(into, format=kind, facecolor=PAPER, metadata=plain, dpi=130)
@@ -86,14 +87,14 @@ def render(made: dict[str, Any], into: IO[bytes], kind: str) -> None:
             pyplot.close(figure)
 
 
-def sources(made: dict[str, Any]) -> str:
-    """Where the times come from, tier by tier: a picture must not pass for a measurement."""
-    told = [f"{tier} times {made.get('basis', {}).get(tier) or 'predicted'}" for tier in made["tiers"]]
-    return "\n".join(textwrap.wrap("; ".join(told), LONGEST_SOURCES))
+def sources(plan: dict[str, Any]) -> str:
+    """Where the times come from, tier by tier: a picture of predictions must not pass for a measurement."""
+    by_tier = [f"{tier} times {plan.get('basis', {}).get(tier) or 'predicted'}" for tier in plan["tiers"]]
+    return "\n".join(textwrap.wrap("; ".join(by_tier), MAX_SOURCE_CHARS))
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many letters: the end of a name, from a whole part of its path on where there is one."""
+    """The last `most` characters of a name, from the start of a part of its path where there is one."""
     if len(text) <= most:
         return text
     kept = text[-most + 1 :]
@@ -101,97 +102,100 @@ def shortened(text: str, most: int) -> str:
     return f"…{kept[part:]}" if 0 <= part < most // 2 else f"…{kept}"
 
 
-def shown_candidates(made: dict[str, Any]) -> list[dict[str, Any]]:
-    """Most remote first, as the plan lists them; of very many those in the table and the pure modes."""
-    found: list[dict[str, Any]] = made["candidates"]
-    if len(found) <= MOST_BARS:
-        return found
-    kept = sorted(found, key=lambda one: (one["name"] not in ("local", "remote", made["best"]), one["value"]))
-    names = {one["name"] for one in kept[:MOST_BARS]}
-    return [one for one in found if one["name"] in names]
+def shown_candidates(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """The candidates to draw, most remote first, as the plan lists them.
+
+    Of more than `MAX_BARS` the pure modes, the best, and those of least value.
+    """
+    candidates: list[dict[str, Any]] = plan["candidates"]
+    if len(candidates) <= MAX_BARS:
+        return candidates
+    kept = sorted(candidates, key=lambda cut: (cut["name"] not in ("local", "remote", plan["best"]), cut["value"]))
+    names = {cut["name"] for cut in kept[:MAX_BARS]}
+    return [cut for cut in candidates if cut["name"] in names]
 
 
-def label(one: dict[str, Any], tiers: Sequence[str] = ()) -> str:
-    """A cut as people call it; with more than two tiers it says where the rest runs."""
-    packed = travels(one)
-    if one["name"] == words.LOCAL:
+def label(cut: dict[str, Any], tiers: Sequence[str] = ()) -> str:
+    """A cut's label for people; with more than two tiers it contains where the rest runs."""
+    packed = codec_suffix(cut)
+    if cut["name"] == plan_table.LOCAL:
         return "all on the device"
-    further = " and ".join(reached(one, tiers)) if len(tiers) > 2 else ""
-    if not one.get("after"):
+    further = " and ".join(reached(cut, tiers)) if len(tiers) > 2 else ""
+    if not cut.get("after"):
         return f"all on {further}{packed}" if further else f"all remote{packed}"
-    return f"after {shortened(one['after'], LONGEST_NAME)}{packed}{f', rest on {further}' if further else ''}"
+    return f"after {shortened(cut['after'], MAX_NAME_CHARS)}{packed}{f', rest on {further}' if further else ''}"
 
 
-def reached(one: dict[str, Any], tiers: Sequence[str]) -> list[str]:
+def reached(cut: dict[str, Any], tiers: Sequence[str]) -> list[str]:
     """Tiers beyond the device that run something. A hop's remote layers are those beyond it."""
-    first = one["remote_layers"] if "remote_layers" in one else len(one.get("remote", ()))
-    beyond = [first, *(len(hop.get("remote", ())) for hop in one.get("hops", ()))]
+    first = cut["remote_layers"] if "remote_layers" in cut else len(cut.get("remote", ()))
+    beyond = [first, *(len(hop.get("remote", ())) for hop in cut.get("hops", ()))]
     beyond += [0] * (len(tiers) - len(beyond))
     return [tier for tier, here, there in zip(tiers[1:], beyond[:-1], beyond[1:], strict=False) if here > there]
 
 
 def labels(several: Sequence[dict[str, Any]], tiers: Sequence[str] = ()) -> list[str]:
-    """By cut: names that tell them apart; cuts that end with the same layer by their numbers of layers too."""
-    plain = [label(one, tiers) for one in several]
+    """By cut, a label that distinguishes it: cuts that end with the same layer get their numbers of layers too."""
+    plain = [label(cut, tiers) for cut in several]
     return [
-        f"{name} ({one['layers']} layers)" if plain.count(name) > 1 and "layers" in one else name
-        for name, one in zip(plain, several, strict=True)
+        f"{name} ({cut['layers']} layers)" if plain.count(name) > 1 and "layers" in cut else name
+        for name, cut in zip(plain, several, strict=True)
     ]
 
 
 # ---- left: candidates --------------------------------------------------------------------------------------------
 
 
-def _bars(axis: Any, made: dict[str, Any], bars: Sequence[dict[str, Any]]) -> None:
+def _bars(axis: Any, plan: dict[str, Any], bars: Sequence[dict[str, Any]]) -> None:
     """A bar per candidate, the best one marked; what a limit forbids is pale."""
     places = range(len(bars))
-    for place, one in zip(places, bars, strict=True):
-        start, pale = 0.0, not one.get("allowed", True)
+    for place, cut in zip(places, bars, strict=True):
+        start, pale = 0.0, not cut.get("allowed", True)
         for _, colour, names in PARTS:
-            width = 1000 * sum(one[name] for name in names)
+            width = 1000 * sum(cut[name] for name in names)
             axis.barh(place, width, left=start, height=0.66, color=colour, alpha=0.25 if pale else 1.0, lw=0)
             start += width
-    room = 1.22 if made["objective"] in LATENCIES else 1.5
-    longest = 1000 * max(one["total_s"] for one in bars)
-    cap = _cap([1000 * one["total_s"] for one in bars], room)
-    for place, one in zip(places, bars, strict=True):
-        _total(axis, made, one, place, min(1000 * one["total_s"], cap), longest > cap < 1000 * one["total_s"])
+    room = 1.22 if plan["objective"] in LATENCIES else 1.5
+    longest = 1000 * max(cut["total_s"] for cut in bars)
+    cap = _cap([1000 * cut["total_s"] for cut in bars], room)
+    for place, cut in zip(places, bars, strict=True):
+        _total(axis, plan, cut, place, min(1000 * cut["total_s"], cap), longest > cap < 1000 * cut["total_s"])
     axis.set_xlim(0, cap * room)
-    axis.set_yticks(list(places), labels(bars, made["tiers"]))
-    for tick, one in zip(axis.get_yticklabels(), bars, strict=True):
-        tick.set_weight("bold" if one["name"] == made["best"] else "normal")
-        tick.set_color(INK if one.get("allowed", True) else FAINT)
+    axis.set_yticks(list(places), labels(bars, plan["tiers"]))
+    for tick, cut in zip(axis.get_yticklabels(), bars, strict=True):
+        tick.set_weight("bold" if cut["name"] == plan["best"] else "normal")
+        tick.set_color(INK if cut.get("allowed", True) else FAINT)
     axis.invert_yaxis()
     axis.set_xlabel("milliseconds from the input to the answer")
-    axis.set_title(f"What each cut takes on {_link_name(made)}", loc="left", fontsize=13, pad=30)
+    axis.set_title(f"What each cut takes on {_link_name(plan)}", loc="left", fontsize=13, pad=30)
     axis.grid(axis="x", color=GRID, lw=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
-    _legend(axis, made)
+    _legend(axis, plan)
 
 
 def _cap(totals: Sequence[float], room: float) -> float:
-    """The longest bar shown whole: an outlier that would flatten all others runs out of the picture."""
+    """Length of the longest bar that is drawn whole: an outlier that would flatten all others is cut off."""
     ordered = sorted(totals)
     middle = ordered[len(ordered) // 2]
     shown = max(4 * middle, 1.05 * ordered[0])
     return (ordered[-1] if ordered[-1] <= shown * room else shown) or 1.0
 
 
-def _total(axis: Any, made: dict[str, Any], one: dict[str, Any], place: int, end: float, cut_off: bool) -> None:
-    """The sum behind the bar, and the objective's value where that is something else."""
-    best = one["name"] == made["best"]
-    text = _figure(1000 * one["total_s"])
-    if made["objective"] == "throughput":
-        text += f" ms · stage {_figure(1000 * one['value'])} ms"
-    elif made["objective"] not in LATENCIES:
-        text += f" ms · {one['value']:.3g}{' J' if made['objective'] == 'energy' else ''}"
+def _total(axis: Any, plan: dict[str, Any], cut: dict[str, Any], place: int, end: float, cut_off: bool) -> None:
+    """Write the total beside the bar, and the objective's value where that is not the total."""
+    best = cut["name"] == plan["best"]
+    text = _figure(1000 * cut["total_s"])
+    if plan["objective"] == "throughput":
+        text += f" ms · stage {_figure(1000 * cut['value'])} ms"
+    elif plan["objective"] not in LATENCIES:
+        text += f" ms · {cut['value']:.3g}{' J' if plan['objective'] == 'energy' else ''}"
     if cut_off:
         text = f"→ {text}"
     if best:
         text += "  best"
-    note = "" if one.get("allowed", True) else "  not allowed"
+    note = "" if cut.get("allowed", True) else "  not allowed"
     axis.annotate(
         text + note,
         (end, place),
@@ -200,16 +204,16 @@ def _total(axis: Any, made: dict[str, Any], one: dict[str, Any], place: int, end
         va="center",
         fontsize=11.5,
         weight="bold" if best else "normal",
-        color=INK if one.get("allowed", True) else FAINT,
+        color=INK if cut.get("allowed", True) else FAINT,
         bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5},
     )
 
 
-def _legend(axis: Any, made: dict[str, Any]) -> None:
+def _legend(axis: Any, plan: dict[str, Any]) -> None:
     from matplotlib.patches import Patch
 
-    beyond = " and ".join(made["tiers"][1:])
-    names = {"device": "device", "link": "link" if len(made["tiers"]) == 2 else "links", "remote": beyond}
+    beyond = " and ".join(plan["tiers"][1:])
+    names = {"device": "device", "link": "link" if len(plan["tiers"]) == 2 else "links", "remote": beyond}
     patches = [Patch(color=colour, label=names[part]) for part, colour, _ in PARTS]
     axis.legend(
         handles=patches, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0), frameon=False, fontsize=11.5,
@@ -217,17 +221,17 @@ def _legend(axis: Any, made: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _link_name(made: dict[str, Any]) -> str:
-    link, name = made["link"], link_name(made["link"])
+def _link_name(plan: dict[str, Any]) -> str:
+    link, name = plan["link"], link_name(plan["link"])
     figures = f"{_figure(link['up_bytes_per_s'] * 8e-6)} Mbit/s up, {_figure(link['rtt_s'] * 1000)} ms round trip"
-    if len(made["links"]) == 1:
+    if len(plan["links"]) == 1:
         return f"{name} ({figures})" if name else figures
-    every = [link_name(one) or f"{_figure(one['up_bytes_per_s'] * 8e-6)} Mbit/s" for one in made["links"]]
+    every = [link_name(hop) or f"{_figure(hop['up_bytes_per_s'] * 8e-6)} Mbit/s" for hop in plan["links"]]
     return ", then ".join(every)
 
 
 def _figure(value: float) -> str:
-    """Three digits, without an exponent."""
+    """The value with three digits, without an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -237,11 +241,11 @@ def _figure(value: float) -> str:
 # ---- right: bandwidth ----------------------------------------------------------------------------------------------
 
 
-def _lines(axis: Any, made: dict[str, Any]) -> None:
-    """Each row of the table over bandwidth, thin; the best of them, thick; a line where it changes."""
-    table = msgspec.convert(made["table"], words.Plan)
+def _lines(axis: Any, plan: dict[str, Any]) -> None:
+    """Each row of the table over bandwidth, thin; the best of them, thick; a dashed line where the best changes."""
+    table = msgspec.convert(plan["table"], plan_table.Plan)
     link = table.link
-    rates = bandwidths(made, link)
+    rates = bandwidths(plan, link)
     costs = {row.name: np.array([_cost(row, table, link, rate) for rate in rates]) for row in table.rows}
     best = np.minimum.reduce(list(costs.values()))
     winner = [min(costs, key=lambda name: (costs[name][place], name)) for place in range(len(rates))]
@@ -251,7 +255,7 @@ def _lines(axis: Any, made: dict[str, Any]) -> None:
     for start, end in _runs(winner):
         upto = min(end + 1, len(rates))
         axis.plot(rates[start:upto] * 8e-6, best[start:upto], color=colours[winner[start]], lw=4.5, zorder=3)
-    remote = _all_remote(made, rates)
+    remote = _all_remote(plan, rates)
     if remote is not None:
         axis.plot(rates * 8e-6, remote, color=REMOTE, lw=1.1, alpha=0.55, zorder=2)
         costs = costs | {"": remote}
@@ -263,43 +267,43 @@ def _lines(axis: Any, made: dict[str, Any]) -> None:
     axis.set_yscale("log")
     axis.set_xlim(rates[0] * 8e-6, rates[-1] * 8e-6)
     axis.set_ylim(low * 0.75, high * 1.35 * 1.17 ** len(_runs(winner)))
-    _switches(axis, made, rates, winner)
-    _names(axis, made, winner, colours, beside=remote is not None)
-    now = _cost(table.row(made["best"]), table, link, link.up_bytes_per_s)
+    _switches(axis, plan, rates, winner)
+    _names(axis, plan, winner, colours, beside=remote is not None)
+    now = _cost(table.row(plan["best"]), table, link, link.up_bytes_per_s)
     axis.plot([link.up_bytes_per_s * 8e-6], [now], "o", ms=9, mfc=PAPER, mec=INK, mew=1.8, zorder=5)
     axis.annotate(
         "planned link", (link.up_bytes_per_s * 8e-6, now), xytext=(7, 8), textcoords="offset points", fontsize=10.5,
         zorder=6,
     )  # fmt: skip
-    _axes(axis, made)
+    _axes(axis, plan)
 
 
-def _all_remote(made: dict[str, Any], rates: Any) -> Any:
-    """Milliseconds of the all-remote cut where latency counts and the table leaves it out, since it is best nowhere."""
-    found = [one for one in made["candidates"] if not one["layers"] and one["allowed"]]
-    known = any(not row.get("layers") for row in made["table"]["rows"])
-    if not found or known or made["objective"] != "latency" or len(made["tiers"]) > 2:
+def _all_remote(plan: dict[str, Any], rates: Any) -> Any:
+    """Milliseconds of the all-remote cut where latency counts and the table lacks it because it is best nowhere."""
+    remote = [cut for cut in plan["candidates"] if not cut["layers"] and cut["allowed"]]
+    in_table = any(not row.get("layers") for row in plan["table"]["rows"])
+    if not remote or in_table or plan["objective"] != "latency" or len(plan["tiers"]) > 2:
         return None
-    one = min(found, key=lambda candidate: candidate["total_s"])
-    planned = made["link"]["up_bytes_per_s"]
-    return 1000 * (one["total_s"] + one["up_bytes"] * (1 / rates - 1 / planned))
+    fastest = min(remote, key=lambda cut: cut["total_s"])
+    planned = plan["link"]["up_bytes_per_s"]
+    return 1000 * (fastest["total_s"] + fastest["up_bytes"] * (1 / rates - 1 / planned))
 
 
 def _even_ticks(low: float, high: float) -> list[float]:
-    """Round figures over a range of less than a decade."""
+    """Ticks at round values over a range of less than a decade."""
     step = 10.0 ** math.floor(math.log10((high - low) / 3))
     step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= 6)
     return [round(step * count, 12) for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def bandwidths(made: dict[str, Any], link: Link) -> Any:
-    """Bytes per second, from below to above the planned link and every switch point that is not absurdly far."""
+def bandwidths(plan: dict[str, Any], link: Link) -> Any:
+    """Bytes per second, from below to above the planned link and every switch point within a factor of 300 of it."""
     edges = [link.up_bytes_per_s]
-    for one in made["ranges"]:
-        edges += [edge for edge in (one["from_bytes_per_s"], one["to_bytes_per_s"]) if edge]
+    for best in plan["ranges"]:
+        edges += [edge for edge in (best["from_bytes_per_s"], best["to_bytes_per_s"]) if edge]
     near = [edge for edge in edges if link.up_bytes_per_s / 300 <= edge <= link.up_bytes_per_s * 300]
-    low = min(min(near) / AROUND, link.up_bytes_per_s / 10)
-    high = max(max(near) * AROUND, link.up_bytes_per_s * 10)
+    low = min(min(near) / MARGIN, link.up_bytes_per_s / 10)
+    high = max(max(near) * MARGIN, link.up_bytes_per_s * 10)
     return np.geomspace(low, high, POINTS)
 
 
@@ -313,22 +317,25 @@ def line_colours(rows: Sequence[Row]) -> dict[str, str]:
     return found
 
 
-def _cost(row: Row, table: words.Plan, link: Link, up_bytes_per_s: float) -> float:
-    """Milliseconds, or the objective's own unit where energy counts."""
+def _cost(row: Row, table: plan_table.Plan, link: Link, up_bytes_per_s: float) -> float:
+    """A row's cost at an uplink rate: milliseconds, or the objective's own unit where energy counts."""
     now = Conditions(link=msgspec.structs.replace(link, up_bytes_per_s=float(up_bytes_per_s)))
-    value = words.cost(row, now, table.weights, table.power)
+    value = plan_table.cost(row, now, table.weights, table.power)
     return value if "energy" in table.weights else value * 1000
 
 
 def _runs(winner: Sequence[str]) -> list[tuple[int, int]]:
-    """Stretches over which one row is best."""
+    """Ranges of positions, end excluded, over which the same row is best."""
     starts = [place for place, name in enumerate(winner) if not place or winner[place - 1] != name]
     return list(zip(starts, [*starts[1:], len(winner)], strict=True))
 
 
-def switch_points(made: dict[str, Any], rates: Any, winner: Sequence[str]) -> list[float]:
-    """Where the best changes: the bandwidth of the switching table, which lies between two that were drawn."""
-    edges = [edge for one in made["ranges"] for edge in (one["from_bytes_per_s"], one["to_bytes_per_s"]) if edge]
+def switch_points(plan: dict[str, Any], rates: Any, winner: Sequence[str]) -> list[float]:
+    """Bandwidths at which the best row changes.
+
+    Taken from the switching table where it has one between the two bandwidths drawn, else their geometric mean.
+    """
+    edges = [edge for best in plan["ranges"] for edge in (best["from_bytes_per_s"], best["to_bytes_per_s"]) if edge]
     found = []
     for _, end in _runs(winner)[:-1]:
         between = math.sqrt(rates[end - 1] * rates[end])
@@ -337,9 +344,9 @@ def switch_points(made: dict[str, Any], rates: Any, winner: Sequence[str]) -> li
     return found
 
 
-def _switches(axis: Any, made: dict[str, Any], rates: Any, winner: Sequence[str]) -> None:
+def _switches(axis: Any, plan: dict[str, Any], rates: Any, winner: Sequence[str]) -> None:
     """A dashed line at each change, with the bandwidth above it, aside where it would hide its neighbour's."""
-    found = [rate * 8e-6 for rate in switch_points(made, rates, winner)]
+    found = [rate * 8e-6 for rate in switch_points(plan, rates, winner)]
     near = CLOSE_LABELS * math.log(rates[-1] / rates[0])
     for number, rate in enumerate(found):
         axis.axvline(rate, color=INK, lw=0.9, ls=(0, (4, 3)), alpha=0.6, zorder=1)
@@ -354,13 +361,13 @@ def _switches(axis: Any, made: dict[str, Any], rates: Any, winner: Sequence[str]
         )  # fmt: skip
 
 
-def _names(axis: Any, made: dict[str, Any], winner: Sequence[str], colours: dict[str, str], *, beside: bool) -> None:
-    """What is best, from the slowest uplink to the fastest, in its colour; in the corner that falling lines leave."""
+def _names(axis: Any, plan: dict[str, Any], winner: Sequence[str], colours: dict[str, str], *, beside: bool) -> None:
+    """A legend of the best rows from the slowest uplink to the fastest, in the corner that falling lines leave free."""
     from matplotlib.lines import Line2D
 
-    rows = {row["name"]: row for row in made["table"]["rows"]}
+    rows = {row["name"]: row for row in plan["table"]["rows"]}
     ordered = list(dict.fromkeys(winner[start] for start, _ in _runs(winner)))
-    shown = labels([rows[name] | {"layers": len(rows[name].get("layers", ()))} for name in ordered], made["tiers"])
+    shown = labels([rows[name] | {"layers": len(rows[name].get("layers", ()))} for name in ordered], plan["tiers"])
     lines = [Line2D([], [], color=colours[name], lw=4.5, label=text) for name, text in zip(ordered, shown, strict=True)]
     if beside:
         lines.append(Line2D([], [], color=REMOTE, lw=1.1, alpha=0.55, label="all remote (never best)"))
@@ -370,12 +377,12 @@ def _names(axis: Any, made: dict[str, Any], winner: Sequence[str], colours: dict
     )  # fmt: skip
 
 
-def _axes(axis: Any, made: dict[str, Any]) -> None:
-    energy = "energy" in made["table"].get("weights", {})
+def _axes(axis: Any, plan: dict[str, Any]) -> None:
+    energy = "energy" in plan["table"].get("weights", {})
     unit = (
-        ("joules (J) of the device" if made["objective"] == "energy" else made["objective"])
+        ("joules (J) of the device" if plan["objective"] == "energy" else plan["objective"])
         if energy
-        else ("milliseconds of the slowest stage" if made["objective"] == "throughput" else "milliseconds")
+        else ("milliseconds of the slowest stage" if plan["objective"] == "throughput" else "milliseconds")
     )
     axis.set_ylabel(unit)
     axis.set_xlabel("uplink, Mbit/s")

@@ -1,4 +1,4 @@
-"""A plan as one JSON value for people and scripts: what `edgectl plan --json` prints and the API answers."""
+"""A plan as one JSON value for people and scripts: the output of `edgectl plan --json` and of the API."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from typing import Any
 import msgspec
 
 from edgesplit.plan import Link, link_s
-from edgesplit_partitioner.costs.intervals import of_row
+from edgesplit_partitioner.costs.intervals import row_interval
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink
 from edgesplit_partitioner.planner.alternatives import Candidate
-from edgesplit_partitioner.planner.planner import Plan, plan
+from edgesplit_partitioner.planner.planner import PlanResult, plan
 
-SHOWN = ("name", "after", "sends", "receives", "codecs", "compress", "device_s", "encode_s", "up_bytes", "down_bytes")
-TIMES = ("decode_s", "remote_s")
+ROW_FIELDS = (
+    "name",
+    "after",
+    "sends",
+    "receives",
+    "codecs",
+    "compress",
+    "device_s",
+    "encode_s",
+    "up_bytes",
+    "down_bytes",
+)
+REMOTE_TIMES = ("decode_s", "remote_s")
 
 
 def describe(
@@ -39,41 +50,43 @@ def describe(
         "device_class": costs.device_class,
         "basis": dict(costs.basis),
         "best": made.row.name,
-        "candidates": [_candidate(one, made) for one in made.candidates()],
-        "ranges": [_range(name, found) for name, found in _by_rate(made)],
+        "candidates": [_candidate(candidate, made) for candidate in made.candidates()],
+        "ranges": [_range(name, rates) for name, rates in _by_rate(made)],
         "rows": [_row_name(row) for row in made.table.rows],
     }
 
 
-def _candidate(one: Candidate, made: Plan) -> dict[str, Any]:
-    row = {name: msgspec.to_builtins(getattr(one.row, name)) for name in (*SHOWN, *TIMES)}
-    times = {"link_s": link_s(one.row, made.link) + one.row.beyond_s, "total_s": one.seconds, "value": one.value}
-    hops = {"hops": msgspec.to_builtins(one.row.hops)} if one.row.hops else {}
+def _candidate(candidate: Candidate, made: PlanResult) -> dict[str, Any]:
+    row = candidate.row
+    fields = {name: msgspec.to_builtins(getattr(row, name)) for name in (*ROW_FIELDS, *REMOTE_TIMES)}
+    hops = {"hops": msgspec.to_builtins(row.hops)} if row.hops else {}
     return (
-        row
+        fields
         | hops
-        | times
         | {
-            "between": msgspec.to_builtins(of_row(made.costs, made.tiers, one.row, one.seconds)),
-            "allowed": one.allowed,
-            "in_table": one.in_table,
-            "layers": len(one.row.layers),
-            "remote_layers": len(one.row.remote),
+            "link_s": link_s(row, made.link) + row.beyond_s,
+            "total_s": candidate.seconds,
+            "value": candidate.value,
+            "between": msgspec.to_builtins(row_interval(made.costs, made.tiers, row, candidate.seconds)),
+            "allowed": candidate.allowed,
+            "in_table": candidate.in_table,
+            "layers": len(row.layers),
+            "remote_layers": len(row.remote),
         }
     )
 
 
-def _by_rate(made: Plan) -> list[tuple[str, tuple[float, float] | None]]:
-    """Rows from the fastest uplink they are best at to the slowest; those best nowhere last."""
+def _by_rate(made: PlanResult) -> list[tuple[str, tuple[float, float] | None]]:
+    """Rows with their ranges, from the fastest uplink they are best at to the slowest; those best nowhere last."""
     return sorted(made.ranges.items(), key=lambda item: -item[1][1] if item[1] else math.inf)
 
 
-def _range(name: str, found: tuple[float, float] | None) -> dict[str, Any]:
-    if found is None:
+def _range(name: str, rates: tuple[float, float] | None) -> dict[str, Any]:
+    if rates is None:
         return {"name": name, "from_bytes_per_s": None, "to_bytes_per_s": None, "best_somewhere": False}
-    slowest, fastest = found
-    fast = fastest if math.isfinite(fastest) else None
-    return {"name": name, "from_bytes_per_s": slowest, "to_bytes_per_s": fast, "best_somewhere": True}
+    slowest, fastest = rates
+    most = fastest if math.isfinite(fastest) else None
+    return {"name": name, "from_bytes_per_s": slowest, "to_bytes_per_s": most, "best_somewhere": True}
 
 
 def _row_name(row: Any) -> dict[str, Any]:

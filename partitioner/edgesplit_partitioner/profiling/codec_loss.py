@@ -1,8 +1,9 @@
-"""How much a codec spoils answers: what it does to one sample's, and what that says of a half of the samples.
+"""Accuracy loss of a boundary codec: of one sample's outputs, and aggregated over half of the samples.
 
-Loss is measured end to end, at the model's outputs. It is the larger of two: the output error (largest difference as a
-part of the output's largest value, mean over the samples), and, where the answer names a class, how often it names
-another (the accuracy lost, where labels are known). A codec is chosen by one half and confirmed by the other.
+Loss is measured end to end, at the model's outputs. It is the larger of two figures: the output error (largest
+difference relative to the output's largest value, mean over the samples), and, where the output names a class, how
+often that class changes (or, where labels are known, the accuracy lost). A codec is chosen on one half of the samples
+and confirmed on the other.
 """
 
 from __future__ import annotations
@@ -14,98 +15,105 @@ import numpy as np
 
 from edgesplit.runtime import Tensor
 
-SEED = 1
-"""Of the division into halves: samples may come sorted by class, or class by class in turn."""
-_NUMBERS = (np.floating, np.uint8, np.int8, np.uint16, np.int16)
+SPLIT_SEED = 1
+"""Seed of the random division into halves: samples may be sorted by class, or alternate between classes."""
+_QUANTITY_TYPES = (np.floating, np.uint8, np.int8, np.uint16, np.int16)
 
 
 class SampleLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """What one codec on one tensor does to the answer for one sample."""
+    """Effect of one codec on one tensor on the outputs for one sample."""
 
     error: float
-    """0 is the same answer, 1 is as far off as the answer is large, or no number at all."""
+    """0: the outputs are equal; 1: the difference is as large as the output's largest value, or the result is not a
+    number."""
     changed: bool = False
-    """The answer names another class."""
+    """Whether the predicted class differs."""
     right: bool | None = None
-    """It names the class of the label; None without a label."""
+    """Whether the predicted class is the label; None without a label."""
 
 
 class CodecLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """What one codec on one tensor does to the answers for a half of the samples."""
+    """Effect of one codec on one tensor on the outputs, over half of the samples."""
 
     error: float
+    """Mean output error."""
     changed: float
-    """Part of the samples."""
+    """Fraction of the samples whose predicted class differs."""
     accuracy: float | None = None
-    """With this codec; None unless every sample has a label."""
+    """Accuracy with this codec; None unless every sample has a label."""
     accuracy_raw: float | None = None
-    """Without it."""
+    """Accuracy without it."""
 
     @property
     def loss(self) -> float:
-        """The one figure that plans count with and that allowances bound."""
+        """The figure that plans minimise and that `allow_loss` bounds."""
         if self.accuracy is None or self.accuracy_raw is None:
             return max(self.error, self.changed)
         return max(self.error, self.accuracy_raw - self.accuracy)
 
 
-def halves(count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def split_halves(count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions of the samples to choose by, and of those to confirm by; the same at every call."""
-    shuffled = np.random.default_rng(SEED).permutation(count)
+    shuffled = np.random.default_rng(SPLIT_SEED).permutation(count)
     middle = (count + 1) // 2
     return tuple(sorted(map(int, shuffled[:middle]))), tuple(sorted(map(int, shuffled[middle:])))
 
 
-def compared(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], label: int | None = None) -> SampleLoss:
-    """One sample's answers with a codec beside those without."""
-    error = max((_error(got[name], right) for name, right in wanted.items()), default=0.0)
-    before, after = named_class(wanted), named_class(got)
-    right = None if label is None or before is None else after == label
-    return SampleLoss(error=error, changed=before != after, right=right)
+def sample_loss(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor], label: int | None = None) -> SampleLoss:
+    """Loss of one sample: its outputs with a codec (`got`) compared with those without (`wanted`)."""
+    error = max((_output_error(got[name], is_right) for name, is_right in wanted.items()), default=0.0)
+    class_before, class_after = predicted_class(wanted), predicted_class(got)
+    is_right = None if label is None or class_before is None else class_after == label
+    return SampleLoss(error=error, changed=class_before != class_after, right=is_right)
 
 
-def named_class(outputs: Mapping[str, Tensor]) -> int | None:
-    """The class that an answer names: of a model with one output, the largest of a row of scores, or the one whole
-    number that it is. None where the output is anything else."""
+def predicted_class(outputs: Mapping[str, Tensor]) -> int | None:
+    """The class that the outputs of a model name: with a single output, the position of the largest in a row of scores,
+    or the value of a single integer. None for any other output."""
     if len(outputs) != 1:
         return None
     output = next(iter(outputs.values()))
     if output.size == 1 and np.issubdtype(output.dtype, np.integer):
         return int(output.reshape(-1)[0])
-    is_row = output.size >= 2 and max(output.shape) == output.size
-    return int(np.argmax(output)) if is_row and _is_measure(output) else None
+    is_score_row = output.size >= 2 and max(output.shape) == output.size
+    return int(np.argmax(output)) if is_score_row and _is_quantity(output) else None
 
 
-def summed_up(samples: Sequence[SampleLoss], whole: Sequence[SampleLoss], positions: Sequence[int]) -> CodecLoss | None:
-    """Over the samples at `positions`; None if there are none. `whole` says how often the model itself is right."""
+def aggregate_loss(
+    samples: Sequence[SampleLoss], whole: Sequence[SampleLoss], positions: Sequence[int]
+) -> CodecLoss | None:
+    """Loss over the samples at `positions`; None if there are none. `whole` is the model's own samples without a codec,
+    for its own accuracy."""
     chosen = [samples[position] for position in positions]
     if not chosen:
         return None
-    labelled = all(one.right is not None for one in chosen)
+    labelled = all(sample.right is not None for sample in chosen)
     return CodecLoss(
-        error=float(np.mean([one.error for one in chosen])),
-        changed=float(np.mean([one.changed for one in chosen])),
-        accuracy=float(np.mean([bool(one.right) for one in chosen])) if labelled else None,
+        error=float(np.mean([sample.error for sample in chosen])),
+        changed=float(np.mean([sample.changed for sample in chosen])),
+        accuracy=float(np.mean([bool(sample.right) for sample in chosen])) if labelled else None,
         accuracy_raw=float(np.mean([bool(whole[position].right) for position in positions])) if labelled else None,
     )
 
 
-def _is_measure(output: Tensor) -> bool:
-    """Its values are amounts, not names."""
-    return any(np.issubdtype(output.dtype, kind) for kind in _NUMBERS)
+def _is_quantity(output: Tensor) -> bool:
+    """Whether the values are quantities, whose differences mean something, and not class numbers."""
+    return any(np.issubdtype(output.dtype, kind) for kind in _QUANTITY_TYPES)
 
 
-def _error(got: Tensor, wanted: Tensor) -> float:
-    """Largest difference as a part of the largest value, at most 1; of names, the part that differs."""
+def _output_error(got: Tensor, wanted: Tensor) -> float:
+    """Largest difference relative to the largest value, at most 1; for outputs that are class numbers, the fraction
+    that differs."""
     if got.shape != wanted.shape or not wanted.size:
         return float(got.shape != wanted.shape)
-    if not _is_measure(wanted):
+    if not _is_quantity(wanted):
         return float(np.mean(got != wanted))
-    after, before = got.astype(np.float64), wanted.astype(np.float64)
-    same = (after == before) | (np.isnan(after) & np.isnan(before))
-    if same.all():
+    got_values, wanted_values = got.astype(np.float64), wanted.astype(np.float64)
+    # Equal infinities and not-a-numbers are no difference; unequal ones are an error of 1, by the test at the end.
+    is_equal = (got_values == wanted_values) | (np.isnan(got_values) & np.isnan(wanted_values))
+    if is_equal.all():
         return 0.0
-    largest = float(np.max(np.abs(before), initial=0.0, where=np.isfinite(before)))
+    largest = float(np.max(np.abs(wanted_values), initial=0.0, where=np.isfinite(wanted_values)))
     with np.errstate(invalid="ignore"):
-        difference = float(np.max(np.abs(after - before), where=~same, initial=0.0))
+        difference = float(np.max(np.abs(got_values - wanted_values), where=~is_equal, initial=0.0))
     return min(difference / largest, 1.0) if largest and np.isfinite(difference) else 1.0

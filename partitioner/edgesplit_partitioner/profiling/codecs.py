@@ -1,7 +1,8 @@
-"""What every codec costs on every tensor that may cross a cut: bytes, seconds here, and what it does to the answers.
+"""Measurement of every lossy codec on every tensor that may cross a cut: bytes, seconds on this machine, and accuracy
+loss.
 
-`measure_codecs` runs in child processes, as all measuring does. What it gives belongs into a model's costs
-(`with_codecs`); without it a plan knows lossless ways of sending only.
+`measure_codecs` runs the model in child processes, as all profiling does. `with_codecs` merges its result into a
+model's costs; without it a plan uses lossless codecs only.
 """
 
 from __future__ import annotations
@@ -22,37 +23,39 @@ from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
-from edgesplit_partitioner.profiling.codec_loss import CodecLoss, halves, summed_up
-from edgesplit_partitioner.profiling.codecs_child import JOB, RECORDS, Case, CodecRecord, Job
-from edgesplit_partitioner.profiling.layers import HERE, Progress, Sample, feeds_of, run_child
+from edgesplit_partitioner.profiling.codec_loss import CodecLoss, aggregate_loss, split_halves
+from edgesplit_partitioner.profiling.codecs_child import JOB_FILE, RECORDS_FILE, CodecCase, CodecJob, CodecRecord
+from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Progress, Sample, feeds_for, run_child
 
 BATCH_BYTES = 256 << 20
-"""Weights that lie in files at once while tensors are tried."""
+"""Weights of the slices that are on disk at once while tensors are measured."""
 LIVE_BYTES = 1 << 30
-"""Of all samples' tensors that lie in files at once; more samples are not used."""
-MODULE = "edgesplit_partitioner.profiling.codecs_child"
+"""Limit of the bytes of all samples' tensors that are on disk at once; samples beyond it are not used."""
+CHILD_MODULE = "edgesplit_partitioner.profiling.codecs_child"
+"""The module that runs as the child process."""
 
 
-class CodecMeasure(msgspec.Struct, frozen=True, kw_only=True):
-    """One base codec on one tensor."""
+class CodecMeasurement(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one base codec on one tensor."""
 
     cost: CodecCost
+    """Cost in an uncompressed request."""
     packed: CodecCost
-    """The same in a compressed request."""
+    """Cost in a compressed request."""
     chosen: CodecLoss
-    """By the half of the samples that choices are made by."""
+    """Loss over the half of the samples by which codecs are chosen."""
     confirmed: CodecLoss
-    """By the other half."""
+    """Loss over the other half."""
 
 
 @dataclass(frozen=True, slots=True)
-class CodecMeasures:
-    """Every lossy codec on every tensor that may travel by one."""
+class CodecMeasurements:
+    """Measurements of every lossy codec on every tensor that may be sent by one."""
 
-    tensors: dict[str, dict[str, CodecMeasure]] = field(default_factory=dict)
+    tensors: dict[str, dict[str, CodecMeasurement]] = field(default_factory=dict)
     """By tensor and base codec."""
     count: int = 0
-    """Samples that were used."""
+    """Number of samples that were used."""
 
 
 def measure_codecs(
@@ -63,47 +66,54 @@ def measure_codecs(
     samples: Sequence[Sample] = (),
     labels: Sequence[int | None] = (),
     progress: Progress | None = None,
-) -> CodecMeasures:
-    """Every lossy codec on every tensor between layers; none without two samples at least: one half must confirm.
+) -> CodecMeasurements:
+    """Measure every lossy codec on every tensor between layers; empty with fewer than two samples, since one half must
+    confirm. UsageError where labels and samples differ in number.
 
     `labels` are the classes of the samples, where they are known.
     """
     if labels and len(labels) != len(samples):
         raise UsageError(f"{len(labels)} labels for {len(samples)} samples")
     cases = _cases(model, graph)
-    count = min(len(samples), _affordable(model, cases))
+    count = min(len(samples), _max_samples(model, cases))
     if count < 2 or not cases:
-        return CodecMeasures()
-    feeds = [feeds_of(sample, spec) for sample in samples[:count]]
+        return CodecMeasurements()
+    feeds = [feeds_for(sample, spec) for sample in samples[:count]]
     steps = count + len(cases)
-    with tempfile.TemporaryDirectory(prefix="edgesplit-codecs-") as name:
-        folder = Path(name)
-        keep = _kept(model, cases)
-        job = Job(count=count, keep=keep, answers=_answers(model), labels=tuple(labels[:count]))
-        _run_whole(folder, model, job, feeds, _from(progress, 0, steps))
+    with tempfile.TemporaryDirectory(prefix="edgesplit-codecs-") as path:
+        folder = Path(path)
+        saved_names = _saved_tensors(model, cases)
+        job = CodecJob(count=count, keep=saved_names, answers=_output_names(model), labels=tuple(labels[:count]))
+        _run_whole_model(folder, model, job, feeds, _offset_progress(progress, 0, steps))
         records: dict[str, dict[str, CodecRecord]] = {}
-        for batch in _batches(folder, model, cases):
-            (folder / JOB).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, cases=batch)))
-            run_child(folder, len(batch), _from(progress, count + len(records), steps), module=MODULE)
-            found = msgspec.json.decode((folder / RECORDS).read_bytes(), type=dict[str, dict[str, CodecRecord]])
-            records.update(found)
-    return CodecMeasures({name: _measures(found, count) for name, found in records.items()}, count)
+        for batch in _written_batches(folder, model, cases):
+            (folder / JOB_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, cases=batch)))
+            run_child(folder, len(batch), _offset_progress(progress, count + len(records), steps), module=CHILD_MODULE)
+            batch_records = msgspec.json.decode(
+                (folder / RECORDS_FILE).read_bytes(), type=dict[str, dict[str, CodecRecord]]
+            )
+            records.update(batch_records)
+    return CodecMeasurements(
+        {path: _measurements(batch_records, count) for path, batch_records in records.items()}, count
+    )
 
 
-def with_codecs(tensors: Mapping[str, TensorCost], measured: CodecMeasures) -> dict[str, TensorCost]:
-    """The tensors' costs with those of the lossy codecs beside the lossless ones."""
-    found = dict(tensors)
+def with_codecs(tensors: Mapping[str, TensorCost], measured: CodecMeasurements) -> dict[str, TensorCost]:
+    """The tensors' costs with those of the lossy codecs added to the lossless ones."""
+    merged = dict(tensors)
     for name, by_codec in measured.tensors.items():
-        if name in found:
-            lossy = {codec: one.cost for codec, one in by_codec.items()}
-            packed = {codec + boundary_codecs.ZSTD: one.packed for codec, one in by_codec.items()}
-            found[name] = msgspec.structs.replace(found[name], codecs={**found[name].codecs, **lossy, **packed})
-    return found
+        if name in merged:
+            lossy = {codec: measurement.cost for codec, measurement in by_codec.items()}
+            packed = {
+                codec + boundary_codecs.ZSTD_SUFFIX: measurement.packed for codec, measurement in by_codec.items()
+            }
+            merged[name] = msgspec.structs.replace(merged[name], codecs={**merged[name].codecs, **lossy, **packed})
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """A tensor and the layers that depend on it, as a slice to be."""
+class _PendingCase:
+    """A tensor and the layers that depend on it, which are run again as one slice."""
 
     tensor: str
     members: tuple[Layer, ...]
@@ -111,8 +121,9 @@ class _Case:
     weight_bytes: int
 
 
-def _cases(model: PreparedModel, graph: LayerGraph) -> list[_Case]:
-    """Every float tensor that a layer reads. One whose companions' names are taken already travels raw or by none."""
+def _cases(model: PreparedModel, graph: LayerGraph) -> list[_PendingCase]:
+    """Every float tensor that a layer reads. A tensor is left out where the names of its scale and zero point are taken
+    by other tensors."""
     read = dict.fromkeys(name for layer in model.graph.layers for name in layer.reads)
     return [
         _case(model, name)
@@ -123,120 +134,130 @@ def _cases(model: PreparedModel, graph: LayerGraph) -> list[_Case]:
     ]
 
 
-def _case(model: PreparedModel, tensor: str) -> _Case:
-    """What depends on the tensor: its inputs are live tensors of the whole, its outputs answers."""
+def _case(model: PreparedModel, tensor: str) -> _PendingCase:
+    """The slice of all layers that depend on the tensor. Its inputs are tensors saved from the run of the whole model,
+    its outputs the model's."""
     members: list[Layer] = []
-    spoilt = {tensor}
+    affected = {tensor}
     for layer in model.graph.layers:
-        if not spoilt.isdisjoint(layer.reads):
+        if not affected.isdisjoint(layer.reads):
             members.append(layer)
-            spoilt.update(layer.writes)
-    made = {name for layer in members for name in layer.writes}
-    taken = dict.fromkeys(name for layer in members for name in layer.reads if name not in made)
-    outputs = tuple(one for one in model.outputs if one.name in made)
-    boundary = Boundary(tuple(_spec(model, name) for name in taken), outputs)
-    return _Case(tensor, tuple(members), boundary, sum(layer.weight_bytes for layer in members))
+            affected.update(layer.writes)
+    written = {name for layer in members for name in layer.writes}
+    input_names = dict.fromkeys(name for layer in members for name in layer.reads if name not in written)
+    outputs = tuple(output for output in model.outputs if output.name in written)
+    boundary = Boundary(tuple(_spec(model, name) for name in input_names), outputs)
+    return _PendingCase(tensor, tuple(members), boundary, sum(layer.weight_bytes for layer in members))
 
 
 def _spec(model: PreparedModel, name: str) -> TensorSpec:
     return TensorSpec(name, model.types[name].datatype, model.types[name].shape)
 
 
-def _answers(model: PreparedModel) -> tuple[str, ...]:
-    return tuple(one.name for one in model.outputs)
+def _output_names(model: PreparedModel) -> tuple[str, ...]:
+    return tuple(output.name for output in model.outputs)
 
 
-def _kept(model: PreparedModel, cases: Iterable[_Case]) -> tuple[str, ...]:
-    needed = dict.fromkeys(one.name for case in cases for one in case.boundary.inputs)
-    return tuple(dict.fromkeys([*needed, *_answers(model)]))
+def _saved_tensors(model: PreparedModel, cases: Iterable[_PendingCase]) -> tuple[str, ...]:
+    """Names of the tensors to save from the run of the whole model: inputs of the cases, and the model's outputs."""
+    needed = dict.fromkeys(tensor.name for case in cases for tensor in case.boundary.inputs)
+    return tuple(dict.fromkeys([*needed, *_output_names(model)]))
 
 
-def _affordable(model: PreparedModel, cases: Sequence[_Case]) -> int:
-    """So many samples' tensors may lie in files at once; two at least."""
-    one = sum(model.types[name].bytes for name in _kept(model, cases))
-    return max(2, LIVE_BYTES // max(one, 1))
+def _max_samples(model: PreparedModel, cases: Sequence[_PendingCase]) -> int:
+    """Number of samples whose tensors fit into `LIVE_BYTES`; at least two."""
+    sample_bytes = sum(model.types[name].bytes for name in _saved_tensors(model, cases))
+    return max(2, LIVE_BYTES // max(sample_bytes, 1))
 
 
-def _run_whole(
-    folder: Path, model: PreparedModel, job: Job, feeds: Sequence[Mapping[str, np.ndarray]], progress: Progress | None
+def _run_whole_model(
+    folder: Path,
+    model: PreparedModel,
+    job: CodecJob,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    progress: Progress | None,
 ) -> None:
-    """The whole model on every sample, with all tensors that are needed as its outputs."""
-    given = {one.name for one in model.inputs}
-    wanted = tuple(_spec(model, name) for name in job.keep if name not in given)
+    """Run the whole model on every sample, with all tensors to be saved as its outputs."""
+    input_names = {tensor.name for tensor in model.inputs}
+    wanted = tuple(_spec(model, name) for name in job.keep if name not in input_names)
     layers = tuple(layer for layer in model.graph.layers if layer.name != INPUT_LAYER or layer.nodes)
-    whole = _written(folder, model, "whole", layers, Boundary(tuple(model.inputs), wanted))
+    whole = _write_slice(folder, model, "whole", layers, Boundary(tuple(model.inputs), wanted))
     files = []
     for number, feed in enumerate(feeds):
-        files.append({name: f"input-{number}-{place}.npy" for place, name in enumerate(feed)})
+        files.append({name: f"input-{number}-{position}.npy" for position, name in enumerate(feed)})
         for name, file in files[-1].items():
             np.save(folder / file, feed[name], allow_pickle=False)
-    described = msgspec.structs.replace(job, whole=whole, samples=tuple(files))
-    (folder / JOB).write_bytes(msgspec.json.encode(described))
-    run_child(folder, len(feeds), progress, module=MODULE)
+    described_job = msgspec.structs.replace(job, whole=whole, samples=tuple(files))
+    (folder / JOB_FILE).write_bytes(msgspec.json.encode(described_job))
+    run_child(folder, len(feeds), progress, module=CHILD_MODULE)
 
 
-def _batches(folder: Path, model: PreparedModel, cases: Sequence[_Case]) -> Iterator[tuple[Case, ...]]:
-    """The cases with their slices written, so many at a time that their weights fit."""
-    batch: list[Case] = []
-    taken = 0
+def _written_batches(
+    folder: Path, model: PreparedModel, cases: Sequence[_PendingCase]
+) -> Iterator[tuple[CodecCase, ...]]:
+    """The cases with their slices written to disk, in batches whose weights fit into `BATCH_BYTES`; a batch's files are
+    deleted after it."""
+    batch: list[CodecCase] = []
+    batch_bytes = 0
     for number, case in enumerate(cases):
-        written = _written(folder, model, f"case-{number}", case.members, case.boundary)
-        batch.append(Case(case.tensor, written))
-        taken += case.weight_bytes
-        if taken >= BATCH_BYTES or number == len(cases) - 1:
+        slice_ = _write_slice(folder, model, f"case-{number}", case.members, case.boundary)
+        batch.append(CodecCase(case.tensor, slice_))
+        batch_bytes += case.weight_bytes
+        if batch_bytes >= BATCH_BYTES or number == len(cases) - 1:
             yield tuple(batch)
-            for one in batch:
-                for file in (folder / one.slice.name).iterdir():
+            for written_case in batch:
+                for file in (folder / written_case.slice.name).iterdir():
                     file.unlink()
-            batch, taken = [], 0
+            batch, batch_bytes = [], 0
 
 
-def _written(folder: Path, model: PreparedModel, name: str, members: Sequence[Layer], boundary: Boundary) -> Slice:
-    """A slice with these layers, its files in a folder of its name."""
+def _write_slice(folder: Path, model: PreparedModel, name: str, members: Sequence[Layer], boundary: Boundary) -> Slice:
+    """Write a slice with these layers to the folder `folder / name`; returns its manifest entry."""
     (folder / name).mkdir()
-    for file, runs in model.slice_files(members, boundary, frozenset()).items():
-        (folder / name / file).write_bytes(b"".join(runs))
+    for file, chunks in model.slice_files(members, boundary, frozenset()).items():
+        (folder / name / file).write_bytes(b"".join(chunks))
     layers = tuple(layer.name for layer in members)
     return Slice(name, model.format, layers, boundary.inputs, boundary.outputs, kernels=model.kernels)
 
 
-def _measures(records: Mapping[str, CodecRecord], count: int) -> dict[str, CodecMeasure]:
-    """Medians and losses of one tensor's codecs."""
+def _measurements(records: Mapping[str, CodecRecord], count: int) -> dict[str, CodecMeasurement]:
+    """Medians and losses of one tensor's codecs; codecs that do not shrink it are left out."""
     whole = records[boundary_codecs.RAW].losses
-    found = {}
+    measurements = {}
     for codec, record in records.items():
-        chosen, confirmed = (summed_up(record.losses, whole, positions) for positions in halves(count))
+        chosen, confirmed = (aggregate_loss(record.losses, whole, positions) for positions in split_halves(count))
         if (
             codec == boundary_codecs.RAW
             or chosen is None
             or confirmed is None
-            or _saves_nothing(record, records[boundary_codecs.RAW])
+            or _is_not_smaller(record, records[boundary_codecs.RAW])
         ):
             continue
         loss = {"loss": chosen.loss, "confirmed_loss": confirmed.loss}
-        found[codec] = CodecMeasure(
+        measurements[codec] = CodecMeasurement(
             cost=_cost(record.bytes, record.encode_s, record.decode_s, **loss),
             packed=_cost(record.packed_bytes, record.packed_encode_s, record.packed_decode_s, **loss),
             chosen=chosen,
             confirmed=confirmed,
         )
-    return found
+    return measurements
 
 
-def _saves_nothing(record: CodecRecord, raw: CodecRecord) -> bool:
-    """The guard sent it raw for some sample, or companions weigh more than what is saved."""
-    return any(mine >= theirs for mine, theirs in zip(record.bytes, raw.bytes, strict=True))
+def _is_not_smaller(record: CodecRecord, raw: CodecRecord) -> bool:
+    """Whether the codec sent at least as many bytes as raw for some sample: its guard fell back to raw, or scale and
+    zero point weigh more than what is saved."""
+    return any(codec_bytes >= raw_bytes for codec_bytes, raw_bytes in zip(record.bytes, raw.bytes, strict=True))
 
 
 def _cost(sizes: list[int], encode_s: list[float], decode_s: list[float], **loss: float) -> CodecCost:
     return CodecCost(
         bytes=round(statistics.median(sizes)),
-        encode_s={HERE: statistics.median(encode_s)},
-        decode_s={HERE: statistics.median(decode_s)},
+        encode_s={MEASURED_TIER: statistics.median(encode_s)},
+        decode_s={MEASURED_TIER: statistics.median(decode_s)},
         **loss,
     )
 
 
-def _from(progress: Progress | None, done: int, steps: int) -> Progress | None:
-    """Counts on from `done`."""
+def _offset_progress(progress: Progress | None, done: int, steps: int) -> Progress | None:
+    """The callback with `done` added to each step; None for None."""
     return None if progress is None else lambda step, _: progress(done + step, steps)

@@ -1,9 +1,10 @@
-"""The child process that codecs are measured in: `python -m edgesplit_partitioner.profiling.codecs_child FOLDER`.
+"""Child process that measures codecs: `python -m edgesplit_partitioner.profiling.codecs_child FOLDER`.
 
-First the whole model runs on every sample and leaves the tensors between its layers behind as files. Then, tensor by
-tensor, what reads it runs again from what each codec makes of it, all else as it was: exact, and the layers before it
-run only once. The folder holds `codec-job.json` (a `Job`), the inputs and the slices' folders; answers go to
-`codec-records.json`. Each finished step is one line on standard output; an error is one line on standard error.
+First the whole model runs on every sample and its tensors between layers are saved as files. Then, tensor by tensor,
+the layers that depend on it run again on what each codec makes of it, all else unchanged: the result is exact, and the
+layers before the tensor run only once. The folder holds `codec-job.json` (a `CodecJob`), the inputs and the slices'
+folders; results are written to `codec-records.json`. Each finished step is one line on standard output; an error is one
+line on standard error.
 """
 
 from __future__ import annotations
@@ -19,38 +20,40 @@ import zstandard
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Tensor
-from edgesplit.runtime.dispatch import EngineByFormat
-from edgesplit_partitioner.profiling.codec_loss import SampleLoss, compared
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit_partitioner.profiling.codec_loss import SampleLoss, sample_loss
 from edgesplit_partitioner.profiling.layers_child import ZSTD_LEVEL, timed
 
-JOB, RECORDS = "codec-job.json", "codec-records.json"
+JOB_FILE, RECORDS_FILE = "codec-job.json", "codec-records.json"
 
 
-class Case(msgspec.Struct, frozen=True):
-    """One tensor: the slice with all that depends on it, in a folder of that slice's name."""
+class CodecCase(msgspec.Struct, frozen=True):
+    """One tensor, and the slice of all layers that depend on it, whose files are in a folder of the slice's name."""
 
     tensor: str
     slice: Slice
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run."""
+class CodecJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process has to run."""
 
     whole: Slice | None = None
-    """Gives all tensors that cases need, or that are answers; None where their files are there already."""
+    """The whole model with all needed tensors as outputs; None where their files exist already."""
     samples: tuple[dict[str, str], ...] = ()
     """Per sample: file by input name."""
     count: int = 0
-    """Of samples."""
+    """Number of samples."""
     keep: tuple[str, ...] = ()
-    """Tensors to leave behind as files, the inputs and answers among them."""
+    """Tensors to save as files, inputs and the model's outputs among them."""
     answers: tuple[str, ...] = ()
+    """Names of the model's outputs."""
     labels: tuple[int | None, ...] = ()
-    cases: tuple[Case, ...] = ()
+    """Class of each sample, where known; empty without labels."""
+    cases: tuple[CodecCase, ...] = ()
 
 
 class CodecRecord(msgspec.Struct, kw_only=True):
-    """One codec on one tensor over all samples. `packed`: in a compressed request."""
+    """Measurements of one codec on one tensor, one value per sample. `packed`: in a compressed request."""
 
     bytes: list[int] = []
     packed_bytes: list[int] = []
@@ -62,74 +65,75 @@ class CodecRecord(msgspec.Struct, kw_only=True):
 
 
 def main(folder: Path) -> None:
-    """Do the folder's job."""
-    job = msgspec.json.decode((folder / JOB).read_bytes(), type=Job)
-    engine = EngineByFormat(threads=1)
+    """Run the job in the folder."""
+    job = msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=CodecJob)
+    engine = DispatchingRuntime(threads=1)
     if job.whole is not None:
-        _leave_behind(folder, job, engine.load(job.whole, folder / job.whole.name))
+        _save_tensors(folder, job, engine.load(job.whole, folder / job.whole.name))
     records: dict[str, dict[str, CodecRecord]] = {}
     for case in job.cases:
         program = engine.load(case.slice, folder / case.slice.name)
-        records[case.tensor] = _measured(folder, job, case, program)
+        records[case.tensor] = _measure_case(folder, job, case, program)
         print(case.tensor, flush=True)
-    (folder / RECORDS).write_bytes(msgspec.json.encode(records))
+    (folder / RECORDS_FILE).write_bytes(msgspec.json.encode(records))
 
 
-def _leave_behind(folder: Path, job: Job, whole: Program) -> None:
-    """Every tensor of `keep`, of every sample."""
+def _save_tensors(folder: Path, job: CodecJob, whole: Program) -> None:
+    """Run the whole model and save every tensor of `keep`, for every sample."""
     for number, files in enumerate(job.samples):
-        live: dict[str, Tensor] = {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
-        live.update(whole.run(live))
-        for place, name in enumerate(job.keep):
-            np.save(folder / f"live-{number}-{place}.npy", live[name], allow_pickle=False)
+        tensors: dict[str, Tensor] = {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
+        tensors.update(whole.run(tensors))
+        for position, name in enumerate(job.keep):
+            np.save(folder / f"live-{number}-{position}.npy", tensors[name], allow_pickle=False)
         print(number, flush=True)
 
 
-def _measured(folder: Path, job: Job, case: Case, program: Program) -> dict[str, CodecRecord]:
-    """Every codec that may carry the tensor, `raw` among them: its losses are the model's own mistakes."""
-    spec = next(one for one in case.slice.inputs if one.name == case.tensor)
+def _measure_case(folder: Path, job: CodecJob, case: CodecCase, program: Program) -> dict[str, CodecRecord]:
+    """Measure every codec that may carry the tensor. `raw` is among them: its losses are the model's own errors."""
+    spec = next(tensor for tensor in case.slice.inputs if tensor.name == case.tensor)
     records = {codec: CodecRecord() for codec in (boundary_codecs.RAW, *boundary_codecs.lossy_codecs(spec.datatype))}
     for number in range(job.count):
-        feeds = _kept(folder, job, number, [one.name for one in case.slice.inputs])
-        answers = _kept(folder, job, number, job.answers)
+        feeds = _load_tensors(folder, job, number, [tensor.name for tensor in case.slice.inputs])
+        answers = _load_tensors(folder, job, number, job.answers)
         wanted = {name: answers[name] for name in job.answers}
         for codec, record in records.items():
-            tensor = _recorded(record, case.tensor, feeds[case.tensor], codec)
-            got = wanted if codec == boundary_codecs.RAW else {**wanted, **program.run({**feeds, case.tensor: tensor})}
+            decoded = _record_codec(record, case.tensor, feeds[case.tensor], codec)
+            got = wanted if codec == boundary_codecs.RAW else {**wanted, **program.run({**feeds, case.tensor: decoded})}
             label = job.labels[number] if job.labels else None
-            record.losses.append(compared({name: got[name] for name in wanted}, wanted, label))
+            record.losses.append(sample_loss({name: got[name] for name in wanted}, wanted, label))
     return records
 
 
-def _kept(folder: Path, job: Job, number: int, names: Sequence[str]) -> dict[str, Tensor]:
-    """What was left behind, mapped from its files."""
-    place = {name: position for position, name in enumerate(job.keep)}
+def _load_tensors(folder: Path, job: CodecJob, number: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """Saved tensors of one sample, memory-mapped from their files."""
+    position_of = {name: position for position, name in enumerate(job.keep)}
     return {
-        name: np.asarray(np.load(folder / f"live-{number}-{place[name]}.npy", mmap_mode="r", allow_pickle=False))
+        name: np.asarray(np.load(folder / f"live-{number}-{position_of[name]}.npy", mmap_mode="r", allow_pickle=False))
         for name in names
     }
 
 
-def _recorded(record: CodecRecord, name: str, tensor: Tensor, codec: str) -> Tensor:
-    """The tensor as the other side has it, its sizes and seconds added to the record."""
-    value = np.array(tensor)  # out of its file, so that reading that is not timed
+def _record_codec(record: CodecRecord, name: str, tensor: Tensor, codec: str) -> Tensor:
+    """The tensor as the receiver decodes it; sizes and seconds are added to the record."""
+    value = np.array(tensor)  # copied out of its memory-mapped file, so that reading the file is not timed
     sent, encode_s = timed(lambda: boundary_codecs.encode(name, value, codec))
-    back, decode_s = timed(lambda: boundary_codecs.decoded(name, sent, value))
-    plain = _joined(sent)
+    decoded, decode_s = timed(lambda: boundary_codecs.decode_like(name, sent, value))
+    plain = _tensor_bytes(sent)
     packed, pack_s = timed(lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain))
     _, unpack_s = timed(lambda: zstandard.ZstdDecompressor().decompress(packed))
-    beside = boundary_codecs.wire_bytes(name, sent) - len(plain)
-    record.bytes.append(len(plain) + beside)
-    record.packed_bytes.append(len(packed) + beside)
+    overhead_bytes = boundary_codecs.wire_bytes(name, sent) - len(plain)
+    record.bytes.append(len(plain) + overhead_bytes)
+    record.packed_bytes.append(len(packed) + overhead_bytes)
     record.encode_s.append(encode_s)
     record.packed_encode_s.append(encode_s + pack_s)
     record.decode_s.append(decode_s)
     record.packed_decode_s.append(decode_s + unpack_s)
-    return back
+    return decoded
 
 
-def _joined(sent: Mapping[str, Tensor]) -> bytes:
-    return b"".join(np.ascontiguousarray(one).tobytes() for one in sent.values())
+def _tensor_bytes(sent: Mapping[str, Tensor]) -> bytes:
+    """The tensors' bytes, concatenated."""
+    return b"".join(np.ascontiguousarray(tensor).tobytes() for tensor in sent.values())
 
 
 if __name__ == "__main__":

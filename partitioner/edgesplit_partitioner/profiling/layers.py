@@ -1,7 +1,7 @@
-"""What this machine needs: seconds of each layer, and bytes and codec seconds of each tensor between layers.
+"""Profiling on this machine: seconds of each layer, and bytes and codec seconds of each tensor between layers.
 
-Both run the model in a child process, so that one that crashes or hangs the runtime is refused (ModelRefused) and
-takes nothing with it. An ONNX graph runs as it stands (no further optimisation): its nodes are the layers' nodes.
+The model runs in a child process, so that a model that crashes or hangs the runtime is refused (ModelRefused) and does
+no harm to this process. An ONNX graph runs without further optimisation, so that its nodes are the layers' nodes.
 """
 
 from __future__ import annotations
@@ -32,47 +32,50 @@ from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.model_loader import is_tflite
 from edgesplit_partitioner.onnx_format import archive
-from edgesplit_partitioner.profiling.layers_child import Job, TensorRecord, record_tensor
+from edgesplit_partitioner.profiling.layers_child import ProfilingJob, TensorRecord, record_tensor
 from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 
-__all__ = ["LayerTime", "Samples", "measure_input", "measure_layers", "measure_samples", "stand_in_frame"]
+__all__ = ["LayerTime", "TensorMeasurements", "measure_input", "measure_layers", "measure_samples", "synthetic_frame"]
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
 Sample = bytes | Mapping[str, npt.NDArray[np.generic]]
 """An encoded frame, or the model's inputs by name."""
-ZSTD = "raw+zstd"
-HERE = "cloud"
-"""The tier whose seconds are this machine's."""
-LIMIT_S = 900.0
+RAW_ZSTD = "raw+zstd"
+"""Codec of raw bytes in a compressed request."""
+MEASURED_TIER = "cloud"
+"""The tier whose seconds are measured on this machine."""
+TIMEOUT_S = 900.0
+"""Timeout of a child process."""
 
 
-class Prepared(Protocol):
-    """A model whose bytes are ready to run: what `onnx_model.prepare_model` gives."""
+class RunnableModel(Protocol):
+    """A model whose bytes are ready to run; every `ir.prepared_model.PreparedModel` is one."""
 
     @property
-    def parts_of_file(self) -> tuple[bytes, Mapping[str, archive.Data]]:
-        """The optimised model's message, and its data files by name."""
+    def message_and_data(self) -> tuple[bytes, Mapping[str, archive.Data]]:
+        """The optimised model's message, and its external data files by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """What the tensors between layers weigh, as measured on sample inputs."""
+class TensorMeasurements:
+    """Sizes of the tensors between layers, as measured on sample inputs."""
 
     tensors: dict[str, TensorCost]
-    """By name. Without samples only raw bytes: how noise compresses says nothing about pictures, so it is not tried."""
+    """By name. Without samples raw bytes only: noise compresses differently from real inputs, so compression is not
+    measured on it."""
     frame_bytes: int
-    """Of the encoded frame; 0 where applications give tensors."""
+    """Bytes of the encoded frame (median); 0 where applications send tensors."""
     count: int
-    """How many samples there were."""
+    """Number of samples."""
     basis: str
-    """In a few words, for people."""
+    """Source of the sizes, for display."""
 
 
 def measure_layers(
-    model: Prepared | bytes,
+    model: RunnableModel | bytes,
     graph: LayerGraph,
     *,
     runs: int = 20,
@@ -81,94 +84,104 @@ def measure_layers(
     inputs: Mapping[str, npt.NDArray[np.generic]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, LayerTime]:
-    """Seconds of each layer on this machine: by onnxruntime's own profile; LiteRT has none, so TFLite layers are timed
-    alone. The input layer, which is in no model file, is not among them: see `measure_input`. An input left out gets
-    noise."""
+    """Median and 95th percentile of each layer's seconds on this machine, from onnxruntime's own profile; TFLite layers
+    are timed one by one, because LiteRT has no profile. The input layer, which is in no model file, is not included:
+    see `measure_input`. Inputs that are not given get random values. UsageError for numbers of runs or threads below 1;
+    ModelRefused where the model cannot run."""
     if runs < 1 or warmup < 0 or threads < 1:
         raise UsageError("measuring needs at least one run and one thread")
-    raw, data = _parts(model)
+    raw, data = _message_and_data(model)
     sample = inputs or {}
     if is_tflite(raw):
         return _measure_tflite_layers(
-            raw, graph, Job(mode="layers", samples=(), runs=runs, warmup=warmup, threads=threads), sample, progress
+            raw,
+            graph,
+            ProfilingJob(mode="layers", samples=(), runs=runs, warmup=warmup, threads=threads),
+            sample,
+            progress,
         )
     proto = _parse(model)
     layer_of = _name_nodes(proto, graph)
-    with _workplace({"model.onnx": proto.SerializeToString(), **data}) as folder:
-        job = Job(mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_store(folder, 0, sample),))
-        _run(folder, job, warmup + runs, progress)
-        trace = msgspec.json.decode((folder / "profile.json").read_bytes())
-    return layer_times(trace, layer_of, warmup)
+    with _work_folder({"model.onnx": proto.SerializeToString(), **data}) as folder:
+        job = ProfilingJob(
+            mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_write_sample(folder, 0, sample),)
+        )
+        _run_job(folder, job, warmup + runs, progress)
+        events = msgspec.json.decode((folder / "profile.json").read_bytes())
+    return layer_times(events, layer_of, warmup)
 
 
 def _measure_tflite_layers(
     raw: bytes,
     graph: LayerGraph,
-    job: Job,
+    job: ProfilingJob,
     inputs: Mapping[str, npt.NDArray[np.generic]],
     progress: Progress | None,
 ) -> dict[str, LayerTime]:
-    """Each layer as a model of its own: LiteRT has no profile of its operators."""
+    """Times each layer as a model of its own: LiteRT has no profile of its operators."""
     from edgesplit_partitioner.tflite_format import layer_timing
 
-    files = layer_timing.measured_files(raw, graph, layers=True)
-    names = {layer: f"layer-{place}.tflite" for place, layer in enumerate(files.layers)}
-    with _workplace({layer_timing.MODEL: files.whole}) as folder:
+    files = layer_timing.timing_files(raw, graph, layers=True)
+    names = {layer: f"layer-{position}.tflite" for position, layer in enumerate(files.layers)}
+    with _work_folder({layer_timing.MODEL_FILE: files.whole}) as folder:
         for layer, file in names.items():
             (folder / file).write_bytes(files.layers[layer])
-        job = msgspec.structs.replace(job, samples=(_store(folder, 0, inputs),), layers=names)
-        _run(folder, job, len(names), progress)
+        job = msgspec.structs.replace(job, samples=(_write_sample(folder, 0, inputs),), layers=names)
+        _run_job(folder, job, len(names), progress)
         seconds = msgspec.json.decode((folder / "seconds.json").read_bytes(), type=dict[str, list[float]])
-    return {layer: LayerTime.of(values) for layer, values in seconds.items()}
+    return {layer: LayerTime.from_seconds(values) for layer, values in seconds.items()}
 
 
 def measure_input(spec: InputSpec, frames: Sequence[bytes] = (), *, runs: int = 20) -> LayerTime:
-    """Seconds of the input layer on this machine: decode, resize, normalise. Without frames, a stand-in's."""
-    chosen = frames or [stand_in_frame(spec)]
+    """Seconds of the input layer on this machine: decode, resize, normalise. A synthetic frame is used if none is
+    given."""
+    chosen = frames or [synthetic_frame(spec)]
     prepare(spec, chosen[0])  # the first one loads the decoder
     seconds = []
     for step in range(max(runs, 1)):
         start = perf_counter()
         prepare(spec, chosen[step % len(chosen)])
         seconds.append(perf_counter() - start)
-    return LayerTime.of(seconds)
+    return LayerTime.from_seconds(seconds)
 
 
 def measure_samples(
-    model: Prepared | bytes,
+    model: RunnableModel | bytes,
     graph: LayerGraph,
     *,
     spec: InputSpec | None = None,
     samples: Sequence[Sample] = (),
     seed: int = 0,
     progress: Progress | None = None,
-) -> Samples:
-    """Bytes of every tensor that may cross a cut, raw and compressed (zstd level 1), with this machine's seconds for
-    it: medians over the samples. `spec` is needed for samples that are frames. Without samples, declared sizes."""
+) -> TensorMeasurements:
+    """Bytes of every tensor that may cross a cut, raw and compressed (zstd level 1), with this machine's codec seconds:
+    medians over the samples. `spec` is needed for samples that are frames. Without samples, declared sizes."""
     if not samples:
         declared = {name: TensorCost(bytes=tensor.bytes) for name, tensor in graph.tensors.items()}
         frame_bytes = declared[FRAME].bytes if FRAME in declared else 0
-        return Samples(declared, frame_bytes, 0, "declared sizes: without samples compression is not priced")
+        return TensorMeasurements(declared, frame_bytes, 0, "declared sizes: without samples compression is not priced")
     frames = [sample for sample in samples if isinstance(sample, bytes)]
-    feeds = [feeds_of(sample, spec) for sample in samples]
-    files, wanted = _exposed(model, graph)
-    with _workplace(files) as folder:
-        stored = tuple(_store(folder, position, tensors) for position, tensors in enumerate(feeds))
-        _run(folder, Job(mode="tensors", samples=stored, tensors=wanted, seed=seed), len(stored), progress)
+    feeds = [feeds_for(sample, spec) for sample in samples]
+    files, exposed = _with_exposed_tensors(model, graph)
+    with _work_folder(files) as folder:
+        stored = tuple(_write_sample(folder, number, tensors) for number, tensors in enumerate(feeds))
+        _run_job(
+            folder, ProfilingJob(mode="tensors", samples=stored, tensors=exposed, seed=seed), len(stored), progress
+        )
         records = msgspec.json.decode((folder / "tensors.json").read_bytes(), type=dict[str, TensorRecord])
     records.update(_records_of_inputs(graph, feeds, frames))
     tensors = {name: _cost(record) for name, record in records.items()}
     frame_bytes = tensors[FRAME].bytes if FRAME in tensors else 0
-    return Samples(tensors, frame_bytes, len(samples), f"measured on {len(samples)} samples")
+    return TensorMeasurements(tensors, frame_bytes, len(samples), f"measured on {len(samples)} samples")
 
 
-def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
-    """A JPEG of the spec's size and quality that weighs about what photographs do. For timing the decoder only.
+def synthetic_frame(spec: InputSpec, seed: int = 0) -> bytes:
+    """A synthetic JPEG of the spec's size and quality that weighs about as much as photographs do; random noise where
+    the input is sound, whose cost does not depend on its contents. For timing the decoder only.
 
-    Amplitudes fall as 1/f^1.4. Pictures' own fall as about 1/f (Field, J. Opt. Soc. Am. A 4, 1987), but random phases
-    compress worse than edges do: with this exponent the sizes of ten photographs came out (at quality 85 and 128,
-    224 and 480 pixels: 2.7, 2.1 and 1.9 bits per pixel).
-    Sound: quiet noise, since nothing of its cost depends on what it says.
+    Amplitudes fall as 1/f^1.4. Amplitudes of natural images fall as about 1/f (Field, J. Opt. Soc. Am. A 4, 1987), but
+    random phases compress worse than edges do: with this exponent the sizes of ten photographs were matched (at quality
+    85 and 128, 224 and 480 pixels: 2.7, 2.1 and 1.9 bits per pixel).
     """
     rng = np.random.default_rng(seed)
     if spec.is_sound:
@@ -177,8 +190,8 @@ def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
     amplitude = np.maximum(np.hypot(down, across), 1.0 / max(spec.width, spec.height)) ** -1.4
     planes = []
     for strength in (1.0, 0.2, 0.2):  # brightness varies more than colour
-        turns = np.exp(2j * np.pi * rng.random(amplitude.shape))
-        plane = np.fft.irfft2(amplitude * turns, s=(spec.height, spec.width))
+        phases = np.exp(2j * np.pi * rng.random(amplitude.shape))
+        plane = np.fft.irfft2(amplitude * phases, s=(spec.height, spec.width))
         planes.append(128.0 + 50.0 * strength * plane / max(float(plane.std()), 1e-12))
     pixels = np.clip(np.stack(planes, axis=-1), 0, 255).astype(np.uint8)
     picture = Image.merge("YCbCr", [Image.fromarray(pixels[:, :, plane]) for plane in range(3)])
@@ -187,22 +200,23 @@ def stand_in_frame(spec: InputSpec, seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def _parse(model: Prepared | bytes) -> onnx.ModelProto:
+def _parse(model: RunnableModel | bytes) -> onnx.ModelProto:
     try:
-        return onnx.load_model_from_string(_parts(model)[0])
+        return onnx.load_model_from_string(_message_and_data(model)[0])
     except Exception as error:  # protobuf's decoder raises several unrelated types
         raise ModelRefused(f"not an ONNX file: {str(error)[:200]}") from error
 
 
-def _parts(model: Prepared | bytes) -> tuple[bytes, Mapping[str, archive.Data | memoryview]]:
-    """The prepared model's message, and its data files; none for most models."""
+def _message_and_data(model: RunnableModel | bytes) -> tuple[bytes, Mapping[str, archive.Data | memoryview]]:
+    """The model's message, and its external data files by name, of which most models have none."""
     if isinstance(model, bytes):
-        return archive.unpack(model) if archive.is_bundle(model) else (model, {})
-    return model.parts_of_file
+        return archive.unpack(model) if archive.is_archive(model) else (model, {})
+    return model.message_and_data
 
 
 def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
-    """The layer of each node by the node's name; nodes get names of their own where theirs are missing or repeat."""
+    """The layer of each node, by the node's name. Nodes are renamed where names are missing or repeated. UsageError for
+    a layer graph of another model."""
     nodes = proto.graph.node
     if len({node.name for node in nodes} - {""}) != len(nodes):
         for position, node in enumerate(nodes):
@@ -213,32 +227,32 @@ def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
         raise UsageError("this layer graph is not that of this model: it has more nodes") from error
 
 
-def _exposed(
-    model: Prepared | bytes, graph: LayerGraph
+def _with_exposed_tensors(
+    model: RunnableModel | bytes, graph: LayerGraph
 ) -> tuple[dict[str, archive.Data | memoryview], tuple[str, ...]]:
-    """The model's file, with every tensor that a layer writes among its outputs, and their names."""
-    raw, data = _parts(model)
+    """The model's files, with every tensor that a layer writes added to its outputs, and the names of these tensors."""
+    raw, data = _message_and_data(model)
     if is_tflite(raw):
         from edgesplit_partitioner.tflite_format import layer_timing
 
-        files = layer_timing.measured_files(raw, graph, layers=False)
-        return {layer_timing.MODEL: files.whole}, files.tensors
+        files = layer_timing.timing_files(raw, graph, layers=False)
+        return {layer_timing.MODEL_FILE: files.whole}, files.tensors
     proto = _parse(model)
-    wanted = _expose(proto, graph)
-    return {"model.onnx": proto.SerializeToString(), **data}, wanted
+    exposed = _expose_tensors(proto, graph)
+    return {"model.onnx": proto.SerializeToString(), **data}, exposed
 
 
-def _expose(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
-    """Make every tensor that a layer writes an output of the model; their names."""
-    made = {name for node in proto.graph.node for name in node.output}
-    wanted = tuple(name for layer in graph.layers for name in layer.writes if name in made)
-    known = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
+def _expose_tensors(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
+    """Add every tensor that a layer writes to the model's outputs; returns their names."""
+    written = {name for node in proto.graph.node for name in node.output}
+    wanted = tuple(name for layer in graph.layers for name in layer.writes if name in written)
+    outputs = {value.name for value in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
     return wanted
 
 
-def feeds_of(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
-    """The model's inputs for one sample; UsageError where a frame is no picture."""
+def feeds_for(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
+    """The model's inputs for one sample; UsageError for a frame that cannot be decoded, or without an input spec."""
     if not isinstance(sample, bytes):
         return dict(sample)
     if spec is None:
@@ -249,10 +263,10 @@ def feeds_of(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np
 def _records_of_inputs(
     graph: LayerGraph, feeds: Sequence[Mapping[str, npt.NDArray[np.generic]]], frames: Sequence[bytes]
 ) -> dict[str, TensorRecord]:
-    """Of the frame and of the tensors that applications or the input layer give."""
-    given = {name: [feed[name].tobytes() for feed in feeds if name in feed] for name in graph.tensors}
-    given[FRAME] = list(frames)
-    return {name: _input_record(values) for name, values in given.items() if values}
+    """Records of the frame and of the tensors that applications or the input layer provide."""
+    values_by_name = {name: [feed[name].tobytes() for feed in feeds if name in feed] for name in graph.tensors}
+    values_by_name[FRAME] = list(frames)
+    return {name: _input_record(values) for name, values in values_by_name.items() if values}
 
 
 def _input_record(values: Sequence[bytes]) -> TensorRecord:
@@ -266,32 +280,32 @@ def _cost(record: TensorRecord) -> TensorCost:
     """Medians over the samples."""
     codec = CodecCost(
         bytes=round(statistics.median(record.zstd_bytes)),
-        encode_s={HERE: statistics.median(record.encode_s)},
-        decode_s={HERE: statistics.median(record.decode_s)},
+        encode_s={MEASURED_TIER: statistics.median(record.encode_s)},
+        decode_s={MEASURED_TIER: statistics.median(record.decode_s)},
     )
-    return TensorCost(bytes=round(statistics.median(record.raw_bytes)), codecs={ZSTD: codec})
+    return TensorCost(bytes=round(statistics.median(record.raw_bytes)), codecs={RAW_ZSTD: codec})
 
 
 @contextmanager
-def _workplace(files: Mapping[str, archive.Data | memoryview]) -> Iterator[Path]:
-    """A folder with these files in it, gone afterwards."""
+def _work_folder(files: Mapping[str, archive.Data | memoryview]) -> Iterator[Path]:
+    """A temporary folder with these files; deleted on exit."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-measure-") as name:
         for file, data in files.items():
             (Path(name) / file).write_bytes(data)
         yield Path(name)
 
 
-def _store(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
-    """The sample's tensors as files; file by input name."""
+def _write_sample(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
+    """Write the sample's tensors to files; returns the file by input name."""
     files = {name: f"sample-{position}-{column}.npy" for column, name in enumerate(tensors)}
     for name, file in files.items():
         np.save(folder / file, tensors[name], allow_pickle=False)
     return files
 
 
-def _run(folder: Path, job: Job, steps: int, progress: Progress | None) -> None:
-    """Do the job in a child process; ModelRefused if the runtime refuses the model, crashes, or never ends;
-    Interrupted if somebody ends it."""
+def _run_job(folder: Path, job: ProfilingJob, steps: int, progress: Progress | None) -> None:
+    """Run the job in a child process. ModelRefused if the runtime refuses the model, crashes or exceeds `TIMEOUT_S`;
+    Interrupted if the process was ended by a signal from outside."""
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
     run_child(folder, steps, progress)
 
@@ -299,14 +313,15 @@ def _run(folder: Path, job: Job, steps: int, progress: Progress | None) -> None:
 def run_child(
     folder: Path, steps: int, progress: Progress | None, module: str = "edgesplit_partitioner.profiling.layers_child"
 ) -> None:
-    """Do the job that lies in `folder`, a line per step; ModelRefused as `_run` says."""
+    """Run `module` as a child process on the job in `folder`; it prints a line per step. ModelRefused if the runtime
+    refuses the model, crashes or exceeds `TIMEOUT_S`; Interrupted if the process was ended by a signal from outside."""
     command = [sys.executable, "-m", module, str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with (
         (folder / "errors").open("wb+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as child,
     ):
-        clock = threading.Timer(LIMIT_S, child.kill)
+        clock = threading.Timer(TIMEOUT_S, child.kill)
         clock.start()
         try:
             assert child.stdout is not None
@@ -321,13 +336,13 @@ def run_child(
             clock.cancel()
     if status:
         check_not_interrupted(status)
-        raise ModelRefused(_why(status, (folder / "errors").read_text("utf-8", "replace")))
+        raise ModelRefused(_failure_reason(status, (folder / "errors").read_text("utf-8", "replace")))
 
 
-def _why(status: int, errors: str) -> str:
-    """What to tell about a child that failed."""
+def _failure_reason(status: int, errors: str) -> str:
+    """Reason for a failed child process, from its exit status and standard error."""
     if status < 0:
-        return f"running this model kills the runtime (signal {-status}), or it did not end within {LIMIT_S:.0f} s"
+        return f"running this model kills the runtime (signal {-status}), or it did not end within {TIMEOUT_S:.0f} s"
     lines = [line for line in errors.splitlines() if line.strip()]
     if "edgetpu-custom-op" in errors:
         return "compiled for an Edge TPU, and none is here: measure and plan the .tflite that it was compiled from"

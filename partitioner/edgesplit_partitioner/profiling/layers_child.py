@@ -1,8 +1,9 @@
-"""The child process that measuring happens in: `python -m edgesplit_partitioner.profiling.layers_child FOLDER`.
+"""Child process that profiles layers and tensors: `python -m edgesplit_partitioner.profiling.layers_child FOLDER`.
 
-A model can crash or hang the runtime; here it takes only this process with it. The folder holds `job.json` (a `Job`),
-`model.onnx` or `model.tflite`, and the inputs as .npy files; the answer goes to `profile.json` (onnxruntime's own),
-`seconds.json` (TFLite) or `tensors.json`.
+A model can crash or hang the runtime; only this process is affected then. The folder holds `job.json` (a
+`ProfilingJob`), `model.onnx` or `model.tflite`, and the inputs as .npy files. Results are written to `profile.json`
+(onnxruntime's own), `seconds.json` (TFLite) or `tensors.json`.
+
 Each finished step is one line on standard output. An error is one line on standard error and exit status 1.
 """
 
@@ -21,31 +22,36 @@ import numpy.typing as npt
 import zstandard
 
 ZSTD_LEVEL = 1
+"""Compression level of requests."""
 REPEATS = 3
+"""Runs of which `timed` takes the median."""
 DTYPES = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}
+"""numpy's names of onnxruntime's types, where they differ."""
 
 Array = npt.NDArray[np.generic]
 T = TypeVar("T")
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure."""
+class ProfilingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process has to measure."""
 
     mode: Literal["layers", "tensors"]
+    """`layers`: seconds per layer; `tensors`: size and codec seconds per tensor."""
     samples: tuple[dict[str, str], ...]
-    """Per sample: file by input name. An input that is not there gets noise."""
+    """Per sample: file by input name. Inputs that are not listed get random values."""
     runs: int = 1
     warmup: int = 0
     threads: int = 1
     tensors: tuple[str, ...] = ()
     """Outputs of the model file to measure."""
     layers: dict[str, str] = {}
-    """TFLite: each layer's own file, by layer."""
+    """TFLite only: the file of each layer, by layer."""
     seed: int = 0
+    """Seed of random inputs."""
 
 
 class TensorRecord(msgspec.Struct, kw_only=True):
-    """One tensor over all samples: sizes, and seconds to compress and decompress."""
+    """Measurements of one tensor, one value per sample: sizes, and seconds to compress and decompress."""
 
     raw_bytes: list[int] = []
     zstd_bytes: list[int] = []
@@ -54,10 +60,10 @@ class TensorRecord(msgspec.Struct, kw_only=True):
 
 
 def main(folder: Path) -> None:
-    """Do the folder's job."""
-    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
-    session = _open(folder, job)
-    samples = [_feeds(session, folder, sample, job.seed) for sample in job.samples]
+    """Run the job in the folder."""
+    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=ProfilingJob)
+    session = _open_session(folder, job)
+    samples = [_load_feeds(session, folder, sample, job.seed) for sample in job.samples]
     if job.layers:
         files = {layer: folder / file for layer, file in job.layers.items()}
         seconds = session.layer_seconds(files, samples[0], job.warmup, job.runs)
@@ -72,8 +78,8 @@ def main(folder: Path) -> None:
         (folder / "tensors.json").write_bytes(msgspec.json.encode(records))
 
 
-def _open(folder: Path, job: Job) -> Any:
-    """A session that runs the graph as it stands, so that its nodes are those that the caller knows."""
+def _open_session(folder: Path, job: ProfilingJob) -> Any:
+    """A session that runs the graph without optimisation, so that its nodes are those of the layer graph."""
     if (folder / "model.tflite").exists():
         from edgesplit_partitioner.tflite_format.layer_timing import open_session
 
@@ -91,8 +97,8 @@ def _open(folder: Path, job: Job) -> Any:
     return onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
 
 
-def _feeds(session: Any, folder: Path, sample: Mapping[str, str], seed: int) -> dict[str, Array]:
-    """Every input of the model: from its file, or noise."""
+def _load_feeds(session: Any, folder: Path, sample: Mapping[str, str], seed: int) -> dict[str, Array]:
+    """Every input of the model: from its file, or random."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for entry in session.get_inputs():
@@ -104,7 +110,7 @@ def _feeds(session: Any, folder: Path, sample: Mapping[str, str], seed: int) -> 
 
 
 def _noise(kind: str, shape: list[int | str | None], rng: np.random.Generator) -> Array:
-    """Values between 0 and 1, ones for whole numbers; a length known only at run time is 1."""
+    """Random values between 0 and 1; ones for integers. A length known only at run time is 1."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     dtype = np.dtype(DTYPES.get(name, name))
     lengths = [length if isinstance(length, int) and length > 0 else 1 for length in shape]
@@ -112,8 +118,8 @@ def _noise(kind: str, shape: list[int | str | None], rng: np.random.Generator) -
     return values
 
 
-def _measure_tensors(session: Any, job: Job, samples: list[dict[str, Array]]) -> dict[str, TensorRecord]:
-    """Run each sample and compress every tensor asked for."""
+def _measure_tensors(session: Any, job: ProfilingJob, samples: list[dict[str, Array]]) -> dict[str, TensorRecord]:
+    """Run each sample and record every tensor of the job."""
     records = {name: TensorRecord() for name in job.tensors}
     for step, feeds in enumerate(samples):
         for name, value in zip(job.tensors, session.run(list(job.tensors), feeds), strict=True):
@@ -123,7 +129,8 @@ def _measure_tensors(session: Any, job: Job, samples: list[dict[str, Array]]) ->
 
 
 def record_tensor(record: TensorRecord, raw: bytes) -> None:
-    """Add one tensor of one sample: its size, and what compressing it takes here."""
+    """Add one sample of a tensor to the record: its size, raw and compressed, and the seconds of compression on this
+    machine."""
     packed, encode_s = timed(lambda: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw))
     _, decode_s = timed(lambda: zstandard.ZstdDecompressor().decompress(packed))
     record.raw_bytes.append(len(raw))
@@ -133,7 +140,7 @@ def record_tensor(record: TensorRecord, raw: bytes) -> None:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What `work` gives, and the median of its seconds."""
+    """The result of `work`, and the median of its seconds over `REPEATS` calls."""
     seconds = []
     while True:
         start = perf_counter()

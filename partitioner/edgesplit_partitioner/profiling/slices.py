@@ -1,9 +1,9 @@
-"""Chosen slices timed whole on this machine: what a plan is checked with before it is trusted.
+"""Timing of whole slices on this machine, to correct a plan that was made from sums over layers.
 
-Sums over layers miss what slices cost beyond their operators and overstate what runs on without a pause between
-operators. `measure_slices` runs the slices of a table one after the other, each on what the ones before wrote, in a
-child process (`python -m edgesplit_partitioner.profiling.slices FOLDER`); `whole_factor` compares, `corrected` makes
-use of it. Input slices, which run no model, are left out.
+Sums over layers miss costs of a slice beyond its operators, and overstate operators that run without a pause in
+between. `measure_slices` runs the slices of a table one after the other, each on the outputs of those before, in a
+child process (`python -m edgesplit_partitioner.profiling.slices FOLDER`); `whole_factor` compares, `with_tier_factor`
+applies the factor to costs. Input slices, which run no model, are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from edgesplit_partitioner.slicing import CutSlice
 
 T = TypeVar("T")
 CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.profiling.slices")
-LIMIT_S: Final = 600.0
+"""Command of the child process, without the folder."""
+TIMEOUT_S: Final = 600.0
+"""Timeout of the child process."""
 DTYPES: Final[Mapping[str, str]] = {
     "BOOL": "bool",
     "FP16": "float16",
@@ -39,141 +41,161 @@ DTYPES: Final[Mapping[str, str]] = {
     "FP64": "float64",
     **{f"{sign}{bits}": f"{sign.lower()}{bits}" for sign in ("INT", "UINT") for bits in (8, 16, 32, 64)},
 }
-FACTORS: Final = (0.25, 4.0)
-"""A factor beyond these is a disturbed measurement, or another model: not used."""
+"""numpy's names of the Open Inference Protocol's datatypes."""
+FACTOR_RANGE: Final = (0.25, 4.0)
+"""Valid range of the factor: beyond it, the measurement was disturbed or is of another model, and is not used."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is to do: the slices lie in folders `0`, `1`, ... in the order in which they run."""
+class SliceJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process has to measure; the slices are in folders `0`, `1`, ... in the order in which they run."""
 
     slices: tuple[Slice, ...]
     runs: int
     warmup: int
     threads: int
     seconds: float
-    """Stop after so long, with what was measured by then; at least three runs."""
+    """Time limit: stop after this, but not before three runs, with what was measured by then."""
 
 
 def measure_slices(
     slices: Sequence[CutSlice], *, runs: int = 20, warmup: int = 3, threads: int = 1, seconds: float = 20.0
 ) -> dict[str, LayerTime]:
-    """Median and 95th percentile of each slice's run by the slice's name; ModelRefused where one cannot run.
+    """Median and 95th percentile of each slice's seconds, by the slice's name. UsageError for numbers of runs or
+    threads below 1; ModelRefused where a slice cannot run.
 
-    The first inputs are noise; what is between slices is what the ones before wrote.
+    Inputs of the model are random values; tensors between slices are outputs of the slices before.
     """
     if runs < 1 or warmup < 0 or threads < 1:
         raise UsageError("measuring needs at least one run and one thread")
-    wanted = [one for one in slices if one.slice.format != "input"]
-    if not wanted:
+    model_slices = [cut_slice for cut_slice in slices if cut_slice.slice.format != "input"]
+    if not model_slices:
         return {}
     with TemporaryDirectory(prefix="edgesplit-slices-") as name:
         folder = Path(name)
-        for place, one in enumerate(wanted):
-            (folder / str(place)).mkdir()
-            one.write(folder / str(place))
-        job = Job(slices=tuple(one.slice for one in wanted), runs=runs, warmup=warmup, threads=threads, seconds=seconds)
+        for position, cut_slice in enumerate(model_slices):
+            (folder / str(position)).mkdir()
+            cut_slice.write(folder / str(position))
+        job = SliceJob(
+            slices=tuple(cut_slice.slice for cut_slice in model_slices),
+            runs=runs,
+            warmup=warmup,
+            threads=threads,
+            seconds=seconds,
+        )
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
-        times = _child(folder)
-    return {one.slice.name: LayerTime.of(seen) for one, seen in zip(wanted, times, strict=True)}
+        times = _run_child(folder)
+    return {
+        cut_slice.slice.name: LayerTime.from_seconds(seconds_of_runs)
+        for cut_slice, seconds_of_runs in zip(model_slices, times, strict=True)
+    }
 
 
 class SliceTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice as it runs whole, beside the sum over its layers."""
+    """Seconds of one whole slice, with the sum over its layers."""
 
     layers: tuple[str, ...]
     median_s: float
     p95_s: float
     summed_s: float | None
-    """None where a layer of it was not measured."""
+    """None where a layer of the slice was not measured."""
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
-    """Slices measured whole."""
+class WholeSliceTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of whole slices."""
 
     slices: tuple[SliceTime, ...] = ()
     factor: float | None = None
-    """What they take over the sum of their layers; None where that cannot be told."""
+    """Seconds of the slices over the sum of their layers; None where it cannot be determined."""
 
 
-def measured_whole(slices: Sequence[CutSlice], layer_s: Mapping[str, float], *, runs: int = 20) -> Whole:
-    """These slices' own times, and how they compare with `layer_s`; ModelRefused where one cannot run."""
+def measure_whole_slices(
+    slices: Sequence[CutSlice], layer_s: Mapping[str, float], *, runs: int = 20
+) -> WholeSliceTimes:
+    """Times of these slices, compared with the sums over `layer_s`; ModelRefused where a slice cannot run."""
     times = measure_slices(slices, runs=runs)
-    plain = [one.slice for one in slices if one.slice.name in times]
-    told = tuple(
+    measured = [entry.slice for entry in slices if entry.slice.name in times]
+    slice_times = tuple(
         SliceTime(
-            layers=one.layers,
-            median_s=times[one.name].median_s,
-            p95_s=times[one.name].p95_s,
-            summed_s=sum(layer_s[layer] for layer in one.layers) if set(one.layers) <= layer_s.keys() else None,
+            layers=entry.layers,
+            median_s=times[entry.name].median_s,
+            p95_s=times[entry.name].p95_s,
+            summed_s=sum(layer_s[layer] for layer in entry.layers) if set(entry.layers) <= layer_s.keys() else None,
         )
-        for one in plain
+        for entry in measured
     )
-    return Whole(slices=told, factor=whole_factor(times, plain, layer_s))
+    return WholeSliceTimes(slices=slice_times, factor=whole_factor(times, measured, layer_s))
 
 
 Cuts = tuple[frozenset[str], ...]
-"""Each the layers on the device."""
+"""Cuts of a table, each as the set of layers on the device."""
 
 
-def believed(
+def corrected_by_slices(
     costs: Costs, tier: str, cuts_of: Callable[[Costs], Cuts], factor_of: Callable[[Cuts], float | None]
 ) -> Costs:
-    """The costs with a tier's seconds as the slices of the chosen cuts take whole; where that changes the choice, as
-    those of the new one do. `cuts_of` plans, `factor_of` measures."""
-    checked, factors = costs, dict[Cuts, "float | None"]()
+    """The costs with a tier's seconds corrected by times of the whole slices that the plan uses.
+
+    Plans with `cuts_of`, measures the chosen cuts with `factor_of`, corrects the tier's seconds by the factor; where
+    that changes the cuts, measures and corrects once more. Each set of cuts is measured once.
+    """
+    current, factors = costs, dict[Cuts, "float | None"]()
+    # Two rounds at most: the factors of two different cuts could move the plan back and forth for ever.
     for _ in range(2):
-        cuts = cuts_of(checked)
+        cuts = cuts_of(current)
         if cuts not in factors:
             factors[cuts] = factor_of(cuts)
         factor = factors[cuts]
-        again = costs if factor is None else corrected(costs, tier, factor)
-        if again == checked:
+        next_costs = costs if factor is None else with_tier_factor(costs, tier, factor)
+        if next_costs == current:
             break
-        checked = again
-    return checked
+        current = next_costs
+    return current
 
 
 def whole_factor(times: Mapping[str, LayerTime], slices: Sequence[Slice], layer_s: Mapping[str, float]) -> float | None:
-    """What the slices took whole over the sum of their layers: one factor for all, so that no slice's noise moves a
-    cut. None where nothing can be compared."""
-    both = [one for one in slices if one.name in times and all(layer in layer_s for layer in one.layers)]
-    summed_s = sum(layer_s[layer] for one in both for layer in one.layers)
-    whole_s = sum(times[one.name].median_s for one in both)
+    """Seconds of whole slices over the sum of their layers: one factor for all slices, so that the noise of a single
+    slice moves no cut. None where nothing can be compared, or the factor is out of `FACTOR_RANGE`."""
+    comparable = [entry for entry in slices if entry.name in times and all(layer in layer_s for layer in entry.layers)]
+    summed_s = sum(layer_s[layer] for entry in comparable for layer in entry.layers)
+    whole_s = sum(times[entry.name].median_s for entry in comparable)
     if summed_s <= 0 or whole_s <= 0:
         return None
     factor = whole_s / summed_s
-    return factor if FACTORS[0] <= factor <= FACTORS[1] else None
+    return factor if FACTOR_RANGE[0] <= factor <= FACTOR_RANGE[1] else None
 
 
-def corrected(costs: Costs, tier: str, factor: float) -> Costs:
-    """The costs with all of a tier's seconds but the input layer's times the factor, and a word about it."""
+def with_tier_factor(costs: Costs, tier: str, factor: float) -> Costs:
+    """The costs with all of a tier's seconds but the input layer's multiplied by the factor, and a note of it in
+    `basis`. The tier's prediction intervals are dropped, since it was measured."""
     layers = tuple(
         msgspec.structs.replace(
-            layer, seconds={**layer.seconds, tier: layer.seconds[tier] * factor}, between=_without(layer.between, tier)
+            layer,
+            seconds={**layer.seconds, tier: layer.seconds[tier] * factor},
+            between=_without_tier(layer.between, tier),
         )
         if layer.name != INPUT_LAYER and tier in layer.seconds
         else layer
         for layer in costs.layers
     )
-    word = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
-    intervals = _without(costs.intervals, tier)
-    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: word}, intervals=intervals)
+    note = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
+    intervals = _without_tier(costs.intervals, tier)
+    return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: note}, intervals=intervals)
 
 
-def _without(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
-    """What was predicted of the tier counts no more once it was measured."""
-    return {name: one for name, one in by_tier.items() if name != tier}
+def _without_tier(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
+    """The mapping without the tier."""
+    return {name: value for name, value in by_tier.items() if name != tier}
 
 
-def _child(folder: Path) -> list[list[float]]:
-    """Seconds by slice and run; ModelRefused if the child fails, dies or hangs."""
+def _run_child(folder: Path) -> list[list[float]]:
+    """Seconds by slice and run; ModelRefused if the child process fails, crashes or exceeds `TIMEOUT_S`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
         child = subprocess.run(
-            [*CHILD, str(folder)], capture_output=True, timeout=LIMIT_S, check=False, env=environment
+            [*CHILD, str(folder)], capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelRefused(f"the slices did not end within {LIMIT_S:.0f} s") from error
+        raise ModelRefused(f"the slices did not end within {TIMEOUT_S:.0f} s") from error
     if child.returncode:
         check_not_interrupted(child.returncode)
         lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -185,34 +207,39 @@ def _child(folder: Path) -> list[list[float]]:
 
 
 def main(folder: Path) -> None:
-    """Do the folder's job."""
-    from edgesplit.runtime.dispatch import EngineByFormat  # engines load in the child only
+    """Run the job in the folder."""
+    from edgesplit.runtime.dispatch import DispatchingRuntime  # engines load in the child only
 
-    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
-    engine = EngineByFormat(job.threads)
-    programs = [engine.load(one, folder / str(place)) for place, one in enumerate(job.slices)]
-    made = {tensor.name for one in job.slices for tensor in one.outputs}
-    given = {tensor.name: _noise(tensor) for one in job.slices for tensor in one.inputs if tensor.name not in made}
+    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=SliceJob)
+    engine = DispatchingRuntime(job.threads)
+    programs = [engine.load(entry, folder / str(position)) for position, entry in enumerate(job.slices)]
+    written_names = {tensor.name for entry in job.slices for tensor in entry.outputs}
+    inputs = {
+        tensor.name: _noise(tensor)
+        for entry in job.slices
+        for tensor in entry.inputs
+        if tensor.name not in written_names
+    }
     times: list[list[float]] = [[] for _ in programs]
-    begun = perf_counter()
+    started = perf_counter()
     for step in range(job.warmup + job.runs):
-        if step >= job.warmup + 3 and perf_counter() - begun > job.seconds:
+        if step >= job.warmup + 3 and perf_counter() - started > job.seconds:
             break
-        live: dict[str, npt.NDArray[np.generic]] = dict(given)
-        for place, (one, program) in enumerate(zip(job.slices, programs, strict=True)):
-            feeds = {tensor.name: live[tensor.name] for tensor in one.inputs}
-            program.run(feeds)  # on its own tier a slice finds the caches as it left them itself
+        tensors: dict[str, npt.NDArray[np.generic]] = dict(inputs)
+        for position, (entry, program) in enumerate(zip(job.slices, programs, strict=True)):
+            feeds = {tensor.name: tensors[tensor.name] for tensor in entry.inputs}
+            program.run(feeds)  # untimed: on its own tier a slice finds the caches as its last run left them
             start = perf_counter()
             written = program.run(feeds)
             took_s = perf_counter() - start
-            live.update(written)
+            tensors.update(written)
             if step >= job.warmup:
-                times[place].append(took_s)
+                times[position].append(took_s)
     (folder / "seconds.json").write_bytes(msgspec.json.encode(times))
 
 
 def _noise(tensor: TensorSpec) -> npt.NDArray[np.generic]:
-    """Values between 0 and 1, ones for whole numbers; a length known only at run time is 1."""
+    """Random values between 0 and 1; ones for integers. A length known only at run time is 1."""
     dtype = np.dtype(DTYPES.get(tensor.datatype, "float32"))
     lengths = [max(length, 1) for length in tensor.shape]
     values = np.random.default_rng(0).random(lengths)

@@ -1,4 +1,5 @@
-"""A child process that meets a stranger's model, limited before it does."""
+"""Resource limits of a child process that loads an untrusted model; the child sets them itself before it loads
+anything."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from pathlib import Path
 
 
 def confine(memory_bytes: int) -> None:
-    """At most so much address space for this process, or less where it has less already; no core files; and where the
-    machine's memory runs out, this process is what has to go."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+    """Limit this process's address space to `memory_bytes`, or to its present limit where that is lower; disable core
+    files; and make this process the first that the kernel kills when the machine's memory runs out."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError):  # only Linux has it

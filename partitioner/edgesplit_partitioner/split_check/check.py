@@ -1,9 +1,10 @@
-"""Will this model split safely? Cut at every boundary, run both halves as slices run, compare with the whole.
+"""Checks that a model splits safely: cuts it at every boundary, runs both halves as slices run, compares with the
+whole.
 
-A boundary lies after each layer, in the layers' order; cuts of a plan's table, which may take another way through the
-graph, can be added. Between the operators of one layer no cut goes, and `Inside` says why. The halves are the very
-slices that a release would hold, run by the very runtimes of agent and offload server, in child processes
-(`check_run`): one that crashes or hangs is one boundary's answer, and the others go on.
+There is a boundary after each layer, in the layers' order; the cuts of a plan's rows, which may cut the graph
+elsewhere, can be added. Between the operators of one layer no cut goes, and `IndivisibleLayer` gives the reason. The
+halves are the slices that a release would hold, run by the runtimes of agent and offload server, in child processes
+(`split_check.child`): a crash or a hang fails one boundary only, and the others are still checked.
 """
 
 from __future__ import annotations
@@ -31,91 +32,100 @@ from edgesplit.plan import Row
 from edgesplit.release.manifest import Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_runs
-from edgesplit_partitioner.onnx_format.indivisible import Inside, insides
-from edgesplit_partitioner.profiling.layers import Progress, Sample, stand_in_frame
+from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks
+from edgesplit_partitioner.onnx_format.indivisible import IndivisibleLayer, indivisible_layers
+from edgesplit_partitioner.profiling.layers import Progress, Sample, synthetic_frame
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.split_check.child import WHOLE, Difference, Found, Job, store_samples
+from edgesplit_partitioner.split_check.child import WHOLE, CheckJob, CheckResult, Difference, store_samples
 
 CHILD = (sys.executable, "-m", "edgesplit_partitioner.split_check.child")
+"""Command line of the child, without its arguments."""
 TOLERANCE = 1e-5
-"""Of the largest absolute value of an output. One unit in the last place of the output's own type, where that is
-more (half precision: 2^-10)."""
-LIMIT_S = 300.0
-"""For both halves of one cut, in both modes, over all samples."""
+"""Allowed error, relative to the largest absolute value of an output. Half-precision outputs are allowed one unit in
+the last place of their own type (2^-10), which is more."""
+TIMEOUT_S = 300.0
+"""Time limit in seconds for both halves of one cut, in both modes, per sample."""
 MEMORY_BYTES = 16 * 2**30
-"""Address space of a child, beyond sixteen times the model's weights."""
-MOST_CRASHES = 5
-"""After so many boundaries in a row that killed the runtime the rest are not tried."""
-MOST_JOBS = 4
-CUTS_A_CHILD = 8
-"""A child takes as long to start as a small model to be cut so often."""
+"""Address space of a child in bytes, in addition to sixteen times the model's weights."""
+MAX_CRASHES_IN_A_ROW = 5
+"""After so many boundaries in a row that crashed the runtime the remaining ones are not tried."""
+MAX_CHILDREN = 4
+"""Default maximum number of child processes."""
+MIN_CUTS_PER_CHILD = 8
+"""Minimum number of cuts per child process: starting a child takes as long as checking so many cuts of a small model.
+"""
 
 Verdict = Literal["exact", "within", "off", "refused"]
+"""Outcome of one cut; `Cut.verdict` explains the values."""
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """One cut and what became of it."""
+    """One cut and the result of checking it."""
 
     name: str = ""
-    """Of a plan's row; empty for the boundary after a layer."""
+    """Name of the plan's row; empty for the boundary after a layer."""
     after: str
-    """The last layer on the device; empty where all run remotely."""
+    """The last layer on the device; empty where all layers run remotely."""
     device_layers: int
+    """Number of layers on the device."""
     sends: tuple[str, ...] = ()
-    """Tensors that cross."""
+    """Names of the tensors that cross."""
     up_bytes: int = 0
-    """Raw; as declared, or as a trial run showed."""
+    """Bytes of these tensors without encoding, as declared or as a trial run showed."""
     open_lengths: bool = False
-    """One of them has a length that depends on the data."""
+    """True where one of these tensors has a length that depends on the data."""
     verdict: Verdict
-    """`exact`: bit for bit as the whole. `within`: the error is within the tolerance. `off`: it is not.
-    `refused`: not cuttable, and `why` says why. Of the exact mode: the one that slices run in."""
+    """`exact`: equal to the whole bit for bit. `within`: the error is within the tolerance. `off`: it is not.
+    `refused`: not cuttable, and `why` gives the reason. For the exact mode, in which slices run."""
     error: float | None = 0.0
-    """Relative, in exact mode; None where the answers cannot be compared."""
+    """Relative error in exact mode; None where the outputs cannot be compared."""
     fast: Verdict | None = None
-    """The same in fast mode, against the whole in fast mode; None where the engine has one mode."""
+    """The verdict in fast mode, against the whole model in fast mode; None where the engine has only one mode."""
     fast_error: float | None = None
+    """Relative error in fast mode; None where there is none or the outputs cannot be compared."""
     why: str = ""
+    """Why the cut was refused or its outputs differ; empty otherwise."""
 
     @property
-    def fine(self) -> bool:
-        """Safe to deploy: right in the mode that slices run in."""
+    def is_safe(self) -> bool:
+        """Whether the cut is safe to deploy: right in the mode in which slices run."""
         return self.verdict in ("exact", "within")
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All boundaries of a model."""
+    """The result of checking all boundaries of a model."""
 
     format: str
     layers: int
     operators: int
     inputs: str
-    """What was fed, in a few words."""
+    """What the model was fed, in a few words."""
     tolerance: float
+    """Allowed relative error."""
     steady: bool
-    """The whole answers the same bits when it is asked twice; where it does not, nothing can be exact."""
+    """True where two runs of the whole model give the same bits; where they do not, no cut can be exact."""
     fast_error: float | None
-    """What the runtime's own optimisation changes in the whole, uncut; None where it has none, or it cannot be said."""
+    """Relative error that the runtime's own optimisation causes in the whole, uncut model; None where the engine has no
+    such mode, or the outputs cannot be compared."""
     cuts: tuple[Cut, ...]
-    inside: tuple[Inside, ...]
-    """Where no cut goes."""
+    inside: tuple[IndivisibleLayer, ...]
+    """Layers inside which no cut goes."""
 
     @property
-    def fine(self) -> bool:
-        """Every cut may be deployed."""
-        return all(cut.fine for cut in self.cuts)
+    def is_safe(self) -> bool:
+        """Whether every cut is safe to deploy."""
+        return all(cut.is_safe for cut in self.cuts)
 
     @property
-    def fast_fine(self) -> bool:
-        """And in fast mode too."""
+    def is_safe_fast(self) -> bool:
+        """Whether every cut is also right in fast mode."""
         return all(cut.fast in (None, "exact", "within") for cut in self.cuts)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A cut to be tried."""
+class _PlannedCut:
+    """A cut to be checked: the row's name, or empty, and the layers that stay on the device."""
 
     name: str
     device: frozenset[str]
@@ -132,20 +142,22 @@ def check_model(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Every boundary of `model`, and the cuts of `rows` (with their layers, as the planner gives them).
+    """Check every boundary of `model`, and the cuts of `rows` (whose layers are filled in, as the planner returns
+    them).
 
-    `graph` and `spec` as `with_input_layer` made them, or the model's own and None. Without samples, seeded noise.
-    ModelRefused where the whole model itself does not run.
+    `graph` and `spec` are what `with_input_layer` returned, or the model's own graph and None. Without samples the
+    model is fed noise from `seed`. `jobs` is the number of child processes. ModelRefused where the whole model itself
+    does not run.
     """
-    wanted = wanted_cuts(graph, rows)
+    cuts_to_try = cuts_to_check(graph, rows)
     feeds = [_feed(model, spec, sample, seed) for sample in samples or (None,)]
     with tempfile.TemporaryDirectory(prefix="edgesplit-check-") as name:
-        workplace = _Workplace(Path(name), model, graph, spec)
-        store_samples(workplace.folder, feeds)
-        whole = workplace.whole(LIMIT_S * len(feeds))
+        workspace = _Workspace(Path(name), model, graph, spec)
+        store_samples(workspace.folder, feeds)
+        whole = workspace.run_whole(TIMEOUT_S * len(feeds))
         if whole.refused:
             raise ModelRefused(f"the whole model does not run: {whole.refused}")
-        cuts = _tried(workplace, wanted, LIMIT_S * len(feeds), jobs, progress)
+        cuts = _check_cuts(workspace, cuts_to_try, TIMEOUT_S * len(feeds), jobs, progress)
     return Report(
         format=model.format,
         layers=len(graph.layers),
@@ -155,238 +167,252 @@ def check_model(
         steady=whole.modes["exact"].same,
         fast_error=whole.modes["fast"].error if "fast" in whole.modes else None,
         cuts=tuple(cuts),
-        inside=insides(model),
+        inside=indivisible_layers(model),
     )
 
 
-def wanted_cuts(graph: LayerGraph, rows: Iterable[Row] = ()) -> list[_Wanted]:
-    """The closed set before each layer, everything remote first, then those of `rows` that are none of these."""
+def cuts_to_check(graph: LayerGraph, rows: Iterable[Row] = ()) -> list[_PlannedCut]:
+    """The cut before each layer, beginning with everything remote, then those cuts of `rows` that are none of these."""
     names = [layer.name for layer in graph.layers]
-    wanted = [_Wanted("", frozenset(names[:count])) for count in range(len(names))]
-    known = {one.device for one in wanted} | {frozenset(names)}
+    cuts = [_PlannedCut("", frozenset(names[:count])) for count in range(len(names))]
+    known = {cut.device for cut in cuts} | {frozenset(names)}
     for row in rows:
         device = frozenset(row.layers)
         if device not in known:
             known.add(device)
-            wanted.append(_Wanted(row.name, device))
-    return wanted
+            cuts.append(_PlannedCut(row.name, device))
+    return cuts
 
 
 def tolerance(outputs: Iterable[TensorSpec]) -> float:
-    """Relative: of the coarsest output."""
-    return max((2.0**-10 if one.datatype == "FP16" else TOLERANCE for one in outputs), default=TOLERANCE)
+    """Allowed relative error: that of the coarsest output datatype."""
+    return max((2.0**-10 if spec.datatype == "FP16" else TOLERANCE for spec in outputs), default=TOLERANCE)
 
 
-def verdict(found: Difference, allowed: float) -> Verdict:
-    """How good this is."""
-    if found.same:
+def verdict(difference: Difference, allowed: float) -> Verdict:
+    """The verdict on a difference: `exact`, `within` the allowed relative error, or `off`."""
+    if difference.same:
         return "exact"
-    return "within" if found.error is not None and found.error <= allowed else "off"
+    return "within" if difference.error is not None and difference.error <= allowed else "off"
 
 
 def noise(specs: Iterable[TensorSpec], seed: int) -> dict[str, Tensor]:
-    """Inputs that keep every operator busy: floats between 0 and 1, bytes of all values, ones for whole numbers that
-    may be lengths or places. Open lengths are 1."""
+    """Random inputs from `seed`: floats between 0 and 1, bytes of all values, ones for other integers, which may be
+    lengths or indices. Open lengths are 1."""
     rng = np.random.default_rng(seed)
-    made: dict[str, Tensor] = {}
-    for one in specs:
-        shape = [max(length, 1) for length in one.shape]
-        if one.datatype in ("FP16", "FP32", "FP64"):
-            made[one.name] = rng.random(shape).astype(f"float{one.datatype[2:]}")
-        elif one.datatype in ("UINT8", "INT8"):
-            dtype = np.uint8 if one.datatype == "UINT8" else np.int8
-            made[one.name] = rng.integers(0, 256, shape, dtype=np.uint8).view(dtype)
+    tensors: dict[str, Tensor] = {}
+    for spec in specs:
+        shape = [max(length, 1) for length in spec.shape]
+        if spec.datatype in ("FP16", "FP32", "FP64"):
+            tensors[spec.name] = rng.random(shape).astype(f"float{spec.datatype[2:]}")
+        elif spec.datatype in ("UINT8", "INT8"):
+            dtype = np.uint8 if spec.datatype == "UINT8" else np.int8
+            tensors[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8).view(dtype)
         else:
-            made[one.name] = np.ones(shape, one.datatype.lower())
-    return made
+            tensors[spec.name] = np.ones(shape, spec.datatype.lower())
+    return tensors
 
 
 def _feed(model: PreparedModel, spec: InputSpec | None, sample: Sample | None, seed: int) -> Tensors:
-    """What an application would send; inputs that a sample does not give get noise."""
-    rest = noise((one for one in model.inputs if spec is None or one.name != spec.tensor), seed)
+    """The inputs of one sample as an application would send them, with noise for those that the sample does not
+    give."""
+    other_inputs = noise(
+        (tensor_spec for tensor_spec in model.inputs if spec is None or tensor_spec.name != spec.tensor), seed
+    )
     if isinstance(sample, bytes) and spec is None:
         raise UsageError("a sample is a frame, but the model has no input spec: say what arrives with --input")
     if spec is not None and (sample is None or isinstance(sample, bytes)):
-        frame = stand_in_frame(spec, seed) if sample is None else sample
-        return {FRAME: np.frombuffer(bytes(frame), np.uint8), **rest}
+        frame = synthetic_frame(spec, seed) if sample is None else sample
+        return {FRAME: np.frombuffer(bytes(frame), np.uint8), **other_inputs}
     if spec is not None:
         raise UsageError(f"the model takes frames ({spec.media}), and a sample holds tensors")
     assert not isinstance(sample, bytes)
-    return {**rest, **(sample or {})}
+    return {**other_inputs, **(sample or {})}
 
 
-class _Workplace:
-    """A folder with the inputs and the whole's answers, into which cuts are written one by one."""
+class _Workspace:
+    """The working folder, with the inputs, the whole model's outputs, and the slices of each cut while it is tried."""
 
     def __init__(self, folder: Path, model: PreparedModel, graph: LayerGraph, spec: InputSpec | None) -> None:
         self.folder = folder
         self.memory_bytes = MEMORY_BYTES + 16 * sum(layer.weight_bytes for layer in model.graph.layers)
         self.allowed = tolerance(model.outputs)
         self._model, self._graph, self._spec = model, graph, spec
-        self._outputs = tuple(one.name for one in model.outputs)
+        self._outputs = tuple(spec.name for spec in model.outputs)
 
-    def whole(self, limit_s: float) -> Found:
-        """Run the model as one file, and keep its answers."""
+    def run_whole(self, limit_s: float) -> CheckResult:
+        """Run the model as one slice and store its outputs in the folder."""
         model = self._model
-        one = Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
-        place = self.folder / WHOLE / one.name
-        place.mkdir(parents=True)
-        for file, runs in whole_runs(model).items():
-            with (place / file).open("wb") as target:
+        whole_slice = Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
+        slice_folder = self.folder / WHOLE / whole_slice.name
+        slice_folder.mkdir(parents=True)
+        for file, runs in whole_model_chunks(model).items():
+            with (slice_folder / file).open("wb") as target:
                 target.writelines(runs)
-        first = [layer for layer in self._graph.layers if layer.name == INPUT_LAYER and not layer.nodes]
-        before = cut_slices(model, self._graph, [(INPUT_LAYER,)], self._spec) if first else []
-        job = Job(folder=WHOLE, slices=(*(cut.slice for cut in before), one), spec=self._spec, outputs=self._outputs)
-        with _Child(self, limit_s) as child:
-            return child.ask(job)
+        input_layers = [layer for layer in self._graph.layers if layer.name == INPUT_LAYER and not layer.nodes]
+        input_slices = cut_slices(model, self._graph, [(INPUT_LAYER,)], self._spec) if input_layers else []
+        job = CheckJob(
+            folder=WHOLE,
+            slices=(*(cut.slice for cut in input_slices), whole_slice),
+            spec=self._spec,
+            outputs=self._outputs,
+        )
+        with _CheckProcess(self, limit_s) as child:
+            return child.run(job)
 
-    def cut(self, number: int, wanted: _Wanted) -> Job:
-        """Write both halves of one cut; ModelRefused where they cannot be made."""
+    def write_cut(self, number: int, cut: _PlannedCut) -> CheckJob:
+        """Write the slices of one cut to the folder and return the job for a child; ModelRefused where they cannot be
+        made."""
         name = f"cut-{number}"
-        halves = atoms(self._graph, [wanted.device])
+        halves = atoms(self._graph, [cut.device])
         slices = cut_slices(self._model, self._graph, halves, self._spec)
-        for one in slices:
-            _write(self.folder / name / one.slice.name, one)
-        return Job(folder=name, slices=tuple(one.slice for one in slices), spec=self._spec, outputs=self._outputs)
+        for cut_slice in slices:
+            _write_slice(self.folder / name / cut_slice.slice.name, cut_slice)
+        return CheckJob(
+            folder=name, slices=tuple(slice_.slice for slice_ in slices), spec=self._spec, outputs=self._outputs
+        )
 
-    def described(self, wanted: _Wanted, found: Found) -> Cut:
-        """What became of a cut, in the report's words."""
-        sends = self._crossing(wanted.device)
+    def cut_result(self, cut: _PlannedCut, result: CheckResult) -> Cut:
+        """The report's entry for a cut, from the child's result."""
+        sends = self._crossing_tensors(cut.device)
         tensors = [self._graph.tensors[name] for name in sends]
-        there = [layer.name for layer in self._graph.layers if layer.name in wanted.device]
-        exact, fast = found.modes.get("exact"), found.modes.get("fast")
+        device_layers = [layer.name for layer in self._graph.layers if layer.name in cut.device]
+        exact, fast = result.modes.get("exact"), result.modes.get("fast")
         return Cut(
-            name=wanted.name,
-            after=there[-1] if there else "",
-            device_layers=len(there),
+            name=cut.name,
+            after=device_layers[-1] if device_layers else "",
+            device_layers=len(device_layers),
             sends=sends,
-            up_bytes=sum(one.bytes for one in tensors),
-            open_lengths=any(-1 in one.shape for one in tensors if one.name != FRAME),
+            up_bytes=sum(tensor.bytes for tensor in tensors),
+            open_lengths=any(-1 in tensor.shape for tensor in tensors if tensor.name != FRAME),
             verdict=verdict(exact, self.allowed) if exact else "refused",
             error=exact.error if exact else None,
             fast=verdict(fast, self.allowed) if fast else None,
             fast_error=fast.error if fast else None,
-            why=found.refused or _why_off(exact),
+            why=result.refused or _difference_reason(exact),
         )
 
-    def _crossing(self, device: frozenset[str]) -> tuple[str, ...]:
-        """Tensors that go up, in the order of their makers."""
+    def _crossing_tensors(self, device: frozenset[str]) -> tuple[str, ...]:
+        """Names of the tensors that cross from the device, in the order in which layers write them."""
         layers = self._graph.layers
         read = {name for layer in layers if layer.name not in device for name in layer.reads}
-        here = [name for layer in layers if layer.name in device for name in layer.writes]
-        return tuple(name for name in (*self._graph.inputs, *here) if name in read)
+        written = [name for layer in layers if layer.name in device for name in layer.writes]
+        return tuple(name for name in (*self._graph.inputs, *written) if name in read)
 
 
-def _why_off(exact: Difference | None) -> str:
+def _difference_reason(exact: Difference | None) -> str:
     if exact is None or exact.same:
         return ""
     far = "cannot be compared with the whole's" if exact.error is None else f"differs by {exact.error:.2g}"
     return f"the output {exact.worst!r} {far}"
 
 
-def _write(folder: Path, cut: CutSlice) -> None:
+def _write_slice(folder: Path, cut: CutSlice) -> None:
     folder.mkdir(parents=True)
     cut.write(folder)
 
 
-def _tried(
-    workplace: _Workplace, wanted: Sequence[_Wanted], limit_s: float, jobs: int | None, progress: Progress | None
+def _check_cuts(
+    workspace: _Workspace, cuts: Sequence[_PlannedCut], limit_s: float, jobs: int | None, progress: Progress | None
 ) -> list[Cut]:
-    """Every cut, on several children at once."""
-    workers = max(1, min(jobs or min(MOST_JOBS, os.cpu_count() or 1, len(wanted) // CUTS_A_CHILD), len(wanted)))
-    line = _Line(workplace, wanted, limit_s, progress)
+    """Check every cut, on several child processes at once; returns the results in the order of `wanted`."""
+    workers = max(1, min(jobs or min(MAX_CHILDREN, os.cpu_count() or 1, len(cuts) // MIN_CUTS_PER_CHILD), len(cuts)))
+    work_queue = _CutQueue(workspace, cuts, limit_s, progress)
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for done in [pool.submit(line.work) for _ in range(workers)]:
-                done.result()
+            for future in [pool.submit(work_queue.work) for _ in range(workers)]:
+                future.result()
         finally:
-            line.stop()
-    return [line.found[number] for number in range(len(wanted))]
+            work_queue.stop()
+    return [work_queue.results[number] for number in range(len(cuts))]
 
 
 @dataclass
-class _Line:
-    """Cuts waiting for a child, and what became of those that had one."""
+class _CutQueue:
+    """Queue of the cuts to check, shared by the worker threads, with the results so far."""
 
-    workplace: _Workplace
-    wanted: Sequence[_Wanted]
+    workspace: _Workspace
+    cuts: Sequence[_PlannedCut]
     limit_s: float
     progress: Progress | None
-    found: dict[int, Cut] = field(default_factory=dict)
+    results: dict[int, Cut] = field(default_factory=dict)
     crashes: int = 0
-    """In a row."""
+    """Number of latest cuts in a row that crashed the runtime."""
     _waiting: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        for number in range(len(self.wanted)):
+        for number in range(len(self.cuts)):
             self._waiting.put(number)
 
     def work(self) -> None:
-        """One worker: a child of its own, and cuts until there are none."""
-        with _Child(self.workplace, self.limit_s) as child:
+        """Worker thread: check queued cuts in a child process of its own until the queue is empty."""
+        with _CheckProcess(self.workspace, self.limit_s) as child:
             while True:
                 try:
                     number = self._waiting.get_nowait()
                 except queue.Empty:
                     return
-                found = self._try(child, number)
-                self._note(number, self.workplace.described(self.wanted[number], found))
+                result = self._check_cut(child, number)
+                self._store_result(number, self.workspace.cut_result(self.cuts[number], result))
 
     def stop(self) -> None:
-        """No further cuts."""
+        """Empty the queue, so that the workers end after their present cut."""
         with suppress(queue.Empty):
             while True:
                 self._waiting.get_nowait()
 
-    def _try(self, child: _Child, number: int) -> Found:
-        if self.crashes >= MOST_CRASHES:
-            return Found(refused=f"not tried: {self.crashes} cuts before it killed the runtime")
+    def _check_cut(self, child: _CheckProcess, number: int) -> CheckResult:
+        if self.crashes >= MAX_CRASHES_IN_A_ROW:
+            return CheckResult(refused=f"not tried: {self.crashes} cuts before it killed the runtime")
         try:
-            return child.ask(self.workplace.cut(number, self.wanted[number]))
+            return child.run(self.workspace.write_cut(number, self.cuts[number]))
         except Interrupted:
             raise
         except EdgeError as error:
-            return Found(refused=str(error))
+            return CheckResult(refused=str(error))
         finally:
             with self._lock:
+                # Only crashes in a row count: a cut that the child survives resets the counter.
                 self.crashes = self.crashes + 1 if child.died else 0
-            shutil.rmtree(self.workplace.folder / f"cut-{number}", ignore_errors=True)
+            shutil.rmtree(self.workspace.folder / f"cut-{number}", ignore_errors=True)
 
-    def _note(self, number: int, cut: Cut) -> None:
+    def _store_result(self, number: int, cut: Cut) -> None:
         with self._lock:
-            self.found[number] = cut
+            self.results[number] = cut
             if self.progress is not None:
-                self.progress(len(self.found), len(self.wanted))
+                self.progress(len(self.results), len(self.cuts))
 
 
-class _Child:
-    """A child process that answers jobs; one that dies is replaced at the next job."""
+class _CheckProcess:
+    """A child process that runs check jobs one at a time; one that dies is replaced at the next job."""
 
-    def __init__(self, workplace: _Workplace, limit_s: float) -> None:
+    def __init__(self, workspace: _Workspace, limit_s: float) -> None:
         self.died = False
-        """It did, on the latest job."""
-        self._workplace, self._limit_s = workplace, limit_s
+        """True where the child died on the latest job."""
+        self._workspace, self._limit_s = workspace, limit_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Child:
+    def __enter__(self) -> _CheckProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._stop()
 
-    def ask(self, job: Job) -> Found:
-        """Its answer, or what killed it."""
+    def run(self, job: CheckJob) -> CheckResult:
+        """Run one job in the child. Returns its result, or a refusal where the job crashes the child or exceeds the
+        time limit; Interrupted where a signal from outside ended the child."""
         process = self._process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
-        late = threading.Event()
+        timed_out = threading.Event()
 
         def kill() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
-        clock = threading.Timer(self._limit_s, kill)
-        clock.start()
+        # The timer kills the child, which ends `readline` below; `timed_out` tells this end from a crash.
+        timer = threading.Timer(self._limit_s, kill)
+        timer.start()
         try:
             process.stdin.write(msgspec.json.encode(job) + b"\n")
             process.stdin.flush()
@@ -394,27 +420,27 @@ class _Child:
         except BrokenPipeError:
             answer = b""
         finally:
-            clock.cancel()
+            timer.cancel()
         self.died = not answer.endswith(b"\n")
         if not self.died:
-            return msgspec.json.decode(answer, type=Found)
+            return msgspec.json.decode(answer, type=CheckResult)
         status = process.wait()
-        self._end()
-        if late.is_set():
-            return Found(refused=f"the runtime was not done after {self._limit_s:.0f} s")
+        self._stop()
+        if timed_out.is_set():
+            return CheckResult(refused=f"the runtime was not done after {self._limit_s:.0f} s")
         check_not_interrupted(status)
-        ended = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return Found(refused=f"running it kills the runtime ({ended})")
+        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return CheckResult(refused=f"running it kills the runtime ({cause})")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        memory = str(self._workplace.memory_bytes)
-        command = [*CHILD, str(self._workplace.folder), memory]
+        memory = str(self._workspace.memory_bytes)
+        command = [*CHILD, str(self._workspace.folder), memory]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -1,9 +1,9 @@
-"""Bytes that say they are a TFLite model: read into the schema's objects, checked, and written again.
+"""Reads, checks and writes TFLite files: the flatbuffer and its schema's objects.
 
-What is read is refused (ModelRefused) unless every index in it leads somewhere; what its operators mean is LiteRT's to
-say, in a child process (`tflite_trial`). What is written has the graph first and the weights after it, each at a
+A file is refused (ModelRefused) unless every index in it is valid; whether its operators are valid is found out by
+LiteRT in a child process (`trial_run`). A file is written with the graph first and the weights after it, each at a
 multiple of 64 bytes, so that chunks cut between them keep their bytes when only the graph changes. The same model gives
-the same bytes. Names, signatures, metadata: only what a slice needs is kept.
+the same bytes. Of names, signatures and metadata only what a slice needs is kept.
 """
 
 from __future__ import annotations
@@ -17,22 +17,34 @@ import numpy as np
 from ai_edge_litert import schema_py_generated
 
 from edgesplit.errors import ModelRefused
-from edgesplit_partitioner.ir.chunking import ALIGNMENT, Bytes, Piece, padded_bytes, plain_runs, weight_runs
+from edgesplit_partitioner.ir.chunking import (
+    ALIGNMENT,
+    Bytes,
+    WeightData,
+    padded_size,
+    split_into_chunks,
+    weight_chunks,
+)
 
 schema: Any = schema_py_generated
-"""Generated code, whose types are not those that it takes: arrays for lists, bytes for text."""
+"""Generated code, whose type annotations do not match what it holds: arrays where it declares lists, bytes where it
+declares text."""
 IDENTIFIER = b"TFL3"
-VERSION = 3
-EDGE_TPU = "edgetpu-custom-op"
-OPERATORS: Mapping[int, str] = {
+"""File identifier of TFLite, at offset 4."""
+SCHEMA_VERSION = 3
+"""The only schema version that is read."""
+EDGE_TPU_OPERATOR = "edgetpu-custom-op"
+"""Name of the custom operator that a model compiled for an Edge TPU consists of."""
+OPERATOR_NAMES: Mapping[int, str] = {
     code: name for name, code in vars(schema.BuiltinOperator).items() if not name.startswith("_")
 }
 """Names of the built-in operators by their number."""
-CUSTOM = "CUSTOM"
-PREFIX = ALIGNMENT
-"""Bytes before each weight: zeros, and in the last four its length, as a flatbuffer's vector has it."""
-KEEPS_STATE = frozenset({"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE", "HASHTABLE"})
-"""Operators over resources that live in the interpreter, out of every tensor's sight."""
+CUSTOM_OPERATOR = "CUSTOM"
+"""Name of every operator that is not built in."""
+WEIGHT_PREFIX_BYTES = ALIGNMENT
+"""Bytes before each weight: zeros, and in the last four its length, as a flatbuffer's vector begins."""
+STATEFUL_OPERATORS = frozenset({"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE", "HASHTABLE"})
+"""Operators on resources that live in the interpreter and are not visible as tensors."""
 _SUBGRAPH_FIELDS = (
     "thenSubgraphIndex",
     "elseSubgraphIndex",
@@ -44,40 +56,41 @@ _SUBGRAPH_FIELDS = (
 )
 
 Model = Any
-"""`schema.ModelT`, which has no types of its own; so have the other objects of the schema."""
+"""`schema.ModelT`, which has no types of its own; also stands for the other objects of the schema."""
 
 
 def read_model(raw: bytes) -> Model:
-    """The model in `raw`; ModelRefused says what is wrong with it. Weights stay views of `raw`."""
+    """The model in `raw`, whose weights stay views of `raw`; ModelRefused says what is wrong with it."""
     if raw[4:8] != IDENTIFIER:
         raise ModelRefused("not a TFLite model: it does not say TFL3")
     try:
-        _Budget(raw).walk()
+        _PartBudget(raw).walk()
         model = schema.ModelT.InitFromPackedBuf(raw, 0)
     except (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ModelRefused(f"not a whole TFLite file: its {len(raw)} bytes are truncated or damaged") from error
-    _check(model)
+    _check_model(model)
     for buffer in model.buffers:
-        _bring_in(buffer, raw)
+        _resolve_external(buffer, raw)
     return model
 
 
-class _Budget:
-    """Refuses a file whose parts are more than it has room for: tables that are used many times over, many levels deep,
-    would keep a reader busy for ever. An honest file's table costs at least the four bytes that lead to it."""
+class _PartBudget:
+    """Refuses a file with more parts than its size has room for: tables that are referred to many times over, many
+    levels deep, would keep a reader busy for ever. In a valid file each table costs at least the four bytes that refer
+    to it."""
 
     def __init__(self, raw: bytes) -> None:
         self._root = schema.Model.GetRootAs(raw, 0)
-        self._left = len(raw)
+        self._parts_left = len(raw)
 
     def spend(self, *counts: int) -> None:
-        """So many parts more."""
-        self._left -= sum(counts)
-        if self._left < 0:
+        """Count so many parts; ModelRefused where they exceed the file's size."""
+        self._parts_left -= sum(counts)
+        if self._parts_left < 0:
             raise ModelRefused("not a whole TFLite file: its parts are used over and over")
 
     def walk(self) -> None:
-        """Look at every vector of tables, and at whatever has a length of its own."""
+        """Count every vector of tables, and everything else that has a length of its own."""
         root = self._root
         self.spend(root.OperatorCodesLength(), root.BuffersLength(), root.MetadataLength(), root.SubgraphsLength())
         self.spend(root.SignatureDefsLength(), root.ExternalBuffersLength(), root.ExternalBufferGroupsLength())
@@ -87,11 +100,11 @@ class _Budget:
         for number in range(root.SubgraphsLength()):
             graph = root.Subgraphs(number)
             self.spend(graph.TensorsLength(), graph.OperatorsLength(), graph.InputsLength(), graph.OutputsLength())
-            for place in range(graph.TensorsLength()):
-                self._tensor(graph.Tensors(place))
-            for place in range(graph.OperatorsLength()):
-                one = graph.Operators(place)
-                self.spend(one.InputsLength(), one.OutputsLength(), one.IntermediatesLength())
+            for position in range(graph.TensorsLength()):
+                self._tensor(graph.Tensors(position))
+            for position in range(graph.OperatorsLength()):
+                operator = graph.Operators(position)
+                self.spend(operator.InputsLength(), operator.OutputsLength(), operator.IntermediatesLength())
 
     def _tensor(self, tensor: Any) -> None:
         self.spend(tensor.ShapeLength(), tensor.VariantTensorsLength(), len(tensor.Name() or b""))
@@ -100,10 +113,10 @@ class _Budget:
             self.spend(sparsity.DimMetadataLength())
 
 
-def _check(model: Model) -> None:
-    """Versions, and every index that another function follows."""
-    if model.version != VERSION:
-        raise ModelRefused(f"a TFLite file of schema version {model.version}; only {VERSION} is known")
+def _check_model(model: Model) -> None:
+    """Check the schema version, and every index that another function follows; ModelRefused where one is invalid."""
+    if model.version != SCHEMA_VERSION:
+        raise ModelRefused(f"a TFLite file of schema version {model.version}; only {SCHEMA_VERSION} is known")
     if not model.subgraphs or not model.operatorCodes or not model.buffers:
         raise ModelRefused("not a whole TFLite file: it has no graph, no operators or no buffers")
     main = model.subgraphs[0]
@@ -117,7 +130,7 @@ def _check(model: Model) -> None:
 
 
 def _check_graph(model: Model, graph: Model) -> None:
-    if any(one is None for one in (graph, *(graph.tensors or ()), *(graph.operators or ()), *model.buffers)):
+    if any(item is None for item in (graph, *(graph.tensors or ()), *(graph.operators or ()), *model.buffers)):
         raise ModelRefused("not a whole TFLite file: parts of it are missing")
     count = len(graph.tensors or ())
     for tensor in graph.tensors or ():
@@ -138,25 +151,27 @@ def _check_graph(model: Model, graph: Model) -> None:
 
 
 def _check_order(graph: Model) -> None:
-    """LiteRT runs operators as they are listed: each tensor has one writer, and that before its readers."""
-    made = set(ints(graph.inputs)) | {index for index, one in enumerate(graph.tensors) if one.isVariable}
+    """Check that each tensor has one writer, listed before its readers: LiteRT runs operators in the order of the
+    file."""
+    available = set(ints(graph.inputs)) | {index for index, tensor in enumerate(graph.tensors) if tensor.isVariable}
     written = {index for operator in graph.operators for index in ints(operator.outputs) if index >= 0}
     for operator in graph.operators:
         outputs = {index for index in ints(operator.outputs) if index >= 0}
-        early = [index for index in ints(operator.inputs) if index in written - made]
+        early = [index for index in ints(operator.inputs) if index in written - available]
         if early:
             raise ModelRefused(f"the tensor {tensor_name(graph.tensors[early[0]])!r} is read before it is computed")
-        again = [index for index in outputs & made if not graph.tensors[index].isVariable]
-        if again:
-            raise ModelRefused(f"the tensor {tensor_name(graph.tensors[again[0]])!r} is written twice")
-        made |= outputs
-    missing = [index for index in ints(graph.outputs) if index not in made and not graph.tensors[index].buffer]
+        rewritten = [index for index in outputs & available if not graph.tensors[index].isVariable]
+        if rewritten:
+            raise ModelRefused(f"the tensor {tensor_name(graph.tensors[rewritten[0]])!r} is written twice")
+        available |= outputs
+    missing = [index for index in ints(graph.outputs) if index not in available and not graph.tensors[index].buffer]
     if missing:
         raise ModelRefused(f"the output {tensor_name(graph.tensors[missing[0]])!r} is computed by no operator")
 
 
-def _bring_in(buffer: Model, raw: bytes) -> None:
-    """A buffer that lies behind the flatbuffer (files above 2 GB) becomes like the others, still a view of `raw`."""
+def _resolve_external(buffer: Model, raw: bytes) -> None:
+    """Make a buffer that lies behind the flatbuffer (files above 2 GB) like the others; its data stays a view of
+    `raw`."""
     if buffer.offset > 1:
         if buffer.offset + buffer.size > len(raw):
             raise ModelRefused("not a whole TFLite file: weights behind its graph are missing")
@@ -165,107 +180,110 @@ def _bring_in(buffer: Model, raw: bytes) -> None:
 
 
 def ints(values: Iterable[int] | None) -> tuple[int, ...]:
-    """A vector of the schema (an array, a list or None) as plain numbers."""
+    """A vector of the schema (an array, a list or None) as a tuple of Python integers."""
     return () if values is None else tuple(int(value) for value in values)
 
 
 def tensor_name(tensor: Model) -> str:
-    """As the file has it, for people: it may be empty, or that of several tensors."""
+    """A tensor's name as the file has it, for people: it may be empty, and several tensors may share it."""
     name = tensor.name or b""
     return name.decode("utf-8", "replace")[:200] if isinstance(name, bytes) else str(name)[:200]
 
 
 def operator_name(model: Model, operator: Model) -> str:
-    """`CONV_2D`, or `CUSTOM`."""
+    """An operator's type, for example `CONV_2D`, or `CUSTOM`."""
     code = model.operatorCodes[operator.opcodeIndex]
-    return OPERATORS.get(max(code.builtinCode, code.deprecatedBuiltinCode), "UNKNOWN")
+    return OPERATOR_NAMES.get(max(code.builtinCode, code.deprecatedBuiltinCode), "UNKNOWN")
 
 
 def custom_name(model: Model, operator: Model) -> str:
-    """What a custom operator is called."""
+    """Name of a custom operator."""
     name = model.operatorCodes[operator.opcodeIndex].customCode or b""
     return name.decode("utf-8", "replace")[:80] if isinstance(name, bytes) else str(name)[:80]
 
 
 def tensors_of(graph: Model, operator: Model) -> Iterator[int]:
-    """Every tensor that an operator needs to exist: read, written, held between, or holding another one's scales."""
+    """Index of every tensor that an operator needs: inputs, outputs, intermediates, and tensors that hold the scales of
+    these."""
     direct = (*ints(operator.inputs), *ints(operator.outputs), *ints(operator.intermediates))
     for index in direct:
         if index == -1:  # an optional input that is not given
             continue
         yield index
         if 0 <= index < len(graph.tensors or ()):
-            yield from scales_of(graph.tensors[index])
+            yield from scale_tensors_of(graph.tensors[index])
 
 
-def scales_of(tensor: Model) -> tuple[int, ...]:
-    """Tensors that hold this tensor's scales and zero points (blockwise quantisation); mostly none."""
+def scale_tensors_of(tensor: Model) -> tuple[int, ...]:
+    """Indices of the tensors that hold this tensor's scales and zero points (blockwise quantisation); mostly none."""
     details: Any = tensor.quantization.details if tensor.quantization is not None else None
     if not isinstance(details, schema.BlockwiseQuantizationT):
         return ()
-    return tuple(one for one in (details.scales, details.zeroPoints) if one > 0)
+    return tuple(index for index in (details.scales, details.zeroPoints) if index > 0)
 
 
 def subgraphs_of(operator: Model) -> tuple[int, ...]:
-    """The subgraphs that a control-flow operator runs."""
-    found = []
+    """Indices of the subgraphs that a control-flow operator runs."""
+    numbers = []
     for options in (operator.builtinOptions, operator.builtinOptions2):
-        found += [int(getattr(options, name)) for name in _SUBGRAPH_FIELDS if hasattr(options, name)]
-        found += ints(getattr(options, "branchSubgraphIndices", None))
-    return tuple(found)
+        numbers += [int(getattr(options, name)) for name in _SUBGRAPH_FIELDS if hasattr(options, name)]
+        numbers += ints(getattr(options, "branchSubgraphIndices", None))
+    return tuple(numbers)
 
 
 def renumber_subgraphs(operator: Model, number_of: Mapping[int, int]) -> None:
-    """The same operator with its subgraphs under other numbers, in place."""
+    """Replace the operator's subgraph indices by those of `number_of`, in place."""
     for options in (operator.builtinOptions, operator.builtinOptions2):
         for name in _SUBGRAPH_FIELDS:
             if hasattr(options, name):
                 setattr(options, name, number_of[int(getattr(options, name))])
         if getattr(options, "branchSubgraphIndices", None) is not None:
-            options.branchSubgraphIndices = [number_of[one] for one in ints(options.branchSubgraphIndices)]
+            options.branchSubgraphIndices = [number_of[number] for number in ints(options.branchSubgraphIndices)]
 
 
 def buffer_bytes(model: Model, index: int) -> int:
-    """Size of a buffer's data."""
+    """Size of a buffer's data in bytes."""
     data = model.buffers[index].data
     return 0 if data is None else len(data)
 
 
 def pack(model: Model, owner_of: Mapping[int, str] | None = None) -> list[Bytes]:
-    """The model's file as the chunks that it consists of: joined they are the file.
+    """The model's file as the list of its chunks; joined they are the file.
 
-    `owner_of` names the layer that each buffer's chunk is grouped with, in the order in which they shall lie in the
-    file; an empty name, or none, is a chunk of its own.
+    `owner_of` names the layer that each buffer's chunk is grouped with, in the order in which they lie in the file; a
+    buffer without an entry, or with an empty name, gets a chunk of its own.
     """
     owners = owner_of or {}
     order = dict.fromkeys((*owners, *range(len(model.buffers))))
     stored = [index for index in order if buffer_bytes(model, index)]
-    pieces = [Piece(owners.get(index, ""), _prefixed(model.buffers[index].data)) for index in stored]
-    raw = _flatbuffer(model, stored)
-    behind = sum(padded_bytes(len(piece.data)) for piece in pieces)
-    return plain_runs(raw[: len(raw) - behind]) + weight_runs(pieces)
+    pieces = [WeightData(owners.get(index, ""), _with_length_prefix(model.buffers[index].data)) for index in stored]
+    raw = _write_flatbuffer(model, stored)
+    weights_bytes = sum(padded_size(len(piece.data)) for piece in pieces)
+    return split_into_chunks(raw[: len(raw) - weights_bytes]) + weight_chunks(pieces)
 
 
-def _prefixed(data: Any) -> bytes:
+def _with_length_prefix(data: Any) -> bytes:
     raw = np.ascontiguousarray(data, np.uint8).tobytes()
-    return bytes(PREFIX - 4) + struct.pack("<I", len(raw)) + raw
+    return bytes(WEIGHT_PREFIX_BYTES - 4) + struct.pack("<I", len(raw)) + raw
 
 
-def _flatbuffer(model: Model, stored: list[int]) -> bytes:
-    """The file. A flatbuffer is written from its end: the last weight first, then the graph in front of them."""
+def _write_flatbuffer(model: Model, stored: list[int]) -> bytes:
+    """The file's bytes. A flatbuffer is written from its end: the last weight first, then the graph in front of the
+    weights."""
     builder = flatbuffers.Builder(1 << 16)
     vectors: dict[int, int] = {}
+    # The builder fills its buffer from the end: what is written first lies last in the file.
     for index in reversed(stored):
-        vectors[index] = _vector(builder, model.buffers[index].data)
-        builder.Prep(1, PREFIX - 4)
-        builder.Pad(PREFIX - 4)
-    tables = [_buffer(builder, vectors.get(index)) for index in range(len(model.buffers))]
-    buffers = _offsets(builder, tables)
-    codes = _offsets(builder, [one.Pack(builder) for one in model.operatorCodes])
-    graphs = _offsets(builder, [one.Pack(builder) for one in model.subgraphs])
+        vectors[index] = _write_vector(builder, model.buffers[index].data)
+        builder.Prep(1, WEIGHT_PREFIX_BYTES - 4)
+        builder.Pad(WEIGHT_PREFIX_BYTES - 4)
+    tables = [_write_buffer(builder, vectors.get(index)) for index in range(len(model.buffers))]
+    buffers = _write_offsets(builder, tables)
+    codes = _write_offsets(builder, [table.Pack(builder) for table in model.operatorCodes])
+    graphs = _write_offsets(builder, [table.Pack(builder) for table in model.subgraphs])
     description = builder.CreateString("edgesplit")
     schema.ModelStart(builder)
-    schema.ModelAddVersion(builder, VERSION)
+    schema.ModelAddVersion(builder, SCHEMA_VERSION)
     schema.ModelAddOperatorCodes(builder, codes)
     schema.ModelAddSubgraphs(builder, graphs)
     schema.ModelAddDescription(builder, description)
@@ -274,8 +292,8 @@ def _flatbuffer(model: Model, stored: list[int]) -> bytes:
     return bytes(builder.Output())
 
 
-def _vector(builder: Any, data: Any) -> int:
-    """A weight's bytes, aligned: kernels read them in place."""
+def _write_vector(builder: Any, data: Any) -> int:
+    """Append a weight's bytes to the flatbuffer, aligned because kernels read them in place; returns its offset."""
     values = np.ascontiguousarray(data, np.uint8)
     builder.StartVector(1, len(values), ALIGNMENT)
     builder.head = builder.Head() - len(values)
@@ -283,14 +301,14 @@ def _vector(builder: Any, data: Any) -> int:
     return int(builder.EndVector())
 
 
-def _buffer(builder: Any, vector: int | None) -> int:
+def _write_buffer(builder: Any, vector: int | None) -> int:
     schema.BufferStart(builder)
     if vector is not None:
         schema.BufferAddData(builder, vector)
     return int(schema.BufferEnd(builder))
 
 
-def _offsets(builder: Any, offsets: list[int]) -> int:
+def _write_offsets(builder: Any, offsets: list[int]) -> int:
     builder.StartVector(4, len(offsets), 4)
     for offset in reversed(offsets):
         builder.PrependUOffsetTRelative(offset)

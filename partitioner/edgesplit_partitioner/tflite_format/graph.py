@@ -1,7 +1,8 @@
-"""A TFLite model's main graph, looked up by name: who writes a tensor, who reads it, what is constant.
+"""Indexes a TFLite model's main graph by tensor name: writers, readers, constants, variables; and cuts parts out of it.
 
-Tensors have indices in the file, and names that may be missing or repeat; here each has one name of its own, inputs and
-outputs keeping theirs. A variable (a tensor that the interpreter keeps between runs) joins the operators that use it.
+In the file tensors have indices, and names that may be missing or repeated; here each tensor has a unique name, and
+inputs and outputs keep theirs. Operators that use the same variable (a tensor that the interpreter keeps between runs)
+belong together.
 """
 
 from __future__ import annotations
@@ -18,103 +19,113 @@ from edgesplit_partitioner.tflite_format.flatbuffer import (
     ints,
     operator_name,
     renumber_subgraphs,
-    scales_of,
+    scale_tensors_of,
     schema,
     subgraphs_of,
     tensor_name,
     tensors_of,
 )
 
-RANDOM = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "STABLEHLO_RNG_BIT_GENERATOR"})
+RANDOM_OPERATORS = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL", "STABLEHLO_RNG_BIT_GENERATOR"})
+"""Operators that draw random numbers: they are not constants even where they read constants alone."""
 
 
 @dataclass(slots=True)
 class TfliteGraph:
-    """The main graph. Places are positions in its list of operators."""
+    """A model's main graph, indexed. An operator is identified by its position in the graph's list of operators."""
 
     model: Model
     names: list[str] = field(init=False)
-    """By tensor index."""
+    """Unique names of the tensors, by tensor index."""
     index: dict[str, int] = field(init=False)
+    """Tensor indices by name."""
     constants: set[str] = field(init=False)
-    """Weights and everything computed from weights alone."""
+    """Names of the weights and of everything computed from weights alone."""
     variables: set[str] = field(init=False)
-    fixed: set[int] = field(default_factory=set)
-    """Operators that compute constants."""
+    """Names of the tensors that the interpreter keeps between runs."""
+    constant_operators: set[int] = field(default_factory=set)
+    """Positions of the operators that compute constants."""
     reads: list[list[str]] = field(default_factory=list)
-    """Per operator, constants and variables left out."""
+    """Per operator, the tensors that it reads, without constants and variables."""
     readers: dict[str, list[int]] = field(default_factory=dict)
+    """Per tensor, the positions of the operators that read it."""
     writer: dict[str, int] = field(default_factory=dict)
+    """Per tensor, the position of the operator that writes it."""
 
     def __post_init__(self) -> None:
-        self.names = unique_names(self.main)
+        self.names = tensor_names(self.main)
         self.index = {name: index for index, name in enumerate(self.names)}
         written = {index for operator in self.main.operators for index in ints(operator.outputs)}
-        given = {*ints(self.main.inputs), *written}
+        assigned = {*ints(self.main.inputs), *written}
         self.variables = {
-            self.names[index] for index, one in enumerate(self.main.tensors) if one.isVariable and index not in given
+            self.names[index]
+            for index, tensor in enumerate(self.main.tensors)
+            if tensor.isVariable and index not in assigned
         }
-        self.constants = {name for index, name in enumerate(self.names) if index not in given} - self.variables
+        self.constants = {name for index, name in enumerate(self.names) if index not in assigned} - self.variables
         outputs = set(self.outputs)
         for place, operator in enumerate(self.main.operators):
-            makes = self.writes(place)
+            outputs_written = self.outputs_of(place)
             used = [name for name in self.inputs_of(place) if name not in self.constants]
             own = [name for name in used if name not in self.variables]
             self.reads.append(own)
-            self.writer.update(dict.fromkeys(makes, place))
-            if not used and not draws(self.model, operator) and not outputs & set(makes):
-                self.fixed.add(place)
-                self.constants.update(makes)
+            self.writer.update(dict.fromkeys(outputs_written, place))
+            if not used and not is_random(self.model, operator) and not outputs & set(outputs_written):
+                self.constant_operators.add(place)
+                self.constants.update(outputs_written)
             for name in own:
                 self.readers.setdefault(name, []).append(place)
 
     @property
     def main(self) -> Model:
-        """The graph that applications call."""
+        """The main graph, which applications run; the other subgraphs are run by control-flow operators."""
         return self.model.subgraphs[0]
 
     @property
     def inputs(self) -> list[str]:
-        """Names, each once, in order."""
+        """Names of the main graph's inputs, each once, in order."""
         return list(dict.fromkeys(self.names[index] for index in ints(self.main.inputs)))
 
     @property
     def outputs(self) -> list[str]:
-        """Names, each once, in order."""
+        """Names of the main graph's outputs, each once, in order."""
         return list(dict.fromkeys(self.names[index] for index in ints(self.main.outputs)))
 
-    def op(self, place: int) -> str:
-        """Type of the operator at a place."""
-        return operator_name(self.model, self.main.operators[place])
+    def op_type(self, position: int) -> str:
+        """Operator type at a position."""
+        return operator_name(self.model, self.main.operators[position])
 
-    def inputs_of(self, place: int) -> list[str]:
-        """Everything that the operator is given, constants too, each once."""
-        given = (index for index in ints(self.main.operators[place].inputs) if index >= 0)
-        return list(dict.fromkeys(self.names[index] for index in given))
+    def inputs_of(self, position: int) -> list[str]:
+        """Names of all the operator's inputs, constants too, each once."""
+        indices = (index for index in ints(self.main.operators[position].inputs) if index >= 0)
+        return list(dict.fromkeys(self.names[index] for index in indices))
 
-    def writes(self, place: int) -> list[str]:
-        """Names the operator gives."""
-        return [self.names[index] for index in ints(self.main.operators[place].outputs) if index >= 0]
+    def outputs_of(self, position: int) -> list[str]:
+        """Names of the operator's outputs."""
+        return [self.names[index] for index in ints(self.main.operators[position].outputs) if index >= 0]
 
     def only_reader(self, tensor: str) -> int | None:
-        """The one operator that sees `tensor`, or None if several do, or the model's caller does."""
+        """Position of the only operator that reads `tensor`; None where several do, or where it is an output of the
+        graph."""
         readers = self.readers.get(tensor, [])
         return readers[0] if len(readers) == 1 and tensor not in self.outputs else None
 
-    def buffers(self, places: Iterable[int]) -> list[int]:
-        """The buffers with weights that these operators use, subgraphs included, in the order of their first use."""
-        found: dict[int, None] = {}
-        for place in places:
+    def buffers_of(self, positions: Iterable[int]) -> list[int]:
+        """Indices of the buffers with weights that these operators use, subgraphs included, in the order of their first
+        use."""
+        numbers: dict[int, None] = {}
+        for place in positions:
             operator = self.main.operators[place]
             used = [self.main.tensors[index] for index in tensors_of(self.main, operator)]
-            for number in reached(self.model, [operator]):
+            for number in reachable_subgraphs(self.model, [operator]):
                 used += self.model.subgraphs[number].tensors or ()
-            found.update(dict.fromkeys(one.buffer for one in used if buffer_bytes(self.model, one.buffer)))
-        return list(found)
+            numbers.update(dict.fromkeys(tensor.buffer for tensor in used if buffer_bytes(self.model, tensor.buffer)))
+        return list(numbers)
 
 
-def unique_names(graph: Model) -> list[str]:
-    """A name for each tensor: its own where nobody before it has that; inputs and outputs choose first."""
+def tensor_names(graph: Model) -> list[str]:
+    """A unique name for each tensor, by index: its own unless an earlier tensor has that; inputs and outputs choose
+    first."""
     order = dict.fromkeys((*ints(graph.inputs), *ints(graph.outputs), *range(len(graph.tensors))))
     taken: dict[str, int] = {}
     for index in order:
@@ -126,50 +137,55 @@ def unique_names(graph: Model) -> list[str]:
     return sorted(taken, key=lambda name: taken[name])
 
 
-def reached(model: Model, operators: Iterable[Model]) -> list[int]:
-    """The subgraphs that these operators run, and those that the operators in them run."""
-    found: list[int] = []
+def reachable_subgraphs(model: Model, operators: Iterable[Model]) -> list[int]:
+    """Indices of the subgraphs that these operators run, directly or through operators in other subgraphs, in order."""
+    numbers: list[int] = []
     pending = list(operators)
     while pending:
         for number in subgraphs_of(pending.pop()):
-            if number not in found:
-                found.append(number)
+            if number not in numbers:
+                numbers.append(number)
                 pending.extend(model.subgraphs[number].operators or ())
-    return sorted(found)
+    return sorted(numbers)
 
 
-def draws(model: Model, operator: Model) -> bool:
-    """Whether the operator, or one in its subgraphs, draws random numbers: run twice, it answers twice."""
-    inside = (one for number in reached(model, [operator]) for one in model.subgraphs[number].operators or ())
-    return any(operator_name(model, one) in RANDOM for one in (operator, *inside))
+def is_random(model: Model, operator: Model) -> bool:
+    """Whether the operator, or an operator in its subgraphs, draws random numbers, so that two runs give different
+    results."""
+    inside = (
+        member
+        for number in reachable_subgraphs(model, [operator])
+        for member in model.subgraphs[number].operators or ()
+    )
+    return any(operator_name(model, member) in RANDOM_OPERATORS for member in (operator, *inside))
 
 
-def part(graph: TfliteGraph, places: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> Model:
-    """A model of its own with the operators at these places, from the tensors `inputs` to the tensors `outputs`.
+def extract(graph: TfliteGraph, positions: Sequence[int], inputs: Sequence[str], outputs: Sequence[str]) -> Model:
+    """A model of its own with the operators at these positions, from the tensors `inputs` to the tensors `outputs`.
 
     Scales and zero points stay with their tensors: what crosses a cut is what was between the operators, bit for bit.
     """
     main = graph.main
-    operators = [main.operators[place] for place in places]
-    used = {index for operator in operators for index in tensors_of(main, operator)}
-    used.update(graph.index[name] for name in (*inputs, *outputs))
-    used.update(scale for index in tuple(used) for scale in scales_of(main.tensors[index]))
-    numbers = {number: position for position, number in enumerate(reached(graph.model, operators), 1)}
+    operators = [main.operators[place] for place in positions]
+    tensor_indices = {index for operator in operators for index in tensors_of(main, operator)}
+    tensor_indices.update(graph.index[name] for name in (*inputs, *outputs))
+    tensor_indices.update(scale for index in tuple(tensor_indices) for scale in scale_tensors_of(main.tensors[index]))
+    numbers = {number: position for position, number in enumerate(reachable_subgraphs(graph.model, operators), 1)}
     cut = schema.ModelT()
     cut.operatorCodes, cut.buffers, cut.subgraphs = [], [schema.BufferT()], []
-    packing = _Packing(graph.model, cut, numbers)
-    packing.add_graph(main, places, used, graph.names, inputs, outputs)
+    packing = _Extraction(graph.model, cut, numbers)
+    packing.add_graph(main, positions, tensor_indices, graph.names, inputs, outputs)
     for number in numbers:
         inner = graph.model.subgraphs[number]
-        names = unique_names(inner)
+        names = tensor_names(inner)
         ends = ([names[index] for index in ints(ends)] for ends in (inner.inputs, inner.outputs))
         packing.add_graph(inner, range(len(inner.operators or ())), range(len(inner.tensors)), names, *ends)
     return cut
 
 
 @dataclass(slots=True)
-class _Packing:
-    """Parts of one model on their way into another, under new numbers."""
+class _Extraction:
+    """Copies parts of one model into another, under new indices."""
 
     source: Model
     target: Model
@@ -180,7 +196,7 @@ class _Packing:
     def add_graph(
         self,
         graph: Model,
-        places: Iterable[int],
+        positions: Iterable[int],
         used: Collection[int],
         names: Sequence[str],
         inputs: Sequence[str],
@@ -192,7 +208,7 @@ class _Packing:
         added = schema.SubGraphT()
         added.name = b"main" if not self.target.subgraphs else b"inner"
         added.tensors = [self._tensor(graph.tensors[index], names[index], numbers) for index in numbers]
-        added.operators = [self._operator(graph.operators[place], numbers) for place in places]
+        added.operators = [self._operator(graph.operators[place], numbers) for place in positions]
         added.inputs = np.array([of_name[name] for name in inputs], np.int32)
         added.outputs = np.array([of_name[name] for name in outputs], np.int32)
         self.target.subgraphs.append(added)
@@ -201,10 +217,12 @@ class _Packing:
         added = copy.copy(tensor)
         added.name = name.encode()
         added.buffer = self._buffer(tensor.buffer)
-        if scales_of(tensor):
+        if scale_tensors_of(tensor):
             added.quantization = copy.deepcopy(tensor.quantization)
             details = added.quantization.details
-            details.scales, details.zeroPoints = (numbers.get(one, 0) for one in (details.scales, details.zeroPoints))
+            details.scales, details.zeroPoints = (
+                numbers.get(index, 0) for index in (details.scales, details.zeroPoints)
+            )
         return added
 
     def _operator(self, operator: Model, numbers: dict[int, int]) -> Model:
@@ -212,9 +230,9 @@ class _Packing:
         added.opcodeIndex = self._code(operator.opcodeIndex)
         added.debugMetadataIndex = -1
         for end in ("inputs", "outputs", "intermediates"):
-            given = getattr(operator, end)
-            if given is not None:
-                setattr(added, end, np.array([numbers.get(one, -1) for one in ints(given)], np.int32))
+            indices = getattr(operator, end)
+            if indices is not None:
+                setattr(added, end, np.array([numbers.get(index, -1) for index in ints(indices)], np.int32))
         if self.subgraph_numbers and subgraphs_of(operator):
             added.builtinOptions = copy.copy(operator.builtinOptions)
             added.builtinOptions2 = copy.copy(operator.builtinOptions2)
@@ -228,7 +246,7 @@ class _Packing:
         return self.codes[index]
 
     def _buffer(self, index: int) -> int:
-        """Its new number; whatever holds nothing shares the first one, which is empty by convention."""
+        """The buffer's index in the target; every empty buffer becomes the first one, which is empty by convention."""
         if not buffer_bytes(self.source, index):
             return 0
         if index not in self.buffers:

@@ -1,7 +1,8 @@
-"""Measuring TFLite models. LiteRT has no profile of its operators: each layer is cut out and timed alone.
+"""Times the layers of a TFLite model. LiteRT has no profile of its operators, so each layer is cut out and timed alone.
 
-The first half is the parent's (which files the child gets), the second the child's (`measured_run`): `TfliteSession`
-answers what an onnxruntime session is asked there. On what the layers read in one run of the whole they are timed.
+The first half runs in the parent process and makes the files for the child; the second runs in the child
+(`profiling.layers_child`), where `TfliteSession` takes the place of an onnxruntime session. Layers are timed on the
+tensors that they read in one run of the whole model.
 """
 
 from __future__ import annotations
@@ -20,45 +21,48 @@ from edgesplit.release.manifest import Kernels
 from edgesplit.runtime.tflite import invoke, open_interpreter
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.tflite_format.flatbuffer import pack, read_model
-from edgesplit_partitioner.tflite_format.graph import TfliteGraph, part
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
 
-MODEL = "model.tflite"
-_KINDS = {"float32": "float", "float64": "double"}
+MODEL_FILE = "model.tflite"
+"""Name of the model's file in the child's folder."""
+_ORT_TYPE_NAMES = {"float32": "float", "float64": "double"}
 
 Array = npt.NDArray[np.generic]
+"""A tensor of any datatype."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredFiles:
-    """What a child is given to measure a model."""
+class TimingFiles:
+    """The model files that a child needs to time a model."""
 
     whole: bytes
-    """With every tensor that a layer writes among its outputs."""
+    """The whole model with every tensor that a layer writes among its outputs."""
     tensors: tuple[str, ...]
-    """Those tensors."""
+    """Names of the tensors that the layers write."""
     layers: dict[str, bytes]
-    """Each layer as a model of its own."""
+    """Each layer as a model of its own, by the layer's name."""
 
 
-def measured_files(raw: bytes, graph: LayerGraph, *, layers: bool) -> MeasuredFiles:
-    """The model in `raw` (a prepared one) taken apart as `graph` says; `layers`: into its layers too."""
-    found = TfliteGraph(read_model(raw))
-    places = range(len(found.main.operators))
-    owned = [layer for layer in graph.layers if layer.nodes]
-    if any(place not in places for layer in owned for place in layer.nodes):
+def timing_files(raw: bytes, graph: LayerGraph, *, layers: bool) -> TimingFiles:
+    """The model files for timing the prepared model in `raw`, whose layers are those of `graph`; with `layers` false
+    the layers' own files are left out. UsageError where the graph is not that of this model."""
+    source = TfliteGraph(read_model(raw))
+    positions = range(len(source.main.operators))
+    own_layers = [layer for layer in graph.layers if layer.nodes]
+    if any(position not in positions for layer in own_layers for position in layer.nodes):
         raise UsageError("this layer graph is not that of this model: it has more operators")
-    wanted = tuple(name for layer in owned for name in layer.writes)
-    whole = part(found, places, found.inputs, list(dict.fromkeys((*found.outputs, *wanted))))
-    cut = {layer.name: b"".join(pack(part(found, layer.nodes, layer.reads, layer.writes))) for layer in owned}
-    return MeasuredFiles(b"".join(pack(whole)), wanted, cut if layers else {})
+    written = tuple(name for layer in own_layers for name in layer.writes)
+    whole = extract(source, positions, source.inputs, list(dict.fromkeys((*source.outputs, *written))))
+    cut = {layer.name: b"".join(pack(extract(source, layer.nodes, layer.reads, layer.writes))) for layer in own_layers}
+    return TimingFiles(b"".join(pack(whole)), written, cut if layers else {})
 
 
 # The child's side.
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """An input as onnxruntime describes one."""
+class SessionInput:
+    """An input's name, type and shape, as an onnxruntime session describes it."""
 
     name: str
     type: str
@@ -66,42 +70,46 @@ class Input:
 
 
 class TfliteSession:
-    """A model on LiteRT, asked like an onnxruntime session."""
+    """A model on LiteRT with the interface of an onnxruntime session."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self._threads = threads
         self._kernels: Kernels
         self._whole, self._kernels = open_interpreter(path, threads=threads)
 
-    def get_inputs(self) -> list[Input]:
-        """Name, type and shape of each."""
-        return [_input(one) for one in self._whole.get_input_details()]
+    def get_inputs(self) -> list[SessionInput]:
+        """Name, type and shape of each input."""
+        return [_input(details) for details in self._whole.get_input_details()]
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs of these names, or all of them."""
-        found = invoke(self._whole, feeds)
-        return [found[name] for name in (names or found)]
+        """The outputs of these names, or all of them where `names` is None or empty."""
+        outputs = invoke(self._whole, feeds)
+        return [outputs[name] for name in (names or outputs)]
 
     def layer_seconds(
         self, files: Mapping[str, Path], feeds: Mapping[str, Array], warmup: int, runs: int
     ) -> dict[str, list[float]]:
-        """Seconds of each run of each layer, on what it reads in one run of the whole; a line for each when done."""
+        """Seconds of each run of each layer, by layer, on the tensors that it reads in one run of the whole model;
+        prints a line with the number of layers done after each."""
         live = {**feeds, **invoke(self._whole, feeds)}
         seconds = {}
         for done, (name, path) in enumerate(files.items(), 1):
             interpreter, _ = open_interpreter(path, threads=self._threads, kernels=self._kernels)
-            seconds[name] = _timed(interpreter, live, warmup, runs)
+            seconds[name] = _time_invocations(interpreter, live, warmup, runs)
             print(done, flush=True)
         return seconds
 
 
-def _input(details: Any) -> Input:
+def _input(details: Any) -> SessionInput:
     kind = np.dtype(details["dtype"]).name
-    return Input(details["name"], f"tensor({_KINDS.get(kind, kind)})", tuple(int(one) for one in details["shape"]))
+    return SessionInput(
+        details["name"], f"tensor({_ORT_TYPE_NAMES.get(kind, kind)})", tuple(int(length) for length in details["shape"])
+    )
 
 
-def _timed(interpreter: Any, live: Mapping[str, Array], warmup: int, runs: int) -> list[float]:
-    """Seconds of the invocation alone: between the layers of one slice nothing is copied."""
+def _time_invocations(interpreter: Any, live: Mapping[str, Array], warmup: int, runs: int) -> list[float]:
+    """Seconds of each invocation alone: between the layers of one slice nothing is copied, so that copying the inputs
+    does not count."""
     for _ in range(max(warmup, 1)):
         invoke(interpreter, live)
     seconds = []
@@ -113,8 +121,8 @@ def _timed(interpreter: Any, live: Mapping[str, Array], warmup: int, runs: int) 
 
 
 def open_session(folder: Path, threads: int) -> TfliteSession:
-    """The model in the folder; RuntimeError with LiteRT's words where it cannot be opened."""
+    """The model in the folder; RuntimeError with LiteRT's message where it cannot be opened."""
     try:
-        return TfliteSession(folder / MODEL, threads)
+        return TfliteSession(folder / MODEL_FILE, threads)
     except ModelRefused as refusal:
         raise RuntimeError(str(refusal)) from refusal

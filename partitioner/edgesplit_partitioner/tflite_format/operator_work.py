@@ -1,7 +1,7 @@
-"""What one TFLite operator has to do: floating-point operations, bytes moved, and the class whose rate bounds it.
+"""The work of one TFLite operator: floating-point operations, bytes moved, and the class whose rate bounds its time.
 
-As `work` for ONNX: an operator that is not known counts as moving its inputs and outputs once. Layouts are TFLite's:
-activations NHWC, convolution weights (out, height, width, in), depthwise (1, height, width, channels).
+An operator that is not known counts as moving its inputs and outputs once, as in `onnx_format.operator_work`. Layouts
+are TFLite's: activations NHWC, convolution weights (out, height, width, in), depthwise (1, height, width, channels).
 """
 
 from __future__ import annotations
@@ -10,81 +10,91 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from edgesplit_partitioner.ir.graph import OperatorClass, Work
+from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
 
-FREE = Work("memory", 0.0, 0.0)
+NO_WORK = OperatorWork("memory", 0.0, 0.0)
+"""Nothing is computed and nothing moves: the runtime passes the same buffer on."""
 FREE_OPERATORS = frozenset({"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "RANK", "BITCAST"})
-CHEAP = frozenset(
+"""Operators without work."""
+CHEAP_ELEMENTWISE = frozenset(
     {"ABS", "ADD", "ADD_N", "CAST", "CEIL", "DEQUANTIZE", "DIV", "EQUAL", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "GREATER"}
     | {"GREATER_EQUAL", "HARD_SWISH", "LEAKY_RELU", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR"}
     | {"MAXIMUM", "MINIMUM", "MUL", "NEG", "NOT_EQUAL", "PRELU", "QUANTIZE", "RELU", "RELU6", "RELU_0_TO_1", "ROUND"}
     | {"RELU_N1_TO_1", "RSQRT", "SELECT", "SELECT_V2", "SIGN", "SQRT", "SQUARE", "SQUARED_DIFFERENCE", "SUB"}
 )
-COSTLY = frozenset({"COS", "ELU", "EXP", "GELU", "LOG", "LOGISTIC", "POW", "SIN", "TANH", "ATAN2"})
-COSTLY_ELEMENT = 8.0
-"""Operations per element of a transcendental function, as in `work`."""
+"""Elementwise operators with one operation per element."""
+COSTLY_ELEMENTWISE = frozenset({"COS", "ELU", "EXP", "GELU", "LOG", "LOGISTIC", "POW", "SIN", "TANH", "ATAN2"})
+"""Elementwise operators that evaluate a transcendental function, `COSTLY_ELEMENT` operations per element."""
+TRANSCENDENTAL_FLOPS = 8.0
+"""Operations per element of a transcendental function, as in `onnx_format.operator_work`."""
 PER_ELEMENT: Mapping[str, float] = {
     "ARG_MAX": 1.0,
     "ARG_MIN": 1.0,
     "CUMSUM": 1.0,
     "L2_NORMALIZATION": 3.0,
     "LOCAL_RESPONSE_NORMALIZATION": 12.0,
-    "LOG_SOFTMAX": COSTLY_ELEMENT + 3.0,
+    "LOG_SOFTMAX": TRANSCENDENTAL_FLOPS + 3.0,
     "MEAN": 1.0,
-    "SOFTMAX": COSTLY_ELEMENT + 3.0,
+    "SOFTMAX": TRANSCENDENTAL_FLOPS + 3.0,
     "SUM": 1.0,
     "TOPK_V2": 8.0,
 }
 """Operations per element of the first input."""
-POOLS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
-RESIZES = frozenset({"RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"})
-PICKING = frozenset({"SLICE", "STRIDED_SLICE", "GATHER", "GATHER_ND", "FILL", "TILE", "RANGE", "BROADCAST_TO"})
-"""Read only as much as they write."""
+POOLING_OPERATORS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
+"""Pooling operators, with one operation per element of the window for each result."""
+RESIZE_OPERATORS = frozenset({"RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"})
+"""Resizing operators, with one operation per result."""
+INDEXING_OPERATORS = frozenset(
+    {"SLICE", "STRIDED_SLICE", "GATHER", "GATHER_ND", "FILL", "TILE", "RANGE", "BROADCAST_TO"}
+)
+"""Operators that read only as much as they write."""
 RECURRENT = frozenset(
     {"LSTM", "RNN", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN"}
     | {"BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"}
 )
+"""Operators that use every weight once per step and batch element."""
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator, as its work is counted."""
+class OperatorInfo:
+    """One operator, with what counting its work needs."""
 
     name: str
+    """Operator type."""
     inputs: tuple[str, ...]
-    """An optional one that is not given is empty."""
+    """Names of the inputs; an optional input that is not given is empty."""
     outputs: tuple[str, ...]
     window: int
-    """Elements under a pool's window."""
+    """Elements under a pool's window; 1 for other operators."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is known of tensors, weights included, by name."""
+class TensorLookup:
+    """Shapes and element sizes of the tensors and weights, by name."""
 
     shape: Callable[[str], tuple[int, ...]]
     item_bytes: Callable[[str], int]
     is_weight: Callable[[str], bool]
 
     def elements(self, name: str) -> int:
-        """Number of elements."""
+        """Number of elements of a tensor; open lengths count as 0."""
         return prod(max(length, 0) for length in self.shape(name))
 
     def bytes(self, names: Iterable[str]) -> float:
-        """Of all the tensors named, each once."""
+        """Bytes of all the tensors named; a name that is listed twice counts once."""
         return float(sum(self.elements(name) * self.item_bytes(name) for name in set(names) if name))
 
 
-def work_of(operator: Operator, sizes: Sizes) -> Work:
+def work_of(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork:
     """The work of one operator."""
     if operator.name in FREE_OPERATORS or not operator.outputs or not operator.inputs:
-        return FREE
+        return NO_WORK
     product = _product(operator, sizes)
-    return product if product is not None else _element_by_element(operator, sizes)
+    return product if product is not None else _elementwise(operator, sizes)
 
 
-def _product(operator: Operator, sizes: Sizes) -> Work | None:
-    """2 x multiply-accumulates of convolutions, matrix products and recurrent layers; None of anything else."""
+def _product(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork | None:
+    """2 x multiply-accumulates of convolutions, matrix products and recurrent layers; None for any other operator."""
     moved = sizes.bytes((*operator.inputs, *operator.outputs))
     out = sizes.elements(operator.outputs[0])
     kind: OperatorClass = "conv"
@@ -105,24 +115,26 @@ def _product(operator: Operator, sizes: Sizes) -> Work | None:
         kind, flops = "gemm", 2.0 * steps * weights_held
     else:
         return None
-    return Work(kind, flops, moved)
+    return OperatorWork(kind, flops, moved)
 
 
-def _element_by_element(operator: Operator, sizes: Sizes) -> Work:
+def _elementwise(operator: OperatorInfo, sizes: TensorLookup) -> OperatorWork:
+    """The work of operators whose operations grow with the number of elements; an operator that is not known only moves
+    bytes."""
     moved = sizes.bytes((*operator.inputs, *operator.outputs))
     out = sizes.elements(operator.outputs[0])
-    if operator.name in CHEAP:
-        return Work("elementwise", float(out), moved)
-    if operator.name in COSTLY:
-        return Work("elementwise", COSTLY_ELEMENT * out, moved)
+    if operator.name in CHEAP_ELEMENTWISE:
+        return OperatorWork("elementwise", float(out), moved)
+    if operator.name in COSTLY_ELEMENTWISE:
+        return OperatorWork("elementwise", TRANSCENDENTAL_FLOPS * out, moved)
     if operator.name in PER_ELEMENT:
-        return Work("memory", PER_ELEMENT[operator.name] * sizes.elements(operator.inputs[0]), moved)
+        return OperatorWork("memory", PER_ELEMENT[operator.name] * sizes.elements(operator.inputs[0]), moved)
     if operator.name.startswith("REDUCE_"):
-        return Work("memory", float(sizes.elements(operator.inputs[0])), moved)
-    if operator.name in POOLS:
-        return Work("memory", float(out * operator.window), moved)
-    if operator.name in RESIZES:
-        return Work("memory", float(out), moved)
-    if operator.name in PICKING:
-        return Work("memory", 0.0, 2 * sizes.bytes(operator.outputs))
-    return Work("memory", 0.0, moved)
+        return OperatorWork("memory", float(sizes.elements(operator.inputs[0])), moved)
+    if operator.name in POOLING_OPERATORS:
+        return OperatorWork("memory", float(out * operator.window), moved)
+    if operator.name in RESIZE_OPERATORS:
+        return OperatorWork("memory", float(out), moved)
+    if operator.name in INDEXING_OPERATORS:
+        return OperatorWork("memory", 0.0, 2 * sizes.bytes(operator.outputs))
+    return OperatorWork("memory", 0.0, moved)

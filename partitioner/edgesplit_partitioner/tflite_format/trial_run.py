@@ -1,6 +1,7 @@
-"""LiteRT meets a stranger's model in a child process: a crash, a hang, a memory hog is an answer, not our end.
+"""Runs an untrusted TFLite model with LiteRT in a child process: a crash, a hang or too much memory there is reported
+as ModelRefused and does not affect this process.
 
-`try_model` (the parent's side) gives the shape of every tensor and the kernels that the model runs on. The child is
+`try_model` (the parent's side) returns the shape of every tensor and the kernels that the model runs on. The child is
 `python -m edgesplit_partitioner.tflite_format.trial_run FOLDER MEMORY`: it reads and writes files in that folder, no
 others.
 """
@@ -21,13 +22,13 @@ import numpy as np
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release.manifest import Kernels
-from edgesplit.runtime.tflite import invoke, litert, open_interpreter
+from edgesplit.runtime.tflite import import_litert, invoke, open_interpreter
 from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
 from edgesplit_partitioner.sandbox.limits import confine
 from edgesplit_partitioner.tflite_format.flatbuffer import (
-    CUSTOM,
-    EDGE_TPU,
-    KEEPS_STATE,
+    CUSTOM_OPERATOR,
+    EDGE_TPU_OPERATOR,
+    STATEFUL_OPERATORS,
     Model,
     custom_name,
     ints,
@@ -35,40 +36,47 @@ from edgesplit_partitioner.tflite_format.flatbuffer import (
     pack,
     read_model,
 )
-from edgesplit_partitioner.tflite_format.graph import TfliteGraph, part
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
 
 CHILD = (sys.executable, "-m", "edgesplit_partitioner.tflite_format.trial_run")
+"""Command line of the child, without its arguments."""
 TIMEOUT_S = 300.0
+"""Seconds after which the child is killed."""
 MEMORY_BYTES = 16 * 2**30
-"""Address space of the child, beyond eight times the model."""
-GIVEN, PLAIN, ASKED, ANSWER = "given.tflite", "plain.tflite", "asked.json", "answer.json"
+"""Address space of the child in bytes, in addition to eight times the model's size."""
+GIVEN_FILE, NORMALISED_FILE, BINDINGS_FILE, RESULT_FILE = "given.tflite", "plain.tflite", "asked.json", "answer.json"
 
 Shape = tuple[int, ...]
+"""Lengths of a tensor's dimensions."""
 
 
-class Trial(msgspec.Struct, frozen=True):
-    """What the child found."""
+class TrialResult(msgspec.Struct, frozen=True):
+    """Result of a trial run, which the child writes for the parent."""
 
     refused: str = ""
+    """Why the model is refused; empty where it is not."""
     usage: str = ""
-    """What the caller asked wrongly."""
+    """What is wrong with the caller's bindings; empty where they are valid."""
     kernels: Kernels = "default"
+    """Kernels that the model runs on."""
     compiled: bool = False
-    """For an Edge TPU: it cannot run here, and its shapes are what the file says."""
+    """True where the model was compiled for an Edge TPU: it cannot run here, and its shapes are those that the file
+    declares."""
     declared: dict[str, Shape] = {}
-    """Shapes once memory was laid out, by tensor name."""
+    """Shapes after tensors were allocated, by tensor name."""
     runs: list[dict[str, Shape]] = []
-    """Shapes after each trial run."""
+    """Shapes after each trial run, by tensor name."""
 
 
-def try_model(raw: bytes, bindings: Mapping[str, int]) -> Trial:
-    """The shapes and the kernels of the model in `raw`; ModelRefused where it is none, cannot run, crashes or hangs."""
-    litert()
+def try_model(raw: bytes, bindings: Mapping[str, int]) -> TrialResult:
+    """The shapes and the kernels of the model in `raw`. ModelRefused where it is no model, cannot run, crashes or
+    hangs; UsageError where a binding is wrong."""
+    import_litert()
     with tempfile.TemporaryDirectory(prefix="edgesplit-") as name:
         folder = Path(name)
-        (folder / GIVEN).write_bytes(raw)
-        (folder / ASKED).write_bytes(msgspec.json.encode(dict(bindings)))
-        answer = _ask(folder, MEMORY_BYTES + 8 * len(raw))
+        (folder / GIVEN_FILE).write_bytes(raw)
+        (folder / BINDINGS_FILE).write_bytes(msgspec.json.encode(dict(bindings)))
+        answer = _run_child(folder, MEMORY_BYTES + 8 * len(raw))
     if answer.usage:
         raise UsageError(answer.usage)
     if answer.refused:
@@ -76,7 +84,8 @@ def try_model(raw: bytes, bindings: Mapping[str, int]) -> Trial:
     return answer
 
 
-def _ask(folder: Path, memory: int) -> Trial:
+def _run_child(folder: Path, memory: int) -> TrialResult:
+    """Run the child on the files in the folder and return its result."""
     command = [*CHILD, str(folder), str(memory)]
     try:
         child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
@@ -85,32 +94,32 @@ def _ask(folder: Path, memory: int) -> Trial:
     check_not_interrupted(child.returncode)
     if child.returncode < 0:
         raise ModelRefused(f"LiteRT crashed on this model ({signal.Signals(-child.returncode).name})")
-    if child.returncode or not (folder / ANSWER).exists():
+    if child.returncode or not (folder / RESULT_FILE).exists():
         last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
         raise ModelRefused(f"LiteRT could not look at the model: {last[0][:200]}")
-    return msgspec.json.decode((folder / ANSWER).read_bytes(), type=Trial)
+    return msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=TrialResult)
 
 
 # The child's side.
 
 
 def main(arguments: list[str]) -> None:
-    """Look at the model in the folder and write the answer there."""
+    """The child: run the model in the folder and write the result there."""
     folder, memory = Path(arguments[0]), int(arguments[1])
     confine(memory)
     try:
-        answer = _look(folder)
+        answer = _trial_run(folder)
     except MemoryError:
-        answer = Trial(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
+        answer = TrialResult(refused=f"the model needs more than {memory / 2**30:.0f} GiB of memory")
     except UsageError as error:
-        answer = Trial(usage=str(error))
+        answer = TrialResult(usage=str(error))
     except (ModelRefused, RuntimeError, ValueError) as error:
-        answer = Trial(refused=why_refused(str(error)))
-    (folder / ANSWER).write_bytes(msgspec.json.encode(answer))
+        answer = TrialResult(refused=refusal_message(str(error)))
+    (folder / RESULT_FILE).write_bytes(msgspec.json.encode(answer))
 
 
-def why_refused(text: str) -> str:
-    """LiteRT's message as a sentence about the model."""
+def refusal_message(text: str) -> str:
+    """LiteRT's error message as a sentence about the model."""
     unknown = re.search(r"Encountered unresolved custom op: (.+?)\.?\s*See instructions", text)
     if unknown:
         return f"unknown operator {unknown[1]!r}: LiteRT does not have this custom operator"
@@ -120,45 +129,46 @@ def why_refused(text: str) -> str:
     return text
 
 
-def _look(folder: Path) -> Trial:
-    raw = (folder / GIVEN).read_bytes()
-    asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=dict[str, int])
+def _trial_run(folder: Path) -> TrialResult:
+    """Check and run the model in the folder once with zeros and once with ones."""
+    raw = (folder / GIVEN_FILE).read_bytes()
+    bindings = msgspec.json.decode((folder / BINDINGS_FILE).read_bytes(), type=dict[str, int])
     graph = TfliteGraph(read_model(raw))
     custom = _refuse_operators(graph.model)
-    shapes = _bound(graph, asked)
-    if EDGE_TPU in custom:
-        return Trial(compiled=True, declared=_file_shapes(graph, shapes))
-    path = folder / PLAIN
-    path.write_bytes(b"".join(pack(part(graph, range(len(graph.main.operators)), graph.inputs, graph.outputs))))
+    shapes = _bind_shapes(graph, bindings)
+    if EDGE_TPU_OPERATOR in custom:
+        return TrialResult(compiled=True, declared=_declared_shapes(graph, shapes))
+    path = folder / NORMALISED_FILE
+    path.write_bytes(b"".join(pack(extract(graph, range(len(graph.main.operators)), graph.inputs, graph.outputs))))
     interpreter, _ = open_interpreter(path, kernels="plain", shapes=shapes)
     declared = _shapes(interpreter, graph)
     runs = []
-    for make in (np.zeros, np.ones):  # what differs between the two depends on the data
-        _invoke(interpreter, make)
+    for fill in (np.zeros, np.ones):  # what differs between the two depends on the data
+        _invoke(interpreter, fill)
         runs.append(_shapes(interpreter, graph))
-    usual, kernels = open_interpreter(path, shapes=shapes)
-    _invoke(usual, np.zeros)
-    return Trial(kernels=kernels, declared=declared, runs=runs)
+    default_interpreter, kernels = open_interpreter(path, shapes=shapes)
+    _invoke(default_interpreter, np.zeros)
+    return TrialResult(kernels=kernels, declared=declared, runs=runs)
 
 
 def _refuse_operators(model: Model) -> set[str]:
-    """Names of the custom operators; ModelRefused where something keeps its state out of the tensors' sight."""
+    """Names of the custom operators; ModelRefused where an operator keeps its state inside the interpreter."""
     custom = set()
     for graph in model.subgraphs:
         for operator in graph.operators or ():
             name = operator_name(model, operator)
-            if name in KEEPS_STATE:
+            if name in STATEFUL_OPERATORS:
                 raise ModelRefused(
                     f"the operator {name} keeps state inside the runtime, where no slice can follow it; export the"
                     " model with its state as inputs and outputs"
                 )
-            if name == CUSTOM:
+            if name == CUSTOM_OPERATOR:
                 custom.add(custom_name(model, operator))
     return custom
 
 
-def _bound(graph: TfliteGraph, asked: Mapping[str, int]) -> dict[str, Shape]:
-    """Every input's shape. A free length is what the file runs with unless it is asked for by `INPUT:AXIS`."""
+def _bind_shapes(graph: TfliteGraph, bindings: Mapping[str, int]) -> dict[str, Shape]:
+    """Every input's shape. A free length is the one that the file declares unless a binding `INPUT:AXIS` gives it."""
     shapes: dict[str, Shape] = {}
     free: dict[str, int] = {}
     for name in graph.inputs:
@@ -166,35 +176,40 @@ def _bound(graph: TfliteGraph, asked: Mapping[str, int]) -> dict[str, Shape]:
         lengths, signature = list(ints(tensor.shape)), ints(tensor.shapeSignature) or ints(tensor.shape)
         for axis, length in enumerate(signature):
             if length < 0 or lengths[axis] <= 0:
-                place = f"{name}:{axis}"
-                lengths[axis] = free[place] = asked.get(place, lengths[axis])
+                label = f"{name}:{axis}"
+                lengths[axis] = free[label] = bindings.get(label, lengths[axis])
         shapes[name] = tuple(lengths)
-    unknown = set(asked) - set(free)
+    unknown = set(bindings) - set(free)
     if unknown:
-        choice = f"its free dimensions are {', '.join(sorted(free))}" if free else "it has no free dimensions"
-        raise UsageError(f"--bind {min(unknown)}: the model knows no such dimension; {choice}")
-    if any(not 1 <= length < 2**31 for length in asked.values()):
+        available = f"its free dimensions are {', '.join(sorted(free))}" if free else "it has no free dimensions"
+        raise UsageError(f"--bind {min(unknown)}: the model knows no such dimension; {available}")
+    if any(not 1 <= length < 2**31 for length in bindings.values()):
         raise UsageError("--bind: a length is at least 1")
-    missing = [place for place, length in free.items() if length < 1]
+    missing = [label for label, length in free.items() if length < 1]
     if missing:
-        words = " ".join(f"--bind {place}=LENGTH" for place in missing)
-        raise ModelRefused(f"the inputs' shapes are not settled; give each length: {words}")
+        options = " ".join(f"--bind {label}=LENGTH" for label in missing)
+        raise ModelRefused(f"the inputs' shapes are not settled; give each length: {options}")
     return shapes
 
 
-def _file_shapes(graph: TfliteGraph, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def _declared_shapes(graph: TfliteGraph, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     stated = {name: ints(graph.main.tensors[index].shape) for name, index in graph.index.items()}
     return {**stated, **shapes}
 
 
 def _shapes(interpreter: Any, graph: TfliteGraph) -> dict[str, Shape]:
-    """Of the graph's own tensors: the interpreter lists scratch tensors behind them."""
-    known = {one["name"]: tuple(int(length) for length in one["shape"]) for one in interpreter.get_tensor_details()}
+    """Shapes of the graph's own tensors; the interpreter lists scratch tensors after them."""
+    known = {
+        details["name"]: tuple(int(length) for length in details["shape"])
+        for details in interpreter.get_tensor_details()
+    }
     return {name: known[name] for name in graph.names if name in known}
 
 
-def _invoke(interpreter: Any, make: Any) -> None:
-    feeds = {one["name"]: make(tuple(one["shape"]), one["dtype"]) for one in interpreter.get_input_details()}
+def _invoke(interpreter: Any, fill: Any) -> None:
+    feeds = {
+        details["name"]: fill(tuple(details["shape"]), details["dtype"]) for details in interpreter.get_input_details()
+    }
     invoke(interpreter, feeds)
 
 

@@ -1,5 +1,4 @@
-"""`edgectl bundle`: what devices without a network shall run, in a folder or a tar file
-(`edgesplit.release.bundle_format`).
-
-`writing` puts files there, `making` asks the controller for them.
+"""Release bundles (`edgectl bundle`): the releases that devices without a network shall run, in a folder or a tar file
+(format: `edgesplit.release.bundle_format`). `build` downloads them from the controller, `writer` writes them. Imports
+`edgesplit` only.
 """

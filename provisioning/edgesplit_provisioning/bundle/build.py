@@ -1,5 +1,5 @@
-"""A bundle from a controller's answers. Everything that comes is compared with its digest before it is written: what a
-device would refuse is found here."""
+"""Builds a release bundle from the controller's API. Every file is compared with its digest before it is written, so
+that errors that a device would refuse surface here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from typing import Any, Protocol
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import FetchChunks
-from edgesplit.release.bundle_format import FOLDERS, KIT, Carried, Index, chunk_path, encode_index, statement_path
+from edgesplit.release.bundle_format import (
+    FOLDERS,
+    KIT_FOLDER,
+    BundledRelease,
+    BundleIndex,
+    chunk_path,
+    encode_index,
+    statement_path,
+)
 from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
 from edgesplit_provisioning.bundle.writer import Sink
 
-AT_ONCE = 64
-"""Chunks in one answer: 8 MiB."""
+CHUNKS_PER_REQUEST = 64
+"""Chunks requested at once: at 128 KiB each, 8 MiB."""
 Progress = Callable[[int, int], None]
 
 
 class Controller(Protocol):
-    """What is needed of the controller's API."""
+    """The part of `ControllerClient` that is used here."""
 
     url: str
 
@@ -32,7 +40,7 @@ class Controller(Protocol):
 
 
 class Kit(Protocol):
-    """What is needed of `edgesplit_provisioning.kit.Kit`."""
+    """The part of `edgesplit_provisioning.kit.Kit` that is used here."""
 
     @property
     def files(self) -> Mapping[str, Path]: ...
@@ -41,8 +49,8 @@ class Kit(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is asked for."""
+class BundleRequest:
+    """What a release bundle shall contain."""
 
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
@@ -51,38 +59,44 @@ class Wish:
     kit_for: str = ""
 
 
-def make_bundle(api: Controller, wish: Wish, to: Sink, progress: Progress) -> Index:
-    """Write the bundle; what it says of itself."""
-    body = {"devices": list(wish.devices), "models": list(wish.models), "valid_s": wish.valid_s}
-    papers = api.post("/v1/offline/papers", body)
-    files = {_path(path): b64decode(text) for path, text in papers["files"].items()}
-    files |= {statement_path(name): b64decode(text) for name, text in papers["statements"].items()}
-    manifests = {one["release"]: _manifest(files, one["release"]) for one in papers["releases"]}
-    needs = {one["release"]: _needs(manifests[one["release"]], one["chunks"]) for one in papers["releases"]}
+def make_bundle(api: Controller, request: BundleRequest, sink: Sink, progress: Progress) -> BundleIndex:
+    """Write the release bundle for `request` to `sink`; returns its index. `progress` receives bytes done and bytes in
+    all."""
+    body = {"devices": list(request.devices), "models": list(request.models), "valid_s": request.valid_s}
+    answer = api.post("/v1/offline/papers", body)
+    files = {_checked_path(path): b64decode(text) for path, text in answer["files"].items()}
+    files |= {statement_path(name): b64decode(text) for name, text in answer["statements"].items()}
+    manifests = {
+        release_entry["release"]: _manifest(files, release_entry["release"]) for release_entry in answer["releases"]
+    }
+    needs = {
+        release_entry["release"]: _needed_chunks(manifests[release_entry["release"]], release_entry["chunks"])
+        for release_entry in answer["releases"]
+    }
     lacking = {
-        release: {sha256: size for sha256, size in need.items() if not to.has(chunk_path(sha256), size, sha256)}
+        release: {sha256: size for sha256, size in need.items() if not sink.has(chunk_path(sha256), size, sha256)}
         for release, need in needs.items()
     }
-    to.begin(_bytes_to_write(lacking, files, wish.kit))
+    sink.begin(_bytes_to_write(lacking, files, request.kit))
     for path, raw in files.items():
-        to.put(path, raw)
-    kit_names = _put_kit(to, wish.kit)
-    _put_chunks(api, to, manifests, lacking, progress)
-    index = Index(
-        controller=api.url, made=papers["made"], valid_until=papers["valid_until"], limited_by=papers["limited_by"],
-        devices=papers["devices"], kit=wish.kit_for,
+        sink.put(path, raw)
+    kit_names = _put_kit(sink, request.kit)
+    _put_chunks(api, sink, manifests, lacking, progress)
+    index = BundleIndex(
+        controller=api.url, made=answer["made"], valid_until=answer["valid_until"], limited_by=answer["limited_by"],
+        devices=answer["devices"], kit=request.kit_for,
         releases=tuple(
-            Carried(release=release, model=manifests[release].model, bytes=sum(need.values()))
+            BundledRelease(release=release, model=manifests[release].model, bytes=sum(need.values()))
             for release, need in needs.items()
         ),
     )  # fmt: skip
     chunks = {chunk_path(sha256) for need in needs.values() for sha256 in need}
-    to.finish({*files, *chunks, *kit_names}, encode_index(index))
+    sink.finish({*files, *chunks, *kit_names}, encode_index(index))
     return index
 
 
-def _path(text: str) -> str:
-    """A path of ours: an answer names no other file."""
+def _checked_path(text: str) -> str:
+    """Validate a path that the controller names: only files that a bundle may have are accepted."""
     parts = text.split("/")
     if parts[0] not in FOLDERS[:2] or not all(part and part[0].isalnum() for part in parts) or "\\" in text:
         raise LinkError(f"the controller answers with a file that no bundle has: {text[:80]!r}")
@@ -90,6 +104,7 @@ def _path(text: str) -> str:
 
 
 def _manifest(files: Mapping[str, bytes], release: str) -> Manifest:
+    """The manifest of a release, from `targets/releases` or `targets/recuts`. LinkError where it is missing."""
     for folder in ("releases", "recuts"):
         raw = files.get(f"targets/{folder}/{release}.json")
         if raw is not None and release_digest(raw) == release:
@@ -97,11 +112,11 @@ def _manifest(files: Mapping[str, bytes], release: str) -> Manifest:
     raise LinkError(f"the controller's answer lacks the manifest of release {release[:12]}")
 
 
-def _needs(manifest: Manifest, places: Sequence[int]) -> dict[str, int]:
-    """Size by digest of the chunks at these places."""
+def _needed_chunks(manifest: Manifest, indices: Sequence[int]) -> dict[str, int]:
+    """Size by SHA-256 of the chunks at these indices of the manifest's chunk list."""
     listed = list(manifest.chunk_list().items())
     try:
-        return dict(listed[place] for place in places)
+        return dict(listed[index] for index in indices)
     except IndexError as error:
         raise LinkError("the controller names a chunk that the release does not have") from error
 
@@ -111,16 +126,16 @@ def _bytes_to_write(lacking: Mapping[str, Mapping[str, int]], files: Mapping[str
     return sum(chunks.values()) + sum(map(len, files.values())) + (kit.bytes if kit is not None else 0)
 
 
-def _put_kit(to: Sink, kit: Kit | None) -> list[str]:
+def _put_kit(sink: Sink, kit: Kit | None) -> list[str]:
     files = kit.files if kit is not None else {}
     for name, file in files.items():
-        to.put_file(f"{KIT}/{name}", file)
-    return [f"{KIT}/{name}" for name in files]
+        sink.put_file(f"{KIT_FOLDER}/{name}", file)
+    return [f"{KIT_FOLDER}/{name}" for name in files]
 
 
 def _put_chunks(
     api: Controller,
-    to: Sink,
+    sink: Sink,
     manifests: Mapping[str, Manifest],
     lacking: Mapping[str, Mapping[str, int]],
     progress: Progress,
@@ -130,39 +145,42 @@ def _put_chunks(
     done = 0
     progress(0, total)
     for release, need in lacking.items():
-        places = {sha256: place for place, sha256 in enumerate(manifests[release].chunk_list())}
+        indices = {sha256: index for index, sha256 in enumerate(manifests[release].chunk_list())}
         new = {sha256: size for sha256, size in need.items() if sha256 not in written}
-        for sha256, data in _fetched(api, release, places, new):
-            to.put(chunk_path(sha256), data)
+        for sha256, data in _download_chunks(api, release, indices, new):
+            sink.put(chunk_path(sha256), data)
             done += len(data)
             progress(done, total)
         written.update(new)
 
 
-def _fetched(
-    api: Controller, release: str, places: Mapping[str, int], need: Mapping[str, int]
+def _download_chunks(
+    api: Controller, release: str, indices: Mapping[str, int], need: Mapping[str, int]
 ) -> Iterator[tuple[str, bytes]]:
-    """Those chunks, some of them in each call, compared with their digests."""
-    wanted = sorted(need, key=lambda sha256: places[sha256])
-    for some in _batches(wanted, places):
-        asked = FetchChunks.of(release, [places[sha256] for sha256 in some])
-        raw = api.download(f"/v1/offline/{release}/chunks", first=asked.first, bitmap=asked.bitmap.hex())
-        if len(raw) != sum(need[sha256] for sha256 in some):
+    """Download these chunks in batches; each is compared with its digest. LinkError on a mismatch."""
+    wanted = sorted(need, key=lambda sha256: indices[sha256])
+    for batch in _batches(wanted, indices):
+        fetch = FetchChunks.from_indexes(release, [indices[sha256] for sha256 in batch])
+        raw = api.download(f"/v1/offline/{release}/chunks", first=fetch.first, bitmap=fetch.bitmap.hex())
+        if len(raw) != sum(need[sha256] for sha256 in batch):
             raise LinkError(f"the chunks of release {release[:12]} do not come whole: try again")
-        at = 0
-        for sha256 in some:
-            data = raw[at : at + need[sha256]]
-            at += need[sha256]
+        start = 0
+        for sha256 in batch:
+            data = raw[start : start + need[sha256]]
+            start += need[sha256]
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise LinkError(f"chunk {sha256[:12]} does not come as it was signed: try again")
             yield sha256, data
 
 
-def _batches(wanted: Sequence[str], places: Mapping[str, int]) -> Iterator[list[str]]:
-    """As many as one request may name, and no further apart than its bits reach."""
+def _batches(wanted: Sequence[str], indices: Mapping[str, int]) -> Iterator[list[str]]:
+    """Split chunk digests into batches: at most `CHUNKS_PER_REQUEST` each, and within the reach of one request's
+    bitmap."""
     batch: list[str] = []
     for sha256 in wanted:
-        if batch and (len(batch) >= AT_ONCE or places[sha256] - places[batch[0]] >= 8 * LIMITS.bitmap_bytes):
+        if batch and (
+            len(batch) >= CHUNKS_PER_REQUEST or indices[sha256] - indices[batch[0]] >= 8 * LIMITS.bitmap_bytes
+        ):
             yield batch
             batch = []
         batch.append(sha256)
@@ -171,7 +189,7 @@ def _batches(wanted: Sequence[str], places: Mapping[str, int]) -> Iterator[list[
 
 
 def check_target(to: Path) -> None:
-    """UsageError where what is there is somebody else's."""
+    """UsageError where `to` exists and is of the wrong kind: a folder named .tar, or a file without."""
     if to.suffix == ".tar" and to.is_dir():
         raise UsageError(f"{to} is a folder: name a file, or a folder without .tar")
     if to.suffix != ".tar" and to.exists() and not to.is_dir():

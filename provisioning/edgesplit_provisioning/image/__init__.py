@@ -1,6 +1,7 @@
-"""From an operating system's image to a card that boots, installs the agent and comes online (docs/decisions/0035).
+"""Flashing: from an operating system's image to a card that boots, installs the agent and comes online
+(docs/decisions/0035). Imports `edgesplit`, `edgesplit_cli.output`, and from this room `kit` and `ssh`.
 
-Nothing is mounted: partition tables are read by `partitions`, FAT by mtools, the root file system by debugfs. What an
-image is, is found out before a byte of the card is touched; the card's partition table is written last, so that a card
-that was cut off anywhere boots nowhere.
+Nothing is mounted: partition tables are parsed by `partition_table`, FAT is read and written by mtools, the root file
+system is read by debugfs. The image is examined before a byte of the card is written; the card's partition table is
+written last, so that a card that was interrupted at any point does not boot.
 """

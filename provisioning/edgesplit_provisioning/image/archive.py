@@ -1,7 +1,7 @@
-"""An image file and what it holds: which compression, which digest, and its bytes in the clear.
+"""An image file: its compression, its digest, and its uncompressed bytes.
 
-An archive is unpacked once, into a file that has no name and is gone with this process, before anything is written:
-so one that is cut short or spoilt costs no card, and what it holds can be looked at.
+A compressed image is unpacked once, before anything is written, into an unnamed temporary file that disappears with
+this process: a truncated or corrupt archive is found before it costs a card, and its content can be examined.
 """
 
 from __future__ import annotations
@@ -23,73 +23,78 @@ import zstandard
 
 from edgesplit.errors import TrustError, UsageError
 
-BLOCK = 4 << 20
-ZSTD_BITE = 1 << 10
-SECTOR = 512
+BLOCK_BYTES = 4 << 20
+"""Bytes per read."""
+ZSTD_READ_BYTES = 1 << 10
+"""Compressed bytes that are fed to zstd at once; the output of each may be thirty thousand times as large."""
+SECTOR_BYTES = 512
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-LISTED = re.compile(r"([0-9a-fA-F]{64})(?: [ *](.+))?")
+DIGEST_LINE = re.compile(r"([0-9a-fA-F]{64})(?: [ *](.+))?")
 MAGIC = {"xz": b"\xfd7zXZ\x00", "zst": b"\x28\xb5\x2f\xfd", "gz": b"\x1f\x8b", "zip": b"PK\x03\x04", "bz2": b"BZh"}
-LISTS_BYTES = 1 << 20
-Told = Callable[[int, int], None]
-"""How far it is: bytes done, bytes in all."""
+MAX_DIGEST_FILE_BYTES = 1 << 20
+"""At most this much of a digest file is read."""
+OnProgress = Callable[[int, int], None]
+"""Progress callback: bytes done, bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """The digest that an image should have, and who says so."""
+class ExpectedDigest:
+    """The digest that an image should have, and where it was found."""
 
     sha256: str
     source: str
 
 
-def expected_digest(image: Path, given: str | None) -> Expected | None:
-    """What was given, else what lies beside the image as IMAGE.sha256 or in SHA256SUMS; None: nobody says anything."""
-    if given is not None:
-        if not SHA256.fullmatch(given.strip()):
-            raise UsageError(f"--sha256 {given[:80]!r}: 64 hex digits")
-        return Expected(given.strip().lower(), "--sha256")
-    for beside in (image.with_name(image.name + ".sha256"), image.with_name("SHA256SUMS")):
-        if beside.is_file() and (found := _listed(beside, image.name)) is not None:
-            return Expected(found, beside.name)
+def expected_digest(image: Path, option: str | None) -> ExpectedDigest | None:
+    """The digest given on the command line, else that in IMAGE.sha256 or SHA256SUMS beside the image; None where there
+    is neither."""
+    if option is not None:
+        if not SHA256.fullmatch(option.strip()):
+            raise UsageError(f"--sha256 {option[:80]!r}: 64 hex digits")
+        return ExpectedDigest(option.strip().lower(), "--sha256")
+    for digest_file in (image.with_name(image.name + ".sha256"), image.with_name("SHA256SUMS")):
+        if digest_file.is_file() and (digest := _digest_in_file(digest_file, image.name)) is not None:
+            return ExpectedDigest(digest, digest_file.name)
     return None
 
 
-def _listed(beside: Path, name: str) -> str | None:
-    """The digest of `name` in a list as sha256sum writes it, or of a file that holds nothing else."""
-    with beside.open("rb") as opened:
-        lines = opened.read(LISTS_BYTES).decode("utf-8", "replace").split("\n")
-    entries = [found for line in lines if (found := LISTED.fullmatch(line.strip()))]
-    for one in entries:
-        if one[2] is None or os.path.basename(one[2]) == name:
-            return one[1].lower()
-    if beside.name != "SHA256SUMS":
-        raise UsageError(f"{beside} lists no digest of {name}: give --sha256, or remove that file")
+def _digest_in_file(digest_file: Path, name: str) -> str | None:
+    """The digest of `name` in a list as written by sha256sum, or in a file that contains only a digest."""
+    with digest_file.open("rb") as opened:
+        lines = opened.read(MAX_DIGEST_FILE_BYTES).decode("utf-8", "replace").split("\n")
+    entries = [match for line in lines if (match := DIGEST_LINE.fullmatch(line.strip()))]
+    for entry in entries:
+        if entry[2] is None or os.path.basename(entry[2]) == name:
+            return entry[1].lower()
+    if digest_file.name != "SHA256SUMS":
+        raise UsageError(f"{digest_file} lists no digest of {name}: give --sha256, or remove that file")
     return None
 
 
-def check_digest(image: Path, expected: Expected, told: Told) -> None:
-    """The file is the one that is meant; TrustError otherwise."""
-    found = sha256(image, told)
-    if found != expected.sha256:
+def check_digest(image: Path, expected: ExpectedDigest, on_progress: OnProgress) -> None:
+    """TrustError where the file's SHA-256 is not the expected one."""
+    actual = sha256(image, on_progress)
+    if actual != expected.sha256:
         raise TrustError(
-            f"{image.name} is not the image that {expected.source} means: its SHA-256 is {found}, not"
+            f"{image.name} is not the image that {expected.source} means: its SHA-256 is {actual}, not"
             f" {expected.sha256}. Download it again"
         )
 
 
-def sha256(image: Path, told: Told) -> str:
-    """Of the file as it is."""
+def sha256(image: Path, on_progress: OnProgress) -> str:
+    """SHA-256 of the file as it lies on disk, in hex."""
     digest, done, size = hashlib.sha256(), 0, image.stat().st_size
     with image.open("rb") as opened:
-        while block := opened.read(BLOCK):
+        while block := opened.read(BLOCK_BYTES):
             digest.update(block)
             done += len(block)
-            told(done, size)
+            on_progress(done, size)
     return digest.hexdigest()
 
 
 def compression(image: Path) -> str:
-    """By its content: xz, zst, gz, or nothing for an image that is none of them."""
+    """Compression of the image by its first bytes: `xz`, `zst`, `gz`, or empty for an uncompressed file. UsageError for
+    zip and bz2."""
     try:
         with image.open("rb") as opened:
             head = opened.read(8)
@@ -102,45 +107,46 @@ def compression(image: Path) -> str:
 
 
 @contextmanager
-def in_the_clear(image: Path, scratch: Path, told: Told) -> Iterator[Path]:
-    """A path under which the image's own bytes are read, for as long as this lasts."""
+def uncompressed(image: Path, scratch: Path, on_progress: OnProgress) -> Iterator[Path]:
+    """A path under which the uncompressed image can be read while the context is entered."""
     kind = compression(image)
     if not kind:
-        with image.open("rb") as opened:  # held: a file of that name may be another by and by
-            _whole_sectors(image.name, os.fstat(opened.fileno()).st_size)
-            yield _path(opened)
+        with image.open("rb") as opened:  # keep it open: the file under this name may be replaced meanwhile
+            _check_whole_sectors(image.name, os.fstat(opened.fileno()).st_size)
+            yield _descriptor_path(opened)
         return
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=scratch) as clear:
-        _unpack(image, kind, clear, scratch, told)
-        yield _path(clear)
+        _unpack(image, kind, clear, scratch, on_progress)
+        yield _descriptor_path(clear)
 
 
-def _path(opened: IO[bytes]) -> Path:
-    """Where other programs find an open file: a path in which nothing of its name means anything to them."""
+def _descriptor_path(opened: IO[bytes]) -> Path:
+    """A path by which other programs can open this open file; no part of it is taken from user input, so none needs
+    quoting."""
     return Path(f"/proc/{os.getpid()}/fd/{opened.fileno()}")
 
 
-def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, told: Told) -> None:
+def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, on_progress: OnProgress) -> None:
     size = image.stat().st_size
     written = 0
     with image.open("rb") as packed:
         try:
             for block in READERS[kind](packed):
-                _put(clear, block, scratch)
+                _write_sparse(clear, block, scratch)
                 written += len(block)
-                told(min(packed.tell(), size), size)
+                on_progress(min(packed.tell(), size), size)
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise UsageError(
                 f"{image.name} is cut short or spoilt after {written} unpacked bytes ({error}): download it again"
             ) from error
     clear.truncate(written)
     clear.flush()
-    _whole_sectors(image.name, written)
+    _check_whole_sectors(image.name, written)
 
 
-def _put(clear: IO[bytes], block: bytes, scratch: Path) -> None:
-    """Zeros take no room."""
+def _write_sparse(clear: IO[bytes], block: bytes, scratch: Path) -> None:
+    """Write a block, or leave a hole where it is all zeros."""
     try:
         if block.count(0) == len(block):
             clear.seek(len(block), os.SEEK_CUR)
@@ -154,34 +160,35 @@ def _put(clear: IO[bytes], block: bytes, scratch: Path) -> None:
 
 def _xz(packed: IO[bytes]) -> Iterator[bytes]:
     with lzma.LZMAFile(packed) as reader:
-        while block := reader.read(BLOCK):
+        while block := reader.read(BLOCK_BYTES):
             yield block
 
 
 def _gz(packed: IO[bytes]) -> Iterator[bytes]:
     with gzip.GzipFile(fileobj=packed) as reader:
-        while block := reader.read(BLOCK):
+        while block := reader.read(BLOCK_BYTES):
             yield block
 
 
 def _zst(packed: IO[bytes]) -> Iterator[bytes]:
-    """Frame by frame, and in small bites: each may give thirty thousand times its size."""
-    frame, begun = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
-    while bite := packed.read(ZSTD_BITE):
-        while bite:
-            begun = True
-            yield frame.decompress(bite)
-            bite = b""
+    """Decompress frame by frame, in small reads: each may expand thirty thousand times."""
+    frame, in_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(), False
+    # A file may hold several frames; a decompressor ends with its frame, and the bytes behind it start the next.
+    while chunk := packed.read(ZSTD_READ_BYTES):
+        while chunk:
+            in_frame = True
+            yield frame.decompress(chunk)
+            chunk = b""
             if frame.eof:
-                bite, begun = frame.unused_data, False
+                chunk, in_frame = frame.unused_data, False
                 frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    if begun:
+    if in_frame:
         raise EOFError("it ends in the middle of a frame")
 
 
 READERS: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {"xz": _xz, "gz": _gz, "zst": _zst}
 
 
-def _whole_sectors(name: str, size: int) -> None:
-    if not size or size % SECTOR:
+def _check_whole_sectors(name: str, size: int) -> None:
+    if not size or size % SECTOR_BYTES:
         raise UsageError(f"{name} holds {size} bytes, no whole number of sectors: it is no image, or cut short")

@@ -1,7 +1,7 @@
-"""Many cards from one table: which devices, and which of them are done.
+"""Batches of cards from a CSV table, with a journal of those that are finished.
 
-The table is CSV with a heading. The journal lies beside it and gets a line, on disk, for each card that was finished:
-a batch that was stopped goes on where it was.
+The table has a heading line. The journal lies beside it and gets one synced line for each finished card, so that an
+interrupted batch resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import options
 
 COLUMNS = ("hostname", "group", "labels")
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One device to be."""
+class BatchRow:
+    """One device of the table."""
 
     number: int
     hostname: str
@@ -32,56 +32,58 @@ class Line:
     labels: Mapping[str, str]
 
 
-def read_lines(file: Path) -> list[Line]:
-    """Every device of the table; UsageError names the line that cannot be."""
+def read_rows(file: Path) -> list[BatchRow]:
+    """Every device of the table; UsageError names the line that is invalid."""
     try:
-        raw = file.read_bytes()[: MOST_BYTES + 1]
+        raw = file.read_bytes()[: MAX_BYTES + 1]
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is no text in UTF-8") from error
-    if len(raw) > MOST_BYTES:
-        raise UsageError(f"{file} has more than {MOST_BYTES} bytes: split it")
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{file} has more than {MAX_BYTES} bytes: split it")
     try:
-        return list(_lines(text, file))
+        return list(_parse_rows(text, file))
     except csv.Error as error:
         raise UsageError(f"{file} is no CSV: {error}") from error
 
 
-def _lines(text: str, file: Path) -> Iterator[Line]:
+def _parse_rows(text: str, file: Path) -> Iterator[BatchRow]:
     reader = csv.DictReader(io.StringIO(text), restkey="", skipinitialspace=True)
     columns = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = columns
     if "hostname" not in columns or set(columns) - set(COLUMNS):
         raise UsageError(f"{file}: its first line names the columns, hostname among them: {','.join(COLUMNS)}")
-    seen: dict[str, int] = {}
+    line_numbers: dict[str, int] = {}
     for row in reader:
         number = reader.line_num
         if not any(row.values()):
             continue
-        line = _line(number, row, file)
-        if line.hostname in seen:
-            raise UsageError(f"{file}, line {number}: {line.hostname} is in line {seen[line.hostname]} already")
-        seen[line.hostname] = number
+        line = _parse_row(number, row, file)
+        if line.hostname in line_numbers:
+            raise UsageError(f"{file}, line {number}: {line.hostname} is in line {line_numbers[line.hostname]} already")
+        line_numbers[line.hostname] = number
         yield line
-    if not seen:
+    if not line_numbers:
         raise UsageError(f"{file} lists no device")
 
 
-def _line(number: int, row: Mapping[str, str], file: Path) -> Line:
+def _parse_row(number: int, row: Mapping[str, str], file: Path) -> BatchRow:
     try:
         if "" in row:
             raise UsageError("more fields than the first line names")
-        name = identifiers.device_name(options.hostname((row.get("hostname") or "").strip()))
-        pairs = [one.strip() for one in (row.get("labels") or "").split(";") if one.strip()]
-        return Line(number, name, (row.get("group") or "").strip() or None, dict(label(one) for one in pairs))
+        name = identifiers.device_name(options.checked_hostname((row.get("hostname") or "").strip()))
+        pairs = [pair.strip() for pair in (row.get("labels") or "").split(";") if pair.strip()]
+        return BatchRow(
+            number, name, (row.get("group") or "").strip() or None, dict(parse_label(pair) for pair in pairs)
+        )
     except UsageError as error:
         raise UsageError(f"{file}, line {number}: {error}") from error
 
 
-def label(text: str) -> tuple[str, str]:
-    """Key and value of K=V."""
+def parse_label(text: str) -> tuple[str, str]:
+    """Key and value of a label given as KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not key or not value:
         raise UsageError(f"label {text[:60]!r}: write it as KEY=VALUE, as in room=kitchen")
@@ -89,7 +91,7 @@ def label(text: str) -> tuple[str, str]:
 
 
 class Journal:
-    """Which devices of a table have their card."""
+    """The devices of a table whose cards are finished."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -101,7 +103,8 @@ class Journal:
         return cls(table.with_name(table.name + ".journal"))
 
     def add(self, hostname: str, instance: str, target: str) -> None:
-        """That card is finished; it is on disk when this returns, on a line that nothing cut off goes before."""
+        """Record a finished card; the line is synced to disk on return. It starts with a newline, so that a truncated
+        line before it cannot swallow it."""
         entry = "\n" + json.dumps({"hostname": hostname, "instance": instance, "target": target}) + "\n"
         try:
             with self.file.open("ab") as opened:
@@ -113,17 +116,17 @@ class Journal:
         self.done.add(hostname)
 
     def _read(self) -> set[str]:
-        """A line that was cut off counts for nothing: its card is written again."""
+        """Names of finished devices. A truncated line is ignored: its card is written again."""
         try:
             lines = self.file.read_bytes().split(b"\n")
         except FileNotFoundError:
             return set()
         except OSError as error:
             raise UsageError(f"cannot read {self.file}: {error.strerror}") from error
-        return {name for line in lines if (name := _noted(line))}
+        return {name for line in lines if (name := _hostname_in(line))}
 
 
-def _noted(line: bytes) -> str:
+def _hostname_in(line: bytes) -> str:
     try:
         name = json.loads(line)["hostname"]
     except (ValueError, TypeError, KeyError):

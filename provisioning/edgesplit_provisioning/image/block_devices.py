@@ -1,6 +1,7 @@
-"""Disks as the kernel shows them in sysfs, and what each is used for. Reads only; `root` is / but in tests.
+"""Block devices as the kernel lists them in sysfs, and what each is used for. Reads only; `root` is / except in tests.
 
-A disk is in use by what is mounted from it or swapped to, also through partitions, LVM, RAID and encryption on it.
+A disk is in use if a file system on it is mounted or used as swap, also through partitions, LVM, RAID and encryption on
+it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SECTOR = 512
-"""Of sysfs, whatever the disk's own is."""
-SYSTEM = ("/", "/boot", "/boot/efi", "/boot/firmware", "/usr", "/home", "/var", "[SWAP]")
-NO_CARDS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|zd)\d*.*")
+SYSFS_SECTOR_BYTES = 512
+"""Unit of sizes in sysfs, whatever the disk's own sector size."""
+SYSTEM_MOUNTS = ("/", "/boot", "/boot/efi", "/boot/firmware", "/usr", "/home", "/var", "[SWAP]")
+"""Mount points of the running system."""
+NEVER_CARDS = re.compile(r"(loop|ram|zram|dm-|md|sr|fd|nbd|zd)\d*.*")
+"""Kernel names of block devices that are never cards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """One that could be written to, or must not be."""
+    """A block device that may be written to, or must not be."""
 
     name: str
     size: int
@@ -28,98 +31,98 @@ class Disk:
     removable: bool
     read_only: bool
     used_for: tuple[str, ...]
-    """Where it is mounted, itself or anything on it."""
+    """Mount points of the disk and of everything on it; `[SWAP]` for swap."""
 
     @property
     def path(self) -> str:
-        """Its node."""
+        """Path of its device node."""
         return f"/dev/{self.name}"
 
     @property
-    def holds_the_system(self) -> bool:
-        """This machine runs from it."""
-        return any(one in SYSTEM for one in self.used_for)
+    def is_system_disk(self) -> bool:
+        """True where this machine runs from it."""
+        return any(mount_point in SYSTEM_MOUNTS for mount_point in self.used_for)
 
     @property
     def is_candidate(self) -> bool:
-        """It could be a card in a reader."""
+        """True where it could be a card in a reader: it has a size, is writable and not in use."""
         return self.size > 0 and not self.read_only and not self.used_for
 
 
-def disks(root: Path = Path("/")) -> list[Disk]:
-    """Every disk that is one, by name."""
+def list_disks(root: Path = Path("/")) -> list[Disk]:
+    """Every disk, by name."""
     folder = root / "sys/block"
-    names = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
-    return [disk(name, root) for name in names if not NO_CARDS.fullmatch(name)]
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    return [read_disk(name, root) for name in names if not NEVER_CARDS.fullmatch(name)]
 
 
-def disk(name: str, root: Path = Path("/")) -> Disk:
-    """The disk of that name."""
-    here = root / "sys/block" / name
-    described = (_line(here / "device/vendor"), _line(here / "device/model") or _line(here / "device/name"))
+def read_disk(name: str, root: Path = Path("/")) -> Disk:
+    """The disk with this kernel name."""
+    folder = root / "sys/block" / name
+    described = (_line(folder / "device/vendor"), _line(folder / "device/model") or _line(folder / "device/name"))
     return Disk(
         name=name,
-        size=_number(here / "size") * SECTOR,
+        size=_number(folder / "size") * SYSFS_SECTOR_BYTES,
         model=" ".join(part for part in described if part) or "unknown",
-        serial=_line(here / "device/serial") or _line(here / "device/cid") or _line(here / "serial"),
-        removable=_number(here / "removable") == 1 or _is_usb(here) or _line(here / "device/type") == "SD",
-        read_only=_number(here / "ro") == 1,
+        serial=_line(folder / "device/serial") or _line(folder / "device/cid") or _line(folder / "serial"),
+        removable=_number(folder / "removable") == 1 or _is_usb(folder) or _line(folder / "device/type") == "SD",
+        read_only=_number(folder / "ro") == 1,
         used_for=tuple(_used_for(name, root)),
     )
 
 
 def is_whole_disk(name: str, root: Path = Path("/")) -> bool:
-    """Not a partition, and there at all."""
+    """True where a disk, not a partition, has this name."""
     return (root / "sys/block" / name).exists()
 
 
 def parent_of(name: str, root: Path = Path("/")) -> str | None:
-    """The disk that `name` is a partition of."""
-    found = sorted((root / "sys/block").glob(f"*/{name}/partition"))
-    return found[0].parent.parent.name if found else None
+    """Name of the disk that `name` is a partition of; None for anything else."""
+    partitions = sorted((root / "sys/block").glob(f"*/{name}/partition"))
+    return partitions[0].parent.parent.name if partitions else None
 
 
 def _used_for(name: str, root: Path) -> Iterator[str]:
-    held = set(_nodes(name, root))
-    numbers = {number: node for node in held if (number := _line(root / "sys/class/block" / node / "dev"))}
-    for number, source, place in _mounts(root):
-        if number in numbers or _node(source, root) in held:
-            yield place
+    nodes = set(_nodes(name, root))
+    numbers = {number: node for node in nodes if (number := _line(root / "sys/class/block" / node / "dev"))}
+    for number, source, mount_point in _mounts(root):
+        if number in numbers or _node(source, root) in nodes:
+            yield mount_point
     for line in _lines(root / "proc/swaps")[1:]:
-        if _node(line.split()[0], root) in held:
+        if _node(line.split()[0], root) in nodes:
             yield "[SWAP]"
 
 
 def _nodes(name: str, root: Path) -> Iterator[str]:
-    """The disk, its partitions, and whatever lies on them."""
+    """The disk, its partitions, and the devices on top of them."""
     yield name
-    here = root / "sys/class/block" / name
-    if not here.exists():
-        here = root / "sys/block" / name
-    for part in sorted(here.glob(f"{name}*/partition")):
+    folder = root / "sys/class/block" / name
+    if not folder.exists():
+        folder = root / "sys/block" / name
+    for part in sorted(folder.glob(f"{name}*/partition")):
         yield from _nodes(part.parent.name, root)
-    for holder in sorted(here.glob("holders/*")):
+    for holder in sorted(folder.glob("holders/*")):
         yield from _nodes(holder.name, root)
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Device number, source and place of each mount (proc(5), mountinfo)."""
+    """Device number, source and mount point of each mount (proc(5), mountinfo)."""
     for line in _lines(root / "proc/self/mountinfo"):
         front, _, back = line.partition(" - ")
-        fields, behind = front.split(), back.split()
-        if len(fields) >= 5 and len(behind) >= 2:
-            yield fields[2], _unescaped(behind[1]), _unescaped(fields[4])
+        fields, back_fields = front.split(), back.split()
+        if len(fields) >= 5 and len(back_fields) >= 2:
+            yield fields[2], _unescaped(back_fields[1]), _unescaped(fields[4])
 
 
 def _node(source: str, root: Path) -> str:
-    """The kernel's name behind a path as /dev/mapper/root or /dev/disk/by-uuid/…"""
+    """Kernel name of the device at a path such as /dev/mapper/root or /dev/disk/by-uuid/…; empty for other paths."""
     if not source.startswith("/dev/"):
         return ""
     return os.path.basename(os.path.realpath(root / source[1:]))
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _is_usb(here: Path) -> bool:

@@ -1,4 +1,4 @@
-"""One image, any number of cards: what the image is, is found out once; each card is written, read back, configured."""
+"""Writes cards from an image: the image is examined once; each card is written, read back and configured."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from pathlib import Path
 
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import cmdline, root_filesystem
-from edgesplit_provisioning.image.archive import in_the_clear
-from edgesplit_provisioning.image.boot_files import CARD, BootFiles
-from edgesplit_provisioning.image.detect import Found, detect
-from edgesplit_provisioning.image.fat import Fat, FatFailed, taken_out
-from edgesplit_provisioning.image.install_boot_files import check_files, put_files
-from edgesplit_provisioning.image.partition_table import HEAD_BYTES, Table, read_table
-from edgesplit_provisioning.image.target_device import Medium, failed
+from edgesplit_provisioning.image.archive import uncompressed
+from edgesplit_provisioning.image.boot_files import CARD_FILE, BootFiles
+from edgesplit_provisioning.image.detect import DetectedImage, detect
+from edgesplit_provisioning.image.fat import Fat, FatError, copied_out
+from edgesplit_provisioning.image.install_boot_files import verify_boot_files, write_boot_files
+from edgesplit_provisioning.image.partition_table import HEAD_BYTES, PartitionTable, read_table
+from edgesplit_provisioning.image.target_device import Medium, medium_failed
 from edgesplit_provisioning.image.writer import finish, verify, write_image
 
-Told = Callable[[int, int], None]
-Stages = Callable[[str], Told]
-"""Begin a piece of work of that name; what comes back is told how far it is."""
-ISSUE = "issue.txt"
+OnProgress = Callable[[int, int], None]
+Stages = Callable[[str], OnProgress]
+"""Starts a named stage of work; returns its progress callback."""
+ISSUE_FILE = "issue.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One that was looked at, and can be configured."""
+    """An image that was examined and can be configured."""
 
     path: str
-    """Its bytes in the clear."""
+    """Path of its uncompressed bytes."""
     name: str
     size: int
-    table: Table
-    found: Found
+    table: PartitionTable
+    detected: DetectedImage
     boot_names: tuple[str, ...]
     cmdline: bytes
 
-    def boot(self, path: str) -> Fat:
-        """The boot partition of the disk under `path`."""
+    def boot_partition(self, path: str) -> Fat:
+        """The boot partition of the disk or image file at `path`."""
         return Fat(path, self.table.boot.offset, self.table.boot.size)
 
 
 @contextmanager
-def opened(image: Path, scratch: Path, stages: Stages) -> Iterator[Image]:
-    """The image, unpacked where it is packed; UsageError for one that cannot be configured."""
-    with in_the_clear(image, scratch, stages("unpacking")) as clear:
-        yield look(clear, image.name)
+def open_image(image: Path, scratch: Path, stages: Stages) -> Iterator[Image]:
+    """The image, unpacked if it is compressed; UsageError where it cannot be configured."""
+    with uncompressed(image, scratch, stages("unpacking")) as clear:
+        yield examine(clear, image.name)
 
 
-def look(clear: Path, name: str) -> Image:
-    """What the image in that file is."""
+def examine(clear: Path, name: str) -> Image:
+    """Examine an uncompressed image; UsageError where it is cut short, unreadable or not configurable."""
     size = clear.stat().st_size
     with clear.open("rb") as raw:
         try:
@@ -66,64 +66,65 @@ def look(clear: Path, name: str) -> Image:
     fat = Fat(str(clear), boot.offset, boot.size)
     try:
         names = tuple(fat.names())
-        issue = fat.read(ISSUE).decode("utf-8", "replace") if fat.has(ISSUE) else ""
-        found = detect(names, issue, root_filesystem.look(str(clear), table.root))
+        issue = fat.read(ISSUE_FILE).decode("utf-8", "replace") if fat.has(ISSUE_FILE) else ""
+        detected = detect(names, issue, root_filesystem.read_operating_system(str(clear), table.root))
         line = fat.read(cmdline.NAME)
-    except (FatFailed, OSError) as error:
-        raise UsageError(f"{name}: its boot partition cannot be read ({_why(error)})") from error
+    except (FatError, OSError) as error:
+        raise UsageError(f"{name}: its boot partition cannot be read ({_reason(error)})") from error
     cmdline.parameters(line)
-    return Image(str(clear), name, size, table, found, names, line)
+    return Image(str(clear), name, size, table, detected, names, line)
 
 
-def room_for(image: Image, files: BootFiles) -> None:
-    """UsageError where the boot partition is too small for them: before anything is written."""
+def check_boot_space(image: Image, files: BootFiles) -> None:
+    """UsageError where the boot partition is too small for these files; nothing is written."""
     try:
-        image.boot(image.path).fits(files.files)
-    except FatFailed as error:
+        image.boot_partition(image.path).check_fits(files.files)
+    except FatError as error:
         raise UsageError(f"{image.name}: its boot partition cannot be read ({error})") from error
 
 
 def write(image: Image, medium: Medium, files: BootFiles, scratch: Path, stages: Stages) -> None:
-    """The image and these files onto the medium; all of it read back. MediumFailed, or whatever stopped it: then the
+    """Write the image and these files to the medium and read all of it back. On any error (MediumFailed or other) the
     medium has no partition table."""
     with open(image.path, "rb") as source:
-        written = write_image(source, image.size, _before_partitions(image), medium, stages("writing"))
+        written = write_image(source, image.size, _head_bytes(image), medium, stages("writing"))
     verify(written, medium, stages("reading back"))
     try:
-        put_files(image.boot(medium.path), files, medium.sync, stages("first boot"))
-    except (FatFailed, OSError) as error:
-        raise failed(medium, "writing the boot partition", _why(error)) from error
-    _check_boot(image, medium, files, scratch, stages("checking"))
+        write_boot_files(image.boot_partition(medium.path), files, medium.sync, stages("first boot"))
+    except (FatError, OSError) as error:
+        raise medium_failed(medium, "writing the boot partition", _reason(error)) from error
+    _verify_boot_files(image, medium, files, scratch, stages("checking"))
     finish(written, medium)
 
 
-def whose(path: Path) -> str:
-    """The device that the card under `path` was made for by an earlier flash; empty where nobody knows."""
+def card_owner(path: Path) -> str:
+    """The device for which an earlier flash made the card at `path`; empty where there is no such record."""
     try:
         with path.open("rb") as raw:
             boot = read_table(raw.read(HEAD_BYTES)).boot
         fat = Fat(str(path), boot.offset, boot.size)
-        said = json.loads(fat.read(CARD))
-        return str(said["device"])
-    except (UsageError, FatFailed, OSError, ValueError, KeyError, TypeError):
+        record = json.loads(fat.read(CARD_FILE))
+        return str(record["device"])
+    except (UsageError, FatError, OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _before_partitions(image: Image) -> int:
-    """The bytes that are held back: the table, and what else lies before the first partition."""
+def _head_bytes(image: Image) -> int:
+    """Length of the head that is written last: the partition table and what else lies before the first partition."""
     return image.table.start
 
 
-def _check_boot(image: Image, medium: Medium, files: BootFiles, scratch: Path, told: Told) -> None:
+def _verify_boot_files(image: Image, medium: Medium, files: BootFiles, scratch: Path, on_progress: OnProgress) -> None:
+    """Copy the boot partition from the medium itself and compare its files. MediumFailed on a difference."""
     try:
-        medium.forget()
-        with open(medium.path, "rb") as source, taken_out(image.boot(medium.path), source, scratch) as copy:
-            told(1, 2)
-            check_files(copy, files)
-            told(2, 2)
-    except (FatFailed, OSError) as error:
-        raise failed(medium, "checking the boot partition", _why(error)) from error
+        medium.drop_cache()
+        with open(medium.path, "rb") as source, copied_out(image.boot_partition(medium.path), source, scratch) as copy:
+            on_progress(1, 2)
+            verify_boot_files(copy, files)
+            on_progress(2, 2)
+    except (FatError, OSError) as error:
+        raise medium_failed(medium, "checking the boot partition", _reason(error)) from error
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

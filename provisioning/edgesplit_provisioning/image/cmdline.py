@@ -1,4 +1,4 @@
-"""The kernel's command line on a boot partition: one line, of which the firmware reads nothing more. Pure."""
+"""The kernel command line on a boot partition: one line, the only line that the firmware reads. No I/O."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from edgesplit.errors import UsageError
 
 NAME = "cmdline.txt"
-MOST_BYTES = 2_000
-"""Of 2,048 that an arm64 kernel takes; the firmware adds its own."""
+MAX_BYTES = 2_000
+"""Longest line that is written: an arm64 kernel takes 2,048 bytes, and the firmware adds parameters of its own."""
 
 
 def parameters(raw: bytes) -> list[str]:
-    """The line's parameters; UsageError for a file that is not one line of them."""
+    """The parameters of the line; UsageError for a file that is not one line of ASCII."""
     try:
         lines = [line.strip() for line in raw.replace(b"\0", b"").decode("ascii").splitlines()]
     except UnicodeDecodeError as error:
@@ -24,17 +24,18 @@ def parameters(raw: bytes) -> list[str]:
 
 
 def with_parameters(raw: bytes, wanted: Sequence[str]) -> bytes:
-    """The same line with these at its end, each instead of what had its name before."""
-    named = {one.partition("=")[0] for one in wanted}
-    kept = [one for one in parameters(raw) if one.partition("=")[0] not in named]
+    """The line with these parameters appended, each replacing an earlier one of the same name. UsageError where it
+    grows too long."""
+    replaced = {parameter.partition("=")[0] for parameter in wanted}
+    kept = [parameter for parameter in parameters(raw) if parameter.partition("=")[0] not in replaced]
     line = " ".join([*kept, *wanted])
-    if len(line) > MOST_BYTES:
-        raise UsageError(f"{NAME} would have {len(line)} bytes, and a kernel reads {MOST_BYTES}")
+    if len(line) > MAX_BYTES:
+        raise UsageError(f"{NAME} would have {len(line)} bytes, and a kernel reads {MAX_BYTES}")
     return line.encode("ascii") + b"\n"
 
 
 def _split(line: str) -> list[str]:
-    """By spaces, but not within double quotes."""
+    """Split at spaces outside double quotes."""
     parts, part, quoted = [], "", False
     for letter in line:
         quoted ^= letter == '"'
@@ -43,4 +44,4 @@ def _split(line: str) -> list[str]:
             part = ""
         else:
             part += letter
-    return [one for one in (*parts, part) if one]
+    return [parameter for parameter in (*parts, part) if parameter]

@@ -1,4 +1,5 @@
-"""What somebody asked a flash for, checked before anything is done; and one device of it."""
+"""The configuration of the cards that a flash makes, checked before anything is written: what all cards share, and what
+differs by device."""
 
 from __future__ import annotations
 
@@ -9,23 +10,23 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgesplit import identifiers
-from edgesplit.controller_client.claims import ClaimWish, make_claim
+from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import NotFound, UsageError
 from edgesplit.trust.identity import Claim, decode_claim
-from edgesplit_provisioning.image.detect import BOARDS, Found
-from edgesplit_provisioning.image.options import Wishes
+from edgesplit_provisioning.image.detect import BOARD_DEVICE_TREES, DetectedImage
+from edgesplit_provisioning.image.options import CardSettings
 from edgesplit_provisioning.image.wifi import Wifi
-from edgesplit_provisioning.ssh.decide import CORAL
+from edgesplit_provisioning.ssh.decide import CORAL_PROFILES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
-    """The same for each card of a batch."""
+class BatchSettings:
+    """The settings that all cards of a batch share."""
 
     board: str
     device_class: str
-    """The device profile: of the board, and what is plugged into it."""
+    """The device profile of the board with its accelerator."""
     user: str | None
     ssh_keys: tuple[str, ...] = ()
     sudo: bool = False
@@ -36,70 +37,72 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceToBe:
-    """One card."""
+class DeviceSettings:
+    """The settings of one card's device."""
 
     hostname: str
     group: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def board(device_class: str) -> str:
-    """The kind of device, if a card can be made for it."""
-    if device_class not in BOARDS:
+def checked_board(device_class: str) -> str:
+    """`device_class` if cards can be made for it; UsageError otherwise."""
+    if device_class not in BOARD_DEVICE_TREES:
         raise UsageError(
-            f"--device {device_class[:60]}: cards are made for {', '.join(BOARDS)}. A device that runs already is taken"
+            f"--device {device_class[:60]}: cards are made for {', '.join(BOARD_DEVICE_TREES)}. A device that runs"
+            " already is taken"
             " over by `edgectl adopt`"
         )
     return device_class
 
 
 def profile_of(device: str, *, coral: bool) -> str:
-    """The device profile of that board, with an Edge TPU where there is one for both; else plans count on the CPU."""
-    return CORAL.get(device, device) if coral else device
+    """The device profile of that board: with an Edge TPU where a profile for both exists, else that of the board, so
+    that plans count on the CPU."""
+    return CORAL_PROFILES.get(device, device) if coral else device
 
 
-def wishes_of(orders: Orders, device: DeviceToBe, found: Found) -> Wishes:
-    """What the card shall become; the user is the image's own where none was named."""
-    return Wishes(
+def card_settings(batch: BatchSettings, device: DeviceSettings, detected: DetectedImage) -> CardSettings:
+    """The settings of one card; the user is the image's default where none was named."""
+    return CardSettings(
         hostname=device.hostname,
-        user=orders.user or found.default_user,
-        ssh_keys=orders.ssh_keys,
-        sudo=orders.sudo,
-        wifi=orders.wifi,
+        user=batch.user or detected.default_user,
+        ssh_keys=batch.ssh_keys,
+        sudo=batch.sudo,
+        wifi=batch.wifi,
     )
 
 
-def is_free(api: ControllerClient, device: str, may_replace: bool) -> None:
-    """UsageError where the name is that of a device which has enrolled: its card would find its claim refused."""
+def check_name_is_free(api: ControllerClient, device: str, replace: bool) -> None:
+    """UsageError where a device of that name has enrolled: the claim on the card would be refused."""
     identifiers.device_name(device)
     try:
-        found = api.get(f"/v1/devices/{device}")
+        known = api.get(f"/v1/devices/{device}")
     except NotFound:
         return
-    if found["state"] not in ("claimed", "revoked") and not may_replace:
+    if known["state"] not in ("claimed", "revoked") and not replace:
         raise UsageError(
-            f"{device} is a device already ({found['state']}): choose another --hostname, or give its name to this card"
+            f"{device} is a device already ({known['state']}): choose another --hostname, or give its name to this card"
             " with --replace"
         )
 
 
-def claim_for(api: ControllerClient, orders: Orders, device: DeviceToBe) -> bytes:
-    """A one-time claim of its own."""
-    wish = ClaimWish(
+def request_claim(api: ControllerClient, batch: BatchSettings, device: DeviceSettings) -> bytes:
+    """A new one-time claim for the device, encoded."""
+    request = ClaimRequest(
         device=device.hostname,
-        device_class=orders.device_class,
-        link=orders.link,
+        device_class=batch.device_class,
+        link=batch.link,
         group=device.group,
         labels=device.labels,
-        expires_s=orders.expires_s,
-        replace=orders.replace,
+        expires_s=batch.expires_s,
+        replace=batch.replace,
     )
-    return make_claim(api, wish).encode()
+    return create_claim(api, request).encode()
 
 
-def claim_in(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
-    """A claim that was made before; it must be for that name."""
+def read_claim(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
+    """A claim made before, read from a file; UsageError where it is for another name."""
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -110,14 +113,14 @@ def claim_in(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
     return claim, raw
 
 
-def unreachable(claim: bytes) -> str:
-    """Why no device will find the controller by this claim; empty where it may."""
+def why_unreachable(claim: bytes) -> str:
+    """Why no device can reach the controller by this claim's address; empty where it may."""
     url = decode_claim(claim).controller_url
     host = urlsplit(url).hostname or ""
     try:
-        is_here = ip_address(host).is_loopback
+        is_loopback = ip_address(host).is_loopback
     except ValueError:
-        is_here = host == "localhost"
-    if not is_here:
+        is_loopback = host == "localhost"
+    if not is_loopback:
         return ""
     return f"the controller calls itself {url}, where no device finds it: give `edgectl up` a --host"

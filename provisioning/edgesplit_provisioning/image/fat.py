@@ -1,6 +1,7 @@
-"""The FAT file system of a boot partition, by mtools: nothing is mounted, and nobody needs to be root for a file.
+"""The FAT file system of a boot partition, read and written by mtools: nothing is mounted, and image files need no root
+rights.
 
-Names are those of FAT: CMDLINE.TXT is cmdline.txt, and is replaced by it.
+Names are those of FAT: CMDLINE.TXT is the same file as cmdline.txt.
 """
 
 from __future__ import annotations
@@ -15,94 +16,95 @@ from pathlib import Path
 from typing import IO
 
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image.subprocesses import run, said
+from edgesplit_provisioning.image.subprocesses import error_text, run
 
-BLOCK = 4 << 20
-FREE = re.compile(rb"([0-9][0-9 ]*) bytes free")
-CLUSTER = 64 << 10
-"""More than any of these file systems rounds a file up by."""
+BLOCK_BYTES = 4 << 20
+FREE_BYTES = re.compile(rb"([0-9][0-9 ]*) bytes free")
+MAX_CLUSTER_BYTES = 64 << 10
+"""Upper bound of what these file systems round a file's size up by."""
 
 
-class FatFailed(Exception):
-    """What a program said of it."""
+class FatError(Exception):
+    """An mtools or fsck program failed; the message is its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fat:
-    """One that lies in a larger file or disk."""
+    """A FAT file system at an offset in a larger file or disk."""
 
     path: str
     offset: int
     size: int
 
     def names(self, folder: str = "") -> list[str]:
-        """Files and folders in it, as they are spelt there; folders end with /."""
+        """Names of files and folders in `folder`, spelt as in the file system; folders end with /."""
         lines = self._run("mdir", "-b", f"::{folder}").decode("utf-8", "replace").splitlines()
         return [os.path.basename(line.rstrip("/")) + ("/" if line.endswith("/") else "") for line in lines if line]
 
     def has(self, name: str) -> bool:
-        """There is a file or folder of that name, however it is spelt."""
-        return name.lower() in (one.rstrip("/").lower() for one in self.names())
+        """True where there is a file or folder of that name, in any case."""
+        return name.lower() in (present.rstrip("/").lower() for present in self.names())
 
     def read(self, name: str) -> bytes:
-        """A file's bytes."""
+        """Content of a file."""
         return self._run("mcopy", "-n", f"::{name}", "-")
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Make or replace a file."""
-        source, given = (str(content), None) if isinstance(content, Path) else ("-", content)
-        self._run("mcopy", "-o", source, f"::{name}", given=given)
+        """Create or replace a file."""
+        source, stdin = (str(content), None) if isinstance(content, Path) else ("-", content)
+        self._run("mcopy", "-o", source, f"::{name}", stdin=stdin)
 
     def make_folder(self, name: str) -> None:
-        """Where there is none yet."""
+        """Create a folder unless it exists."""
         if not self.has(name):
             self._run("mmd", f"::{name}")
 
     def remove(self, name: str) -> None:
-        """A file that may be there."""
+        """Remove a file if it exists."""
         if self.has(name):
             self._run("mdel", f"::{name}")
 
     def free_bytes(self) -> int:
-        """Room for further files."""
-        found = FREE.search(self._run("mdir", "::"))
-        if found is None:
-            raise FatFailed("mdir does not say what is free")
-        return int(found[1].replace(b" ", b""))
+        """Free space in bytes."""
+        match = FREE_BYTES.search(self._run("mdir", "::"))
+        if match is None:
+            raise FatError("mdir does not say what is free")
+        return int(match[1].replace(b" ", b""))
 
-    def fits(self, files: Mapping[str, bytes | Path]) -> None:
-        """UsageError where these files need more room than there is."""
-        needed = sum(_size(one) + CLUSTER for one in files.values())
+    def check_fits(self, files: Mapping[str, bytes | Path]) -> None:
+        """UsageError where these files need more space than is free."""
+        needed = sum(_size(content) + MAX_CLUSTER_BYTES for content in files.values())
         if needed > (free := self.free_bytes()):
             raise UsageError(
                 f"the image's boot partition has {free} bytes free, and edgesplit's files need {needed}: take an image"
                 " with a larger one, or a kit without extras"
             )
 
-    def _run(self, program: str, *arguments: str, given: bytes | None = None) -> bytes:
-        answer = run([program, "-i", f"{self.path}@@{self.offset}", *arguments], given)
-        if answer.returncode:
-            raise FatFailed(f"{program}: {said(answer)}")
-        return answer.stdout
+    def _run(self, program: str, *arguments: str, stdin: bytes | None = None) -> bytes:
+        result = run([program, "-i", f"{self.path}@@{self.offset}", *arguments], stdin)
+        if result.returncode:
+            raise FatError(f"{program}: {error_text(result)}")
+        return result.stdout
 
 
 @contextmanager
-def taken_out(fat: Fat, source: IO[bytes], scratch: Path) -> Iterator[Fat]:
-    """A copy of the file system, read from `source` piece by piece, as a file without a name: it may hold secrets."""
+def copied_out(fat: Fat, source: IO[bytes], scratch: Path) -> Iterator[Fat]:
+    """A copy of the file system, read block by block from `source`, in an unnamed temporary file, since it may hold
+    secrets."""
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=scratch) as copy:
         source.seek(fat.offset)
-        left = fat.size
-        while left and (block := source.read(min(BLOCK, left))):
-            _put(copy, block, scratch)
-            left -= len(block)
+        remaining = fat.size
+        while remaining and (block := source.read(min(BLOCK_BYTES, remaining))):
+            _write_sparse(copy, block, scratch)
+            remaining -= len(block)
         copy.truncate(fat.size)
         copy.flush()
         yield Fat(f"/proc/{os.getpid()}/fd/{copy.fileno()}", 0, fat.size)
 
 
-def _put(copy: IO[bytes], block: bytes, scratch: Path) -> None:
-    """Zeros take no room. A full disk here is no fault of the card."""
+def _write_sparse(copy: IO[bytes], block: bytes, scratch: Path) -> None:
+    """Write a block, or leave a hole where it is all zeros. UsageError on a full disk: the card is not at fault."""
     try:
         if block.count(0) == len(block):
             copy.seek(len(block), os.SEEK_CUR)
@@ -113,10 +115,10 @@ def _put(copy: IO[bytes], block: bytes, scratch: Path) -> None:
 
 
 def check(fat: Fat) -> None:
-    """fsck.vfat finds nothing; FatFailed otherwise. For one that begins where its file does."""
-    answer = run(["fsck.vfat", "-n", fat.path])
-    if answer.returncode:
-        raise FatFailed(f"fsck.vfat: {said(answer)}")
+    """Run fsck.vfat; FatError where it finds anything. The file system must start at the beginning of its file."""
+    result = run(["fsck.vfat", "-n", fat.path])
+    if result.returncode:
+        raise FatError(f"fsck.vfat: {error_text(result)}")
 
 
 def _size(content: bytes | Path) -> int:

@@ -1,10 +1,10 @@
 #!/bin/sh
-# The first boot of a device that `edgectl flash` made. Runs as root, from the boot partition, at each boot until all
-# of it is done; killed or cut off anywhere, the next run goes on.
+# First boot of a device made by `edgectl flash`. Runs as root, from the boot partition, at each boot until every step is
+# done; after an interruption the next run continues.
 #
-# 1. The claim moves off the boot partition, which any card reader can read, before anything else is tried.
-# 2. The agent is installed from the folder in which this file lies.
-# 3. The key of the wireless network leaves the boot partition, once the system has its own copy.
+# 1. The claim is moved off the boot partition, which any card reader can read, before anything else.
+# 2. The agent is installed from the folder of this file.
+# 3. The key of the wireless network is erased from the boot partition once the system has its own copy.
 set -u
 
 main() {
@@ -35,7 +35,8 @@ main() {
 
 say() { printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"; }
 
-# Why it is not done, also where a card reader finds it: once for each reason, cards wear out. The log holds no secret.
+# Report why the first boot is not done, also on the boot partition for a card reader; only when the reason changes, since
+# cards wear out. The log contains no secret.
 tell() {
   say "first boot: not done: $*; it is tried again"
   [ "$*" = "$(cat "$state/told" 2>/dev/null)" ] && [ -e "$here/first-boot.log" ] && return
@@ -79,14 +80,14 @@ clear_secrets() {
     fi
     sync
   fi
-  # firstrun.sh removes itself, unless the power went just before that; while the kernel's line asks for it, it is due.
+  # firstrun.sh removes itself, unless the power failed just before. While the kernel command line names it, it is still due.
   if [ -f "$boot/firstrun.sh" ] && ! grep -q 'systemd\.run=' "$boot/cmdline.txt"; then
     forget "$boot/firstrun.sh"
   fi
   return 0
 }
 
-# The 64 hex digits by which a network is joined; fails where there are none.
+# Print the network's key (64 hex digits); fails where there is none.
 key_in() { grep -Eo '(^|[^0-9a-f])[0-9a-f]{64}($|[^0-9a-f])' "$1" | grep -Eo '[0-9a-f]{64}' | head -n 1 | grep .; }
 
 is_kept() {
@@ -94,7 +95,7 @@ is_kept() {
     "$root/etc/wpa_supplicant" "$root/etc/network"
 }
 
-# Zeros over a file's own blocks, on the card before the next step.
+# Overwrite a file's own blocks with zeros, synced to the card before the next step.
 overwrite() {
   length=$(wc -c <"$1") || return 1
   head -c "$length" /dev/zero | dd of="$1" bs=65536 conv=notrunc,fsync 2>/dev/null

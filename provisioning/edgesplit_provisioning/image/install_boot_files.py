@@ -1,4 +1,4 @@
-"""The first boot's files onto a boot partition, and the check that they are there. Knows of no card: only of a FAT."""
+"""Writes the first-boot files to a boot partition and checks that they are there."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 
 from edgesplit_provisioning.image import cmdline
 from edgesplit_provisioning.image.boot_files import FOLDER, BootFiles
-from edgesplit_provisioning.image.fat import Fat, FatFailed, check
+from edgesplit_provisioning.image.fat import Fat, FatError, check
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
-def put_files(fat: Fat, wanted: BootFiles, sync: Callable[[], None], told: Told) -> None:
-    """All files, then, when they are on the card, the kernel's line that refers to them."""
+def write_boot_files(fat: Fat, boot_files: BootFiles, sync: Callable[[], None], on_progress: OnProgress) -> None:
+    """Write all files, sync, and only then write the kernel command line, which refers to them."""
     fat.make_folder(FOLDER)
-    for nth, (name, content) in enumerate(wanted.files.items()):
-        told(nth, len(wanted.files) + 1)
+    for index, (name, content) in enumerate(boot_files.files.items()):
+        on_progress(index, len(boot_files.files) + 1)
         fat.write(name, content)
     sync()
-    fat.write(cmdline.NAME, wanted.cmdline)
+    fat.write(cmdline.NAME, boot_files.cmdline)
     sync()
-    told(len(wanted.files) + 1, len(wanted.files) + 1)
+    on_progress(len(boot_files.files) + 1, len(boot_files.files) + 1)
 
 
-def check_files(fat: Fat, wanted: BootFiles) -> None:
-    """The file system is sound and every file is what was written, byte by byte. FatFailed names the first that is not.
+def verify_boot_files(fat: Fat, boot_files: BootFiles) -> None:
+    """Check the file system and compare every file byte by byte; FatError names the first difference.
 
-    `fat` is a copy that was read from the medium itself.
+    `fat` must be a copy that was read from the medium itself.
     """
     check(fat)
-    for name, content in (*wanted.files.items(), (cmdline.NAME, wanted.cmdline)):
+    for name, content in (*boot_files.files.items(), (cmdline.NAME, boot_files.cmdline)):
         expected = content.read_bytes() if isinstance(content, Path) else content
         if fat.read(name) != expected:
-            raise FatFailed(f"{name} is not what was written")
+            raise FatError(f"{name} is not what was written")
     names = [name.lower() for name in fat.names()]
     if len(names) != len(set(names)):
-        raise FatFailed("two files differ in case alone")
+        raise FatError("two files differ in case alone")

@@ -1,4 +1,5 @@
-"""What `edgectl flash` shows: disks, what would be written, bars while it is, and what was."""
+"""Output of `edgectl flash`: the list of disks, the plan of a dry run, progress bars, and a line for each finished
+card."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from edgesplit_provisioning.image.target_checks import candidates
 from edgesplit_provisioning.kit import Kit
 
 REDRAW_S = 0.1
+"""Seconds between two redraws of a progress bar."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FlashPlan:
     """What a flash would write."""
 
     image: Image
@@ -30,41 +32,41 @@ class Plan:
     files: BootFiles
     devices: tuple[str, ...]
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-serialisable values."""
         return {
             "image": self.image.name,
             "bytes": self.image.size,
-            "format": self.image.found.format.value,
-            "system": self.image.found.system.name,
-            "python": self.kit.described.python,
-            "machine": self.kit.described.machine,
-            "boot_partition": self.image.found.mount,
+            "format": self.image.detected.format.value,
+            "system": self.image.detected.system.name,
+            "python": self.kit.manifest.python,
+            "machine": self.kit.manifest.machine,
+            "boot_partition": self.image.detected.mount,
             "devices": list(self.devices),
             "files": {name: _length(content) for name, content in self.files.files.items()},
             "cmdline": {"before": _text(self.image.cmdline), "after": _text(self.files.cmdline)},
         }
 
 
-def show_plan(plan: Plan, as_json: bool) -> None:
-    """Nothing was written."""
+def show_plan(plan: FlashPlan, as_json: bool) -> None:
+    """Print the plan of a dry run."""
     if as_json:
-        print_json(plan.plain())
+        print_json(plan.to_dict())
         return
-    found, kit, out = plan.image.found, plan.kit.described, console()
-    system = f"{found.system.name or 'unknown system'}, Python {kit.python}, {kit.machine}"
-    out.print(f"{plan.image.name}: {system}; first boot by {found.format.value}; {size(plan.image.size)}")
+    detected, kit, out = plan.image.detected, plan.kit.manifest, console()
+    system = f"{detected.system.name or 'unknown system'}, Python {kit.python}, {kit.machine}"
+    out.print(f"{plan.image.name}: {system}; first boot by {detected.format.value}; {size(plan.image.size)}")
     rows = [(name, size(_length(content))) for name, content in plan.files.files.items()]
     out.print(table(("file on the boot partition", ">size"), rows))
     out.print(f"cmdline.txt: {_text(plan.files.cmdline)}", soft_wrap=True)
     out.print("nothing was written")
 
 
-def show_done(one: dict[str, Any]) -> None:
-    """A card's line, once it is finished."""
-    checked = f"image as {one['digest']} says" if one["digest"] else "image checked by nobody"
-    told = f": {one['target']} is written and read back, {checked}, first boot by {one['format']}."
-    console().print(Text.assemble((one["device"], "bold"), told), soft_wrap=True)
+def show_finished_card(card: dict[str, Any]) -> None:
+    """Print one line for a finished card."""
+    checked = f"image as {card['digest']} says" if card["digest"] else "image checked by nobody"
+    details = f": {card['target']} is written and read back, {checked}, first boot by {card['format']}."
+    console().print(Text.assemble((card["device"], "bold"), details), soft_wrap=True)
 
 
 def _length(content: bytes | Path) -> int:
@@ -76,24 +78,27 @@ def _text(line: bytes) -> str:
 
 
 def show_disks(as_json: bool) -> None:
-    """Every disk, with why it would be refused."""
-    found = candidates()
+    """Print every disk, with the reason why it would be refused."""
+    disks = candidates()
     if as_json:
         print_json(
             [
-                {"path": one.path, "model": one.model, "serial": one.serial, "bytes": one.size, "refused": why}
-                for one, why in found
+                {"path": disk.path, "model": disk.model, "serial": disk.serial, "bytes": disk.size, "refused": reason}
+                for disk, reason in disks
             ]
         )
         return
-    rows = [(one.path, size(one.size), one.model, one.serial or "-", why or "could be written") for one, why in found]
+    rows = [
+        (disk.path, size(disk.size), disk.model, disk.serial or "-", reason or "could be written")
+        for disk, reason in disks
+    ]
     console().print(table(("disk", ">size", "model", "serial", ""), rows))
 
 
 @contextmanager
-def bars(as_json: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """A bar for each piece of work, where there is a terminal."""
-    shown = console().is_terminal and not as_json
+def progress_bars(as_json: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """A context with one progress bar per stage of work; without a terminal, or with JSON output, nothing is drawn."""
+    is_shown = console().is_terminal and not as_json
     columns = (
         TextColumn("{task.description:14}"),
         BarColumn(),
@@ -101,7 +106,7 @@ def bars(as_json: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console(), disable=not shown, transient=True) as bar:
+    with Progress(*columns, console=console(), disable=not is_shown, transient=True) as bar:
 
         def begin(name: str) -> Callable[[int, int], None]:
             for task in bar.task_ids:
@@ -109,12 +114,12 @@ def bars(as_json: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]
             task = bar.add_task(name, total=None)
             drawn = 0.0
 
-            def told(done: int, of: int) -> None:
+            def on_progress(done: int, of: int) -> None:
                 nonlocal drawn
                 if done >= of or time.monotonic() - drawn > REDRAW_S:
                     drawn = time.monotonic()
                     bar.update(task, completed=done, total=of)
 
-            return told
+            return on_progress
 
         yield begin

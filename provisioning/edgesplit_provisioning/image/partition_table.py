@@ -1,6 +1,6 @@
-"""Partition tables as bytes: MBR with its logical partitions left out, and GPT. Pure; reads no disk.
+"""Parses partition tables: MBR without logical partitions, and GPT. No I/O.
 
-A first boot needs two of them: the FAT that the firmware reads, and the root file system behind it.
+A first boot needs two partitions: the FAT that the firmware reads, and the root file system behind it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uuid import UUID
 
 from edgesplit.errors import UsageError
 
-SECTOR = 512
+SECTOR_BYTES = 512
 HEAD_BYTES = 1 << 20
-"""Enough of a disk's beginning for both kinds of table."""
+"""How much of a disk's beginning is read; enough for both kinds of table."""
 MBR_ENTRIES = 446
-PROTECTIVE = 0xEE
+PROTECTIVE_MBR_TYPE = 0xEE
 FAT_TYPES = frozenset({0x01, 0x04, 0x06, 0x0B, 0x0C, 0x0E, 0xEF})
 LINUX_TYPE = 0x83
 BASIC_DATA = UUID("ebd0a0a2-b9e5-4433-87c0-68b6b72699c7")
 EFI_SYSTEM = UUID("c12a7328-f81f-11d2-ba4b-00a0c93ec93b")
 LINUX_GUIDS = frozenset(
-    UUID(one)
-    for one in (
+    UUID(guid)
+    for guid in (
         "0fc63daf-8483-4772-8e79-3d69d8477de4",  # Linux file system
         "b921b045-1df0-41c3-af44-4c6f280d3fae",  # root, arm64
         "4f68bce3-e8cd-4db1-96e7-fbcaf984b709",  # root, x86-64
@@ -33,13 +33,13 @@ LINUX_GUIDS = frozenset(
 )
 GPT_MAGIC = b"EFI PART"
 GPT_HEADER = struct.Struct("<8sIIIIQQQQ16sQIII")
-MOST_ENTRIES = 128
+MAX_ENTRIES = 128
 ENTRY_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A stretch of the disk, in bytes."""
+    """A partition: its number, and its position and size in bytes."""
 
     number: int
     offset: int
@@ -49,93 +49,108 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """Offset of the first byte behind it."""
         return self.offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A disk's partitions, by their place on it."""
+class PartitionTable:
+    """The partitions of a disk, ordered by offset."""
 
     kind: str
     partitions: tuple[Partition, ...]
 
     @property
     def end(self) -> int:
-        """The first byte that no partition needs."""
-        return max(one.end for one in self.partitions)
+        """Offset of the first byte behind the last partition."""
+        return max(partition.end for partition in self.partitions)
 
     @property
     def start(self) -> int:
-        """The first byte of any partition: what lies before is the table."""
-        return min(one.offset for one in self.partitions)
+        """Offset of the first partition; the bytes before it hold the table."""
+        return min(partition.offset for partition in self.partitions)
 
     @property
     def boot(self) -> Partition:
-        """What the firmware reads: the first FAT. UsageError where there is none."""
-        for one in self.partitions:
-            if one.is_fat:
-                return one
+        """The partition that the firmware reads: the first FAT. UsageError where there is none."""
+        for partition in self.partitions:
+            if partition.is_fat:
+                return partition
         raise UsageError(f"no FAT partition in its {self.kind} table: a Raspberry Pi could not boot from it")
 
     @property
     def root(self) -> Partition | None:
-        """The first Linux partition behind the boot partition."""
-        return next((one for one in self.partitions if one.is_linux and one.offset > self.boot.offset), None)
+        """The first Linux partition behind the boot partition; None where there is none."""
+        return next(
+            (partition for partition in self.partitions if partition.is_linux and partition.offset > self.boot.offset),
+            None,
+        )
 
 
-def read_table(head: bytes) -> Table:
-    """The table at a disk's beginning; UsageError says what is wrong with it."""
-    if len(head) < SECTOR or head[510:512] != b"\x55\xaa":
+def read_table(head: bytes) -> PartitionTable:
+    """Parse the partition table at the beginning of a disk; UsageError describes what is wrong with it."""
+    if len(head) < SECTOR_BYTES or head[510:512] != b"\x55\xaa":
         raise UsageError("no partition table in its first sector: it is no image of a whole disk")
-    entries = [head[MBR_ENTRIES + 16 * nth : MBR_ENTRIES + 16 * (nth + 1)] for nth in range(4)]
-    if any(entry[4] == PROTECTIVE for entry in entries):
-        return _checked("GPT", _gpt(head))
-    found = [one for nth, entry in enumerate(entries) if (one := _mbr_partition(nth + 1, entry)) is not None]
-    return _checked("MBR", found)
+    entries = [head[MBR_ENTRIES + 16 * index : MBR_ENTRIES + 16 * (index + 1)] for index in range(4)]
+    # An MBR entry of type 0xEE covers the whole disk and protects a GPT from programs that only know MBR.
+    if any(entry[4] == PROTECTIVE_MBR_TYPE for entry in entries):
+        return _checked_table("GPT", _parse_gpt(head))
+    partitions = [
+        partition
+        for index, entry in enumerate(entries)
+        if (partition := _parse_mbr_entry(index + 1, entry)) is not None
+    ]
+    return _checked_table("MBR", partitions)
 
 
-def _mbr_partition(number: int, entry: bytes) -> Partition | None:
+def _parse_mbr_entry(number: int, entry: bytes) -> Partition | None:
     kind = entry[4]
     first, count = struct.unpack("<II", entry[8:16])
     if not kind or not count:
         return None
-    return Partition(number, first * SECTOR, count * SECTOR, kind in FAT_TYPES, kind == LINUX_TYPE)
+    return Partition(number, first * SECTOR_BYTES, count * SECTOR_BYTES, kind in FAT_TYPES, kind == LINUX_TYPE)
 
 
-def _gpt(head: bytes) -> list[Partition]:
-    raw = head[SECTOR : SECTOR + 92]
+def _parse_gpt(head: bytes) -> list[Partition]:
+    # UEFI specification, section 5.3.2: the header is in the second sector. Its checksum covers the header with the
+    # checksum field (bytes 16 to 19) set to zero; a second checksum covers the array of entries.
+    raw = head[SECTOR_BYTES : SECTOR_BYTES + 92]
     if len(raw) < 92 or not raw.startswith(GPT_MAGIC):
         raise UsageError("its table is protective for a GPT that is not there")
     _, _, size, crc, _, _, _, _, _, _, first, count, width, entries_crc = GPT_HEADER.unpack(raw)
-    whole = head[SECTOR : SECTOR + size]
-    if not 92 <= size <= SECTOR or zlib.crc32(whole[:16] + bytes(4) + whole[20:]) != crc:
+    whole = head[SECTOR_BYTES : SECTOR_BYTES + size]
+    if not 92 <= size <= SECTOR_BYTES or zlib.crc32(whole[:16] + bytes(4) + whole[20:]) != crc:
         raise UsageError("the header of its GPT is damaged (its checksum is another)")
-    if width < ENTRY_BYTES or width % 8 or not 0 < count <= MOST_ENTRIES * 2:
+    if width < ENTRY_BYTES or width % 8 or not 0 < count <= MAX_ENTRIES * 2:
         raise UsageError(f"its GPT has {count} entries of {width} bytes, which no image for these devices has")
-    table = head[first * SECTOR : first * SECTOR + count * width]
+    table = head[first * SECTOR_BYTES : first * SECTOR_BYTES + count * width]
     if len(table) != count * width or zlib.crc32(table) != entries_crc:
         raise UsageError("the entries of its GPT are damaged (their checksum is another)")
-    entries = (table[nth * width : (nth + 1) * width] for nth in range(count))
-    return [one for nth, entry in enumerate(entries) if (one := _gpt_partition(nth + 1, entry)) is not None]
+    entries = (table[index * width : (index + 1) * width] for index in range(count))
+    return [
+        partition
+        for index, entry in enumerate(entries)
+        if (partition := _parse_gpt_entry(index + 1, entry)) is not None
+    ]
 
 
-def _gpt_partition(number: int, entry: bytes) -> Partition | None:
+def _parse_gpt_entry(number: int, entry: bytes) -> Partition | None:
     kind = UUID(bytes_le=entry[:16])
     if not kind.int:
         return None
     first, last = struct.unpack("<QQ", entry[32:48])
-    size = (last - first + 1) * SECTOR
-    return Partition(number, first * SECTOR, size, kind in (BASIC_DATA, EFI_SYSTEM), kind in LINUX_GUIDS)
+    size = (last - first + 1) * SECTOR_BYTES
+    return Partition(number, first * SECTOR_BYTES, size, kind in (BASIC_DATA, EFI_SYSTEM), kind in LINUX_GUIDS)
 
 
-def _checked(kind: str, found: Sequence[Partition]) -> Table:
-    ordered = tuple(sorted(found, key=lambda one: one.offset))
+def _checked_table(kind: str, partitions: Sequence[Partition]) -> PartitionTable:
+    """A table of these partitions; UsageError where there are none, or they overlap each other or the table."""
+    ordered = tuple(sorted(partitions, key=lambda partition: partition.offset))
     if not ordered:
         raise UsageError(f"its {kind} table lists no partition")
-    for one, following in pairwise(ordered):
-        if one.end > following.offset:
-            raise UsageError(f"its partitions {one.number} and {following.number} overlap")
-    if any(one.size <= 0 or one.offset < SECTOR for one in ordered):
+    for partition, following in pairwise(ordered):
+        if partition.end > following.offset:
+            raise UsageError(f"its partitions {partition.number} and {following.number} overlap")
+    if any(partition.size <= 0 or partition.offset < SECTOR_BYTES for partition in ordered):
         raise UsageError("one of its partitions lies on the table itself")
-    return Table(kind, ordered)
+    return PartitionTable(kind, ordered)

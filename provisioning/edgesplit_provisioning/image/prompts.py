@@ -1,4 +1,4 @@
-"""What `edgectl flash` asks its user: whether to go on, once, and the passphrase of a network."""
+"""Prompts of `edgectl flash`: one confirmation, and the passphrase of a wireless network."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from pathlib import Path
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image.target_checks import Target
-from edgesplit_provisioning.image.wifi import Wifi, wifi
+from edgesplit_provisioning.image.target_checks import FlashTarget
+from edgesplit_provisioning.image.wifi import Wifi, make_wifi
 
 PASSPHRASE_BYTES = 1_000
+"""At most this much of a passphrase file is read."""
 
 
-def confirm(image: str, to: Target | str, is_checked: bool, yes: bool) -> None:
-    """Everything that may be regretted, and one question; click.Abort for a no. `yes`: it is said and not asked."""
-    click.echo(f"write {image} to {to if isinstance(to, str) else to.described}", err=True)
+def confirm(image: str, target: FlashTarget | str, is_checked: bool, yes: bool) -> None:
+    """Print what will be overwritten and any warnings, then ask once; click.Abort on a no. With `yes` the question is
+    skipped."""
+    click.echo(f"write {image} to {target if isinstance(target, str) else target.description}", err=True)
     if not is_checked:
         click.echo(f"NOBODY CHECKED THE IMAGE: there is no --sha256, no {image}.sha256, no SHA256SUMS", err=True)
-    if isinstance(to, Target) and to.warning:
-        click.echo(to.warning, err=True)
+    if isinstance(target, FlashTarget) and target.warning:
+        click.echo(target.warning, err=True)
     if not yes:
         click.confirm("Go on?", abort=True, err=True)
 
 
-def network(ssid: str | None, password_file: Path | None, country: str) -> Wifi | None:
-    """The wireless network that was named, with its passphrase from the file or asked for."""
+def prompt_network(ssid: str | None, password_file: Path | None, country: str) -> Wifi | None:
+    """The wireless network of the options, with its passphrase from the file or a prompt; None without `--wifi`."""
     if ssid is None:
         if password_file is not None:
             raise UsageError("--wifi-password-file goes with --wifi SSID")
         return None
     if not country:
         raise UsageError("--wifi needs --wifi-country: until a radio knows where it is, it may not send")
-    return wifi(ssid, _passphrase(password_file), country)
+    return make_wifi(ssid, _passphrase(password_file), country)
 
 
 def _passphrase(file: Path | None) -> str:

@@ -1,7 +1,7 @@
-"""`firstrun.sh`: how Raspberry Pi OS Bookworm is configured at its first boot, before it starts as usual. Pure.
+"""`firstrun.sh`: configures Raspberry Pi OS Bookworm at its first boot, before the normal start. No I/O.
 
-The kernel's line makes systemd run it (systemd.run=) and reboot. It takes itself off that line when everything that it
-does lies on the card, and so begins again where the power went before; then it overwrites and removes itself.
+The kernel command line makes systemd run it (systemd.run=) and reboot. It removes itself from that line once everything
+it does is synced to the card, so that after a power cut it runs again; then it overwrites and deletes itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import uuid
 from shlex import quote
 
 from edgesplit_provisioning.image import systemd_unit
-from edgesplit_provisioning.image.cloud_init import regulatory
-from edgesplit_provisioning.image.options import Wishes
+from edgesplit_provisioning.image.cloud_init import regulatory_domain
+from edgesplit_provisioning.image.options import CardSettings
 from edgesplit_provisioning.image.wifi import Wifi
 
 NAME = "firstrun.sh"
@@ -19,33 +19,34 @@ CONNECTION = "edgesplit-wifi"
 
 
 def kernel_parameters(mount: str, wifi: Wifi | None) -> list[str]:
-    """What the kernel's line says of it. The path is the mounted one: systemd runs it when file systems are there."""
+    """Kernel parameters that run the script. The path is that of the mounted partition, since systemd runs it once file
+    systems are mounted."""
     return [
-        *regulatory(wifi),
+        *regulatory_domain(wifi),
         f"systemd.run={mount}/{NAME}",
         "systemd.run_success_action=reboot",
         "systemd.unit=kernel-command-line.target",
     ]
 
 
-def script(wishes: Wishes, mount: str) -> bytes:
-    """The whole file."""
-    parts = [_HEAD, _assigned(wishes, mount), _NAME, _USER, _KEYS if wishes.ssh_keys else "", _sudo(wishes)]
-    parts += [_wifi(wishes.wifi), f"  (\n{systemd_unit.placing(mount)}  )", _AGAIN, _TAIL]
+def script(settings: CardSettings, mount: str) -> bytes:
+    """The content of `firstrun.sh`."""
+    parts = [_HEAD, _variables(settings, mount), _NAME, _USER, _KEYS if settings.ssh_keys else "", _sudo(settings)]
+    parts += [_wifi(settings.wifi), f"  (\n{systemd_unit.install_commands(mount)}  )", _RETRY, _TAIL]
     return "".join(parts).encode("ascii")
 
 
-def _assigned(wishes: Wishes, mount: str) -> str:
-    keys = "\n".join(wishes.ssh_keys)
+def _variables(settings: CardSettings, mount: str) -> str:
+    keys = "\n".join(settings.ssh_keys)
     return f"""  boot=$root{mount}
-  hostname={quote(wishes.hostname)}
-  user={quote(wishes.user)}
-  keys={_quoted(keys)}
+  hostname={quote(settings.hostname)}
+  user={quote(settings.user)}
+  keys={_shell_quoted(keys)}
 """
 
 
-def _quoted(text: str) -> str:
-    """For the shell, in ASCII: what is not comes by its bytes in octal."""
+def _shell_quoted(text: str) -> str:
+    """The text quoted for the shell, in ASCII; other characters are given as octal bytes."""
     if text.isascii():
         return quote(text)
     return f"$(printf '{''.join(map(_octal, text.encode()))}')"
@@ -90,8 +91,8 @@ _KEYS = """
 """
 
 
-def _sudo(wishes: Wishes) -> str:
-    if not wishes.sudo:
+def _sudo(settings: CardSettings) -> str:
+    if not settings.sudo:
         return '\n  rm -f "$root"/etc/sudoers.d/010_*-nopasswd\n'
     return """
   printf '%s ALL=(ALL) NOPASSWD: ALL\\n' "$user" >"$root/etc/sudoers.d/edgesplit.part"
@@ -109,7 +110,7 @@ def _wifi(wifi: Wifi | None) -> str:
   (
     umask 077
     cat >"$connections/{CONNECTION}.part" <<'END'
-{connection(wifi)}END
+{network_manager_connection(wifi)}END
   )
   mv "$connections/{CONNECTION}.part" "$connections/{CONNECTION}.nmconnection"
   rfkill unblock wifi
@@ -119,8 +120,8 @@ def _wifi(wifi: Wifi | None) -> str:
 """
 
 
-def connection(wifi: Wifi) -> str:
-    """NetworkManager's file for the network. Its name as a list of bytes, which is what such a name is."""
+def network_manager_connection(wifi: Wifi) -> str:
+    """NetworkManager's connection file for the network; the SSID is written as a list of bytes."""
     identity = uuid.uuid5(uuid.NAMESPACE_OID, f"edgesplit {wifi.ssid.hex()}")
     return f"""[connection]
 id={CONNECTION}
@@ -144,7 +145,7 @@ method=auto
 """
 
 
-_AGAIN = """ || {
+_RETRY = """ || {
     # Not armed: the next boot tries again; after three it goes on without, so that somebody can look at the device.
     echo x >>"$boot/edgesplit/firstrun.tries"
     [ "$(wc -l <"$boot/edgesplit/firstrun.tries")" -gt 3 ] || exit 0

@@ -1,4 +1,5 @@
-"""What system an image holds, read from its root file system by debugfs: nothing is mounted or written."""
+"""Reads an image's root file system with debugfs to find out which operating system it has; nothing is mounted or
+written."""
 
 from __future__ import annotations
 
@@ -12,80 +13,80 @@ from edgesplit_provisioning.image.subprocesses import run
 
 MACHINES = {183: "aarch64", 62: "x86_64", 40: "armhf (32-bit)", 3: "i386 (32-bit)"}
 PYTHON = re.compile(r"python(3\.[0-9]{1,2})")
-LINK = re.compile(rb'Fast link dest: "([^"\n]+)"')
+LINK_TARGET = re.compile(rb'Fast link dest: "([^"\n]+)"')
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """An operating system as far as the first boot cares. Empty: not found out."""
+class OperatingSystem:
+    """What was found out about an operating system; empty fields are unknown."""
 
     identity: str = ""
-    """ID of os-release, as in debian or ubuntu."""
+    """ID of os-release, such as debian or ubuntu."""
     name: str = ""
-    """PRETTY_NAME, for people."""
+    """PRETTY_NAME of os-release."""
     codename: str = ""
     python: str = ""
     machine: str = ""
     boot_mount: str = ""
-    """Where it mounts the boot partition."""
+    """Where the system mounts its boot partition."""
     has_cloud_init: bool = False
     has_first_run: bool = False
-    """Raspberry Pi OS' own scripts, which `firstrun.sh` counts on."""
+    """True where Raspberry Pi OS' first-boot scripts are present, on which `firstrun.sh` depends."""
 
 
-def look(path: str, root: Partition | None) -> System:
-    """The system in that partition of the image."""
+def read_operating_system(path: str, root: Partition | None) -> OperatingSystem:
+    """The operating system in that partition of the image; all fields empty without a root partition."""
     if root is None:
-        return System()
+        return OperatingSystem()
     files = _Files(f"{path}?offset={root.offset}")
-    said = os_release(files.read("/usr/lib/os-release") or files.read("/etc/os-release"))
-    program = _end_of(files, "/usr/bin/python3")
-    found = PYTHON.search(program)
-    return System(
-        identity=said.get("ID", ""),
-        name=said.get("PRETTY_NAME", ""),
-        codename=said.get("VERSION_CODENAME", ""),
-        python=found[1] if found else "",
-        machine=machine(files.read(program)[:20]) if found else "",
+    release = parse_os_release(files.read("/usr/lib/os-release") or files.read("/etc/os-release"))
+    program = _resolve_link(files, "/usr/bin/python3")
+    match = PYTHON.search(program)
+    return OperatingSystem(
+        identity=release.get("ID", ""),
+        name=release.get("PRETTY_NAME", ""),
+        codename=release.get("VERSION_CODENAME", ""),
+        python=match[1] if match else "",
+        machine=elf_machine(files.read(program)[:20]) if match else "",
         boot_mount=boot_mount(files.read("/etc/fstab")),
-        has_cloud_init=files.there("/usr/bin/cloud-init"),
-        has_first_run=files.there("/usr/lib/raspberrypi-sys-mods/firstboot"),
+        has_cloud_init=files.exists("/usr/bin/cloud-init"),
+        has_first_run=files.exists("/usr/lib/raspberrypi-sys-mods/firstboot"),
     )
 
 
 class _Files:
-    """Of one file system."""
+    """Reads files of one file system."""
 
     def __init__(self, device: str) -> None:
         self._device = device
 
     def read(self, name: str) -> bytes:
-        """Empty where there is none."""
-        return self._asked(f'cat "{name}"')
+        """Content of a file; empty where it does not exist."""
+        return self._debugfs(f'cat "{name}"')
 
-    def there(self, name: str) -> bool:
-        """A file, folder or link."""
-        return b"Inode:" in self.described(name)
+    def exists(self, name: str) -> bool:
+        """True where a file, folder or link exists."""
+        return b"Inode:" in self.stat(name)
 
-    def described(self, name: str) -> bytes:
-        """What `stat` says."""
-        return self._asked(f'stat "{name}"')
+    def stat(self, name: str) -> bytes:
+        """Output of debugfs' `stat`."""
+        return self._debugfs(f'stat "{name}"')
 
-    def _asked(self, request: str) -> bytes:
-        answer = run(["debugfs", "-R", request, self._device])
-        return answer.stdout
+    def _debugfs(self, request: str) -> bytes:
+        result = run(["debugfs", "-R", request, self._device])
+        return result.stdout
 
 
-def _end_of(files: _Files, link: str) -> str:
-    """What a link in /usr/bin leads to, itself where it is none."""
-    found = LINK.search(files.described(link))
-    target = found[1].decode("utf-8", "replace") if found else link
+def _resolve_link(files: _Files, link: str) -> str:
+    """Target of a link in /usr/bin; the path itself where it is not a link."""
+    match = LINK_TARGET.search(files.stat(link))
+    target = match[1].decode("utf-8", "replace") if match else link
     return target if target.startswith("/") else f"/usr/bin/{target}"
 
 
-def os_release(raw: bytes) -> dict[str, str]:
-    """os-release(5)."""
-    said = {}
+def parse_os_release(raw: bytes) -> dict[str, str]:
+    """Parse os-release(5)."""
+    fields = {}
     for line in raw.decode("utf-8", "replace").splitlines():
         key, equals, value = line.strip().partition("=")
         try:
@@ -93,12 +94,12 @@ def os_release(raw: bytes) -> dict[str, str]:
         except ValueError:
             continue
         if equals and len(words) == 1:
-            said[key] = words[0]
-    return said
+            fields[key] = words[0]
+    return fields
 
 
-def machine(elf: bytes) -> str:
-    """Which processor a program is for; empty where it is no program."""
+def elf_machine(elf: bytes) -> str:
+    """The machine that an ELF program is built for; empty where it is not an ELF file."""
     if len(elf) < 20 or not elf.startswith(b"\x7fELF"):
         return ""
     (number,) = struct.unpack("<H", elf[18:20])
@@ -106,7 +107,7 @@ def machine(elf: bytes) -> str:
 
 
 def boot_mount(fstab: bytes) -> str:
-    """Where the FAT goes: the first vfat below /boot that fstab(5) names."""
+    """Mount point of the boot partition: the first vfat below /boot in fstab(5); empty where there is none."""
     for line in fstab.decode("utf-8", "replace").splitlines():
         fields = line.split()
         if len(fields) >= 3 and not fields[0].startswith("#") and fields[2] == "vfat" and fields[1].startswith("/boot"):

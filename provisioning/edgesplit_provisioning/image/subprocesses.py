@@ -1,4 +1,5 @@
-"""Other programs that flashing needs: mtools, fsck.vfat, debugfs. Run without a shell, an environment or a terminal."""
+"""Runs the programs that flashing needs (mtools, fsck.vfat, debugfs) without a shell, the caller's environment or a
+terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +11,22 @@ from collections.abc import Sequence
 
 from edgesplit.errors import UsageError
 
-PLACES = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Folders that are searched for programs after PATH."""
 PACKAGES = {"fsck.vfat": "dosfstools", "debugfs": "e2fsprogs"}
 TIMEOUT_S = 900.0
 
 
-def run(command: Sequence[str], given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end; what it says is in the answer. TimeoutError where the disk under it hangs."""
-    program = find(command[0])
+def run(command: Sequence[str], stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output. TimeoutError after `TIMEOUT_S` seconds, where the disk below it
+    hangs."""
+    program = find_program(command[0])
     environment = {"PATH": _path(), "LC_ALL": "C.UTF-8", "MTOOLSRC": os.devnull, "MTOOLS_SKIP_CHECK": "1"}
     try:
         return subprocess.run(
             [program, *command[1:]],
-            input=given,
-            stdin=subprocess.DEVNULL if given is None else None,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             env=environment,
             timeout=TIMEOUT_S,
@@ -33,25 +36,25 @@ def run(command: Sequence[str], given: bytes | None = None) -> subprocess.Comple
         raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} got no answer for {TIMEOUT_S:.0f} s") from error
 
 
-def find(name: str) -> str:
-    """Where the program is; UsageError says what to install."""
-    found = shutil.which(name, path=_path())
-    if found is None:
+def find_program(name: str) -> str:
+    """Path of the program; UsageError names the package to install."""
+    path = shutil.which(name, path=_path())
+    if path is None:
         raise UsageError(f"flashing needs `{name}`: install the package {PACKAGES.get(name, 'mtools')}")
-    return found
+    return path
 
 
-def find_all() -> None:
-    """All of them: before long work."""
+def check_programs() -> None:
+    """Check that every needed program is installed, before long work begins."""
     for name in ("mcopy", "mdir", "mmd", "mdel", "fsck.vfat", "debugfs"):
-        find(name)
+        find_program(name)
 
 
-def said(answer: subprocess.CompletedProcess[bytes]) -> str:
-    """What it complained of, in one line."""
-    text = (answer.stderr or answer.stdout).decode("utf-8", "replace")
-    return " ".join(text.split())[:300] or f"exit code {answer.returncode}"
+def error_text(result: subprocess.CompletedProcess[bytes]) -> str:
+    """The error output of a program, in one line of at most 300 characters."""
+    text = (result.stderr or result.stdout).decode("utf-8", "replace")
+    return " ".join(text.split())[:300] or f"exit code {result.returncode}"
 
 
 def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:{PLACES}"
+    return f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"

@@ -1,4 +1,5 @@
-"""Where an image may be written: a card in a reader, or a file. Refuses everything that somebody would miss."""
+"""Decides where an image may be written: to a card in a reader or to a file. Disks in use, system disks, built-in disks
+and files that are not images are refused."""
 
 from __future__ import annotations
 
@@ -10,31 +11,31 @@ from pathlib import Path
 
 from edgesplit.errors import UsageError
 from edgesplit_cli.output import size as shown_size
-from edgesplit_provisioning.image.block_devices import Disk, disk, disks, is_whole_disk, parent_of
+from edgesplit_provisioning.image.block_devices import Disk, is_whole_disk, list_disks, parent_of, read_disk
 from edgesplit_provisioning.image.partition_table import HEAD_BYTES, read_table
 from edgesplit_provisioning.image.target_device import OpenedMedium, open_disk, open_file
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One that may be written to, if its owner says yes."""
+class FlashTarget:
+    """A destination that may be written to after confirmation."""
 
     name: str
-    """As it was called."""
-    described: str
-    """For people, who shall know it by this."""
+    """The path as the user gave it."""
+    description: str
+    """Description that lets the user recognise the disk."""
     size: int | None
     warning: str
-    """What is lost; empty where nothing is."""
+    """What will be lost; empty where nothing will be."""
     is_disk: bool
     node: Path
     open: Callable[[], OpenedMedium]
 
 
-def target(to: Path, *, fixed_disk: bool = False, root: Path = Path("/")) -> Target:
-    """What `to` is; UsageError where it must not be written to. `root` is / but in tests."""
-    inside = root / str(to).lstrip("/")
-    real = Path(os.path.realpath(inside))
+def resolve_target(to: Path, *, fixed_disk: bool = False, root: Path = Path("/")) -> FlashTarget:
+    """The destination `to`; UsageError where it must not be written to. `root` is / except in tests."""
+    path_in_root = root / str(to).lstrip("/")
+    real = Path(os.path.realpath(path_in_root))
     if str(to).startswith("/dev/"):
         return _disk_target(to, real, fixed_disk, root)
     if to.exists() and stat.S_ISBLK(to.stat().st_mode):
@@ -42,64 +43,65 @@ def target(to: Path, *, fixed_disk: bool = False, root: Path = Path("/")) -> Tar
     return _file_target(to)
 
 
-def refusal(found: Disk, fixed_disk: bool) -> str:
-    """Why this disk is not written to; empty where it may be."""
-    shown = f"{found.path} ({found.model}, {shown_size(found.size)})"
-    if found.holds_the_system:
-        return f"{shown} holds the system that this machine runs from"
-    if found.used_for:
-        return f"{shown} is in use at {', '.join(found.used_for)}: unmount it (umount {found.used_for[0]})"
-    if not found.size:
-        return f"{found.path} has no card in it"
-    if found.read_only:
-        return f"{shown} is write-protected: a full-size card has a small slide for it"
-    if not found.removable and not fixed_disk:
-        return f"{shown} is built in, no card and no USB disk: if it is meant all the same, say --fixed-disk"
+def refusal(disk: Disk, fixed_disk: bool) -> str:
+    """Why this disk must not be written to; empty where it may be."""
+    label = f"{disk.path} ({disk.model}, {shown_size(disk.size)})"
+    if disk.is_system_disk:
+        return f"{label} holds the system that this machine runs from"
+    if disk.used_for:
+        return f"{label} is in use at {', '.join(disk.used_for)}: unmount it (umount {disk.used_for[0]})"
+    if not disk.size:
+        return f"{disk.path} has no card in it"
+    if disk.read_only:
+        return f"{label} is write-protected: a full-size card has a small slide for it"
+    if not disk.removable and not fixed_disk:
+        return f"{label} is built in, no card and no USB disk: if it is meant all the same, say --fixed-disk"
     return ""
 
 
 def candidates(root: Path = Path("/")) -> list[tuple[Disk, str]]:
-    """Every disk, with why it is not written to."""
-    return [(one, refusal(one, False)) for one in disks(root)]
+    """Every disk, with the reason why it must not be written to (empty where it may be)."""
+    return [(disk_, refusal(disk_, False)) for disk_ in list_disks(root)]
 
 
-def _disk_target(to: Path, node: Path, fixed_disk: bool, root: Path) -> Target:
+def _disk_target(to: Path, node: Path, fixed_disk: bool, root: Path) -> FlashTarget:
     name = node.name
     if not is_whole_disk(name, root):
         whole = parent_of(name, root)
         if whole is not None:
             raise UsageError(f"{to} is a partition: an image is written to the whole disk, /dev/{whole}")
         raise UsageError(f"{to} is no disk of this machine; `edgectl flash --list` shows those that are")
-    found = disk(name, root)
-    if why := refusal(found, fixed_disk):
-        raise UsageError(f"will not write to {to}: {why}")
-    serial = f", serial {found.serial}" if found.serial else ""
-    described = f"{to}: {found.model}, {shown_size(found.size)}{serial}"
-    lost = f"everything on {to} will be lost"
-    return Target(str(to), described, found.size, lost, True, node, lambda: open_disk(node, found.size))
+    candidate = read_disk(name, root)
+    if reason := refusal(candidate, fixed_disk):
+        raise UsageError(f"will not write to {to}: {reason}")
+    serial = f", serial {candidate.serial}" if candidate.serial else ""
+    described = f"{to}: {candidate.model}, {shown_size(candidate.size)}{serial}"
+    warning = f"everything on {to} will be lost"
+    return FlashTarget(str(to), described, candidate.size, warning, True, node, lambda: open_disk(node, candidate.size))
 
 
-def _file_target(to: Path) -> Target:
-    lost = ""
+def _file_target(to: Path) -> FlashTarget:
+    warning = ""
     if to.exists():
         if not to.is_file():
             raise UsageError(f"will not write to {to}: it is neither a file nor a disk")
-        _looks_like_an_image(to)
-        lost = f"the image in {to} will be replaced"
+        _check_is_image(to)
+        warning = f"the image in {to} will be replaced"
     elif not to.parent.is_dir():
         raise UsageError(f"cannot write {to}: there is no folder {to.parent}")
-    return Target(str(to), f"{to}: an image file", None, lost, False, to, lambda: open_file(to))
+    return FlashTarget(str(to), f"{to}: an image file", None, warning, False, to, lambda: open_file(to))
 
 
-def _looks_like_an_image(file: Path) -> None:
-    """UsageError for a file that is something else: it is not overwritten by a slip of the hand."""
+def _check_is_image(file: Path) -> None:
+    """UsageError for an existing file that is neither a disk image nor blank, so that no other file is overwritten by
+    mistake."""
     try:
         with file.open("rb") as opened:
             head = opened.read(HEAD_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     if not any(head):
-        return  # empty, or what a flash that was cut off leaves
+        return  # empty, or left by an interrupted flash
     try:
         read_table(head)
     except UsageError as error:

@@ -1,6 +1,7 @@
-"""What an image is written to, a card or a file, and how: one open file, held alone while it lasts.
+"""The medium that an image is written to, a card or a file: one open file, locked exclusively while it is open.
 
-Everything goes through `Medium`, so that a card which is pulled out, or lies, is a few lines in a test.
+All access goes through the `Medium` protocol, so that tests can simulate a card that is pulled out or returns wrong
+data.
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from typing import Protocol
 from edgesplit.errors import MediumFailed, UsageError
 
 BLKFLSBUF = 0x1261
-"""linux/fs.h: forget what is cached of a block device."""
+"""ioctl that drops the cached blocks of a block device (linux/fs.h)."""
 
 
 class Medium(Protocol):
-    """Bytes by their place. Everything may raise OSError."""
+    """Random access to a card or file. Every method may raise OSError."""
 
     name: str
     size: int | None
-    """None: as large as what is written to it."""
+    """Size in bytes; None for a file, which grows with what is written."""
     is_blank: bool
-    """What was not written reads as zeros."""
+    """True where unwritten bytes read as zeros."""
 
     @property
     def path(self) -> str:
-        """Where other programs of this machine find it while it is open."""
+        """Path by which other programs of this machine can open it while it is open here."""
         ...
 
     def write(self, data: memoryview, offset: int) -> int:
-        """How many bytes it took."""
+        """Write at `offset`; returns the number of bytes accepted."""
         ...
 
     def read(self, count: int, offset: int) -> bytes:
-        """Up to so many."""
+        """Read up to `count` bytes at `offset`."""
         ...
 
     def sync(self) -> None:
-        """What was written is on it."""
+        """Wait until everything written is on the medium."""
         ...
 
-    def forget(self) -> None:
-        """The next read asks the medium, not the memory of this machine."""
+    def drop_cache(self) -> None:
+        """Drop cached blocks, so that the next read comes from the medium itself."""
         ...
 
 
 class OpenedMedium:
-    """A file or a disk that is open for writing, by this process alone."""
+    """A file or disk that is open for writing by this process only."""
 
     def __init__(self, name: str, descriptor: int, size: int | None) -> None:
         self.name, self.size, self.is_blank = name, size, False
@@ -69,33 +70,33 @@ class OpenedMedium:
     def sync(self) -> None:
         os.fsync(self._descriptor)
 
-    def forget(self) -> None:
+    def drop_cache(self) -> None:
         if self._is_disk:
             fcntl.ioctl(self._descriptor, BLKFLSBUF, 0)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def set_size(self, size: int) -> None:
-        """Empty, and so large: a file's way to be a blank card."""
+        """Empty a file and extend it with zeros to `size`, so that it reads as a blank card."""
         os.ftruncate(self._descriptor, 0)
         os.ftruncate(self._descriptor, size)
         self.is_blank = True
 
     def close(self) -> None:
-        """Let others in again."""
+        """Close it and release its lock."""
         os.close(self._descriptor)
 
 
 def open_file(file: Path) -> OpenedMedium:
-    """An image file, made or emptied."""
+    """Open an image file for writing, creating it if needed."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
-    return _alone(OpenedMedium(str(file), descriptor, None), descriptor)
+    return _lock(OpenedMedium(str(file), descriptor, None), descriptor)
 
 
 def open_disk(node: Path, size: int) -> OpenedMedium:
-    """A disk: the kernel gives it to nobody who would mount it meanwhile, and udev leaves it alone."""
+    """Open a disk with O_EXCL: the kernel refuses to mount it meanwhile, and udev leaves it alone."""
     try:
         descriptor = os.open(node, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     except PermissionError as error:
@@ -104,10 +105,11 @@ def open_disk(node: Path, size: int) -> OpenedMedium:
         ) from error
     except OSError as error:
         raise UsageError(f"cannot write {node}: {error.strerror}. Is something on it mounted?") from error
-    return _alone(OpenedMedium(str(node), descriptor, size), descriptor)
+    return _lock(OpenedMedium(str(node), descriptor, size), descriptor)
 
 
-def _alone(medium: OpenedMedium, descriptor: int) -> OpenedMedium:
+def _lock(medium: OpenedMedium, descriptor: int) -> OpenedMedium:
+    """Take an exclusive lock; UsageError where another program holds one."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -116,10 +118,10 @@ def _alone(medium: OpenedMedium, descriptor: int) -> OpenedMedium:
     return medium
 
 
-def failed(medium: Medium, doing: str, error: OSError | str) -> MediumFailed:
-    """What is said when a card lets us down in the middle."""
-    why = error if isinstance(error, str) else f"{error.strerror or error}"
+def medium_failed(medium: Medium, doing: str, error: OSError | str) -> MediumFailed:
+    """The error for a medium that fails while it is written or read back."""
+    reason = error if isinstance(error, str) else f"{error.strerror or error}"
     return MediumFailed(
-        f"{medium.name} failed while {doing}: {why}. It is NOT usable: nothing boots from it. Check the card and its"
+        f"{medium.name} failed while {doing}: {reason}. It is NOT usable: nothing boots from it. Check the card and its"
         " reader and flash it again"
     )

@@ -1,4 +1,4 @@
-"""Waiting for devices that were flashed: until each is online at the controller, or too long has passed."""
+"""Waits for flashed devices until each is online at the controller, or a timeout has passed."""
 
 from __future__ import annotations
 
@@ -11,70 +11,73 @@ from urllib.parse import quote
 from edgesplit.errors import LinkError, UsageError
 
 POLL_S = 2.0
+"""Seconds between two requests for a device's state."""
 
 
-class Asked(Protocol):
-    """The controller's API."""
+class StateSource(Protocol):
+    """The part of the controller's API that is used here."""
 
     def get(self, path: str, **query: Any) -> Any:
-        """GET of JSON."""
+        """GET a JSON document."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """How the devices are."""
+class WaitProgress:
+    """States of the awaited devices, and how long they were waited for."""
 
     states: dict[str, str]
     seconds: float
 
     @property
     def online(self) -> list[str]:
-        """Those that have arrived."""
+        """Names of the devices that are online."""
         return [name for name, state in self.states.items() if state == "online"]
 
 
 def wait_online(
-    api: Asked,
+    api: StateSource,
     devices: Collection[str],
     timeout_s: float,
-    told: Callable[[Seen], None],
+    on_progress: Callable[[WaitProgress], None],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Seen:
-    """Until all are online. LinkError after `timeout_s` names those that are not; a controller that is away is asked
-    again."""
-    begun = clock()
-    seen = Seen(dict.fromkeys(devices, "claimed"), 0.0)
+) -> WaitProgress:
+    """Poll until all devices are online. LinkError after `timeout_s` names those that are not; errors of the connection
+    to the controller are retried."""
+    started_at = clock()
+    progress = WaitProgress(dict.fromkeys(devices, "claimed"), 0.0)
     while True:
-        seen = Seen({name: _state(api, name, state) for name, state in seen.states.items()}, clock() - begun)
-        told(seen)
-        if len(seen.online) == len(seen.states):
-            return seen
-        if seen.seconds >= timeout_s:
-            raise LinkError(_missing(seen))
+        progress = WaitProgress(
+            {name: _state(api, name, state) for name, state in progress.states.items()}, clock() - started_at
+        )
+        on_progress(progress)
+        if len(progress.online) == len(progress.states):
+            return progress
+        if progress.seconds >= timeout_s:
+            raise LinkError(_timeout_text(progress))
         sleep(POLL_S)
 
 
-def _state(api: Asked, name: str, before: str) -> str:
-    """What has arrived stays so: it is not waited for again."""
-    if before == "online":
-        return before
+def _state(api: StateSource, name: str, previous: str) -> str:
+    """State of a device; one that was online once is not polled again."""
+    if previous == "online":
+        return previous
     try:
-        found = api.get(f"/v1/devices/{quote(name, safe='')}")
+        answer = api.get(f"/v1/devices/{quote(name, safe='')}")
     except UsageError:
         raise
     except LinkError:
-        return before
-    if found["state"] == "revoked":
+        return previous
+    if answer["state"] == "revoked":
         raise UsageError(f"{name} was revoked meanwhile")
-    return str(found["state"])
+    return str(answer["state"])
 
 
-def _missing(seen: Seen) -> str:
-    late = [name for name, state in seen.states.items() if state != "online"]
-    listed = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+def _timeout_text(progress: WaitProgress) -> str:
+    missing = [name for name, state in progress.states.items() if state != "online"]
+    listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return (
-        f"not online within {seen.seconds:.0f} s: {listed}. Has it power and a network, and does it reach the"
+        f"not online within {progress.seconds:.0f} s: {listed}. Has it power and a network, and does it reach the"
         " controller? Put its card into a reader: edgesplit/first-boot.log says what failed, if anything did"
     )

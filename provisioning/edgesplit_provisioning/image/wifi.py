@@ -1,6 +1,6 @@
-"""A wireless network as a device joins it: its name as bytes, and the key that is derived of the passphrase.
+"""A wireless network as a device joins it: its SSID as bytes, and the key derived from the passphrase.
 
-The passphrase itself goes nowhere: what is stored opens this network and nothing else that shares its passphrase.
+The passphrase itself is not stored: the derived key opens this network only, not others with the same passphrase.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from edgesplit.errors import UsageError
 
-ROUNDS, KEY_BYTES = 4_096, 32
-"""IEEE 802.11i, annex H.4: PBKDF2 with HMAC-SHA1 and the network's name as salt."""
+PBKDF2_ROUNDS, KEY_BYTES = 4_096, 32
+"""PBKDF2 with HMAC-SHA1 and the SSID as salt (IEEE 802.11i, annex H.4)."""
 KEY = re.compile(r"[0-9a-fA-F]{64}")
 COUNTRY = re.compile(r"[A-Z]{2}")
 
 
 @dataclass(frozen=True, slots=True)
 class Wifi:
-    """What a device needs to join."""
+    """SSID, key and regulatory domain of a wireless network."""
 
     ssid: bytes
     key: str
@@ -28,12 +28,12 @@ class Wifi:
     country: str
 
     def __repr__(self) -> str:
-        """Without the key."""
+        """Representation without the key."""
         return f"Wifi(ssid={self.ssid!r}, country={self.country!r})"
 
 
-def wifi(ssid: str, passphrase: str, country: str) -> Wifi:
-    """The network by its name and passphrase as they were typed; UsageError where no such network can be."""
+def make_wifi(ssid: str, passphrase: str, country: str) -> Wifi:
+    """The network with this SSID and passphrase as typed; UsageError where they are invalid."""
     name = ssid_bytes(ssid)
     if not COUNTRY.fullmatch(country):
         raise UsageError(f"--wifi-country {country[:20]!r}: two capital letters (ISO 3166), as in DE, GB or US")
@@ -41,7 +41,7 @@ def wifi(ssid: str, passphrase: str, country: str) -> Wifi:
 
 
 def ssid_bytes(ssid: str) -> bytes:
-    """Between 1 and 32 bytes, whichever they are."""
+    """The SSID as bytes; UsageError unless it has 1 to 32 of them."""
     name = os.fsencode(ssid)
     if not 1 <= len(name) <= 32:
         raise UsageError(f"the name of a wireless network has 1 to 32 bytes, and this one has {len(name)}")
@@ -49,7 +49,8 @@ def ssid_bytes(ssid: str) -> bytes:
 
 
 def derived_key(ssid: bytes, passphrase: str) -> str:
-    """The key in hex. Line ends that came with a pasted passphrase do not count."""
+    """The key in hex, derived from a passphrase or given as 64 hex digits. Line ends of a pasted passphrase are
+    removed."""
     clean = passphrase.strip("\r\n")
     if KEY.fullmatch(clean):
         return clean.lower()
@@ -61,4 +62,4 @@ def derived_key(ssid: bytes, passphrase: str) -> str:
             f"a WPA passphrase has 8 to 63 characters, or is a key of 64 hex digits; this one has {len(secret)}."
             " Open networks and WPA3 without WPA2 are not supported"
         )
-    return hashlib.pbkdf2_hmac("sha1", secret, ssid, ROUNDS, KEY_BYTES).hex()
+    return hashlib.pbkdf2_hmac("sha1", secret, ssid, PBKDF2_ROUNDS, KEY_BYTES).hex()

@@ -1,7 +1,7 @@
-"""An image's bytes onto a medium, and back for comparison. The partition table comes last.
+"""Writes an image to a medium and reads it back for comparison. The partition table is written last.
 
-Until `finish`, what lies before the first partition is zeros: a card that was pulled out, or whose writer was killed,
-has no partition table and boots nowhere, instead of half.
+Until `finish`, the bytes before the first partition are zeros: a card that was pulled out, or whose writer was killed,
+has no partition table and does not boot at all.
 """
 
 from __future__ import annotations
@@ -12,105 +12,109 @@ from dataclasses import dataclass
 from typing import IO
 
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image.target_device import Medium, failed
+from edgesplit_provisioning.image.target_device import Medium, medium_failed
 
-BLOCK = 4 << 20
-MOST_TABLE = 1 << 20
-Told = Callable[[int, int], None]
+BLOCK_BYTES = 4 << 20
+MAX_TABLE_BYTES = 1 << 20
+"""At most so many bytes at the beginning are held back."""
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What lies on a medium now, and what is still held back."""
+class WrittenImage:
+    """What was written to a medium, and the head that is held back until `finish`."""
 
     digests: tuple[bytes, ...]
-    """Of each block."""
-    table: bytes
+    """Digest of each block."""
+    held_back: bytes
     size: int
 
 
-def write_image(source: IO[bytes], size: int, table_bytes: int, medium: Medium, told: Told) -> Written:
-    """All of the image but its first `table_bytes`, which stay zeros until `finish`."""
+def write_image(
+    source: IO[bytes], size: int, table_bytes: int, medium: Medium, on_progress: OnProgress
+) -> WrittenImage:
+    """Write all of the image except its first `table_bytes`, which stay zeros until `finish`."""
     if medium.size is not None and size > medium.size:
         raise UsageError(f"the image needs {size} bytes, and {medium.name} has {medium.size}: take a larger card")
-    held = min(table_bytes, MOST_TABLE)
+    held_back = min(table_bytes, MAX_TABLE_BYTES)
     table, digests, done = b"", [], 0
     while done < size:
-        block = source.read(min(BLOCK, size - done))
+        block = source.read(min(BLOCK_BYTES, size - done))
         if not block:
-            raise failed(medium, "writing", f"the image ends after {done} bytes, and should have {size}")
-        if not done:
-            table, block = block[:held], bytes(held) + block[held:]
+            raise medium_failed(medium, "writing", f"the image ends after {done} bytes, and should have {size}")
+        if not done:  # the head with the partition table is held back: zeros are written in its place
+            table, block = block[:held_back], bytes(held_back) + block[held_back:]
+        # Blocks of zeros need no write on a medium that reads as zeros already.
         if not medium.is_blank or block.count(0) < len(block):
-            put(medium, block, done)
+            write_all(medium, block, done)
         digests.append(_digest(block))
         done += len(block)
-        told(done, size)
-    _synced(medium)
-    return Written(tuple(digests), table, size)
+        on_progress(done, size)
+    _sync(medium)
+    return WrittenImage(tuple(digests), table, size)
 
 
-def verify(written: Written, medium: Medium, told: Told) -> None:
-    """Read everything back from the medium itself; MediumFailed says where it is not what was written."""
+def verify(written: WrittenImage, medium: Medium, on_progress: OnProgress) -> None:
+    """Read everything back from the medium itself; MediumFailed names the first difference."""
     done = 0
-    _forgotten(medium)
+    _drop_cache(medium)
     for expected in written.digests:
-        wanted = min(BLOCK, written.size - done)
-        if _digest(get(medium, wanted, done)) != expected:
-            raise failed(medium, "reading back", f"bytes {done} to {done + wanted} are not what was written")
-        done += wanted
-        told(done, written.size)
+        count = min(BLOCK_BYTES, written.size - done)
+        if _digest(read_exactly(medium, count, done)) != expected:
+            raise medium_failed(medium, "reading back", f"bytes {done} to {done + count} are not what was written")
+        done += count
+        on_progress(done, written.size)
 
 
-def finish(written: Written, medium: Medium) -> None:
-    """The partition table, read back too: from now on it boots."""
-    put(medium, written.table, 0)
-    _synced(medium)
-    _forgotten(medium)
-    if get(medium, len(written.table), 0) != written.table:
-        raise failed(medium, "writing the partition table", "it is not what was written")
+def finish(written: WrittenImage, medium: Medium) -> None:
+    """Write the partition table and read it back; from now on the medium boots."""
+    write_all(medium, written.held_back, 0)
+    _sync(medium)
+    _drop_cache(medium)
+    if read_exactly(medium, len(written.held_back), 0) != written.held_back:
+        raise medium_failed(medium, "writing the partition table", "it is not what was written")
 
 
-def put(medium: Medium, data: bytes, offset: int) -> None:
-    """All of it, however little the medium takes at once."""
+def write_all(medium: Medium, data: bytes, offset: int) -> None:
+    """Write all of `data`, in as many writes as the medium needs."""
     view = memoryview(data)
     while view:
         try:
             count = medium.write(view, offset)
         except OSError as error:
-            raise failed(medium, f"writing at byte {offset}", error) from error
+            raise medium_failed(medium, f"writing at byte {offset}", error) from error
         if count <= 0:
-            raise failed(medium, f"writing at byte {offset}", "it takes no more")
+            raise medium_failed(medium, f"writing at byte {offset}", "it takes no more")
         view, offset = view[count:], offset + count
 
 
-def get(medium: Medium, count: int, offset: int) -> bytes:
-    """Exactly so many bytes."""
+def read_exactly(medium: Medium, count: int, offset: int) -> bytes:
+    """Read exactly `count` bytes."""
     parts: list[bytes] = []
     while count:
         try:
             part = medium.read(count, offset)
         except OSError as error:
-            raise failed(medium, f"reading at byte {offset}", error) from error
+            raise medium_failed(medium, f"reading at byte {offset}", error) from error
         if not part:
-            raise failed(medium, f"reading at byte {offset}", "it ends there")
+            raise medium_failed(medium, f"reading at byte {offset}", "it ends there")
         parts.append(part)
         count, offset = count - len(part), offset + len(part)
     return b"".join(parts)
 
 
-def _synced(medium: Medium) -> None:
+def _sync(medium: Medium) -> None:
     try:
         medium.sync()
     except OSError as error:
-        raise failed(medium, "waiting for its writes", error) from error
+        raise medium_failed(medium, "waiting for its writes", error) from error
 
 
-def _forgotten(medium: Medium) -> None:
+def _drop_cache(medium: Medium) -> None:
     try:
-        medium.forget()
+        medium.drop_cache()
     except OSError as error:
-        raise failed(medium, "beginning to read it back", error) from error
+        raise medium_failed(medium, "beginning to read it back", error) from error
 
 
 def _digest(block: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""Jetson boards: NVIDIA's own tree (`Linux_for_Tegra`) is prepared, and NVIDIA's own flasher does the rest.
+"""Jetson boards: NVIDIA's board support package (`Linux_for_Tegra`) is prepared, and NVIDIA's own flasher does the rest
+(docs/decisions/0037). Imports `edgesplit`, `edgesplit_cli.output`, and from this room `image` and `kit`.
 
-`tree` looks at the tree, `rootfs` writes into its root file system and nowhere else, `overlay` says what, `flasher`
-which commands of NVIDIA's follow, `session` is one call of
-`edgectl flash --device jetson-…` (docs/decisions/0037).
+`bsp` reads the package, `overlay` lists the files to add, `root_filesystem` writes them into its root file system and
+nowhere else, `flasher` builds NVIDIA's commands, `flash` is one run of `edgectl flash --device jetson-…`.
 """

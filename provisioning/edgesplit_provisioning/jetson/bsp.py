@@ -1,5 +1,5 @@
-"""NVIDIA's tree as it lies on the operator's machine: which release it is, for which boards, and whether it is
-whole."""
+"""NVIDIA's board support package (`Linux_for_Tegra`) as unpacked on the operator's machine: its release, its boards,
+and whether it is complete."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from edgesplit.errors import UsageError
 
 FLASHER = "tools/kernel_flash/l4t_initrd_flash.sh"
 CREATE_USER = "tools/l4t_create_default_user.sh"
-RELEASE = "etc/nv_tegra_release"
+RELEASE_FILE = "etc/nv_tegra_release"
 BOARDS = {"jetson-orin-nano": ("jetson-orin-nano-devkit-super", "jetson-orin-nano-devkit")}
-"""Board configurations by device profile, the newest first."""
-KNOWN = (35, 36)
-"""JetPack 5 and 6."""
+"""Board configurations by device profile, newest first."""
+SUPPORTED_RELEASES = (35, 36)
+"""Supported major releases: JetPack 5 and 6."""
 PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10")
+"""Python versions that the agent runs on, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
-    """A tree that can be flashed."""
+class BoardSupportPackage:
+    """A board support package that can be flashed."""
 
     path: Path
     major: int
     revision: str
     board: str
     python: str
-    """That the agent can run on in its root file system; empty where there is none."""
+    """Version of a Python in its root file system that the agent can run on; empty where there is none."""
 
     @property
     def rootfs(self) -> Path:
-        """What becomes the board's disk."""
+        """The folder that becomes the board's root file system."""
         return self.path / "rootfs"
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for display."""
         return f"Jetson Linux {self.major}.{self.revision} (JetPack {self.major - 30})"
 
     @property
     def glibc(self) -> str:
-        """Of its Ubuntu: 20.04 or 22.04."""
+        """glibc version of its Ubuntu (20.04 or 22.04)."""
         return "2.31" if self.major == 35 else "2.35"
 
 
-def read_tree(path: Path, profile: str, board: str = "") -> Tree:
-    """The tree at `path` for boards of that profile; UsageError says what is missing and how it comes there."""
+def read_bsp(path: Path, profile: str, board: str = "") -> BoardSupportPackage:
+    """Read the board support package at `path` for boards of that profile; UsageError names what is missing and how to
+    get it."""
     if profile not in BOARDS:
         raise UsageError(f"no board configuration is known for {profile!r}; there is {', '.join(BOARDS)}")
     if not (path / "flash.sh").is_file() or not (path / FLASHER).is_file():
@@ -55,22 +57,24 @@ def read_tree(path: Path, profile: str, board: str = "") -> Tree:
             f"{path} is not NVIDIA's Linux_for_Tegra: unpack Jetson_Linux_R36…_aarch64.tbz2 and name the folder in it"
         )
     try:
-        with (path / "rootfs" / RELEASE).open("rb") as file:
-            said = file.readline(400).decode("ascii", "replace")
+        with (path / "rootfs" / RELEASE_FILE).open("rb") as file:
+            line = file.readline(400).decode("ascii", "replace")
     except OSError as error:
         raise UsageError(
             f"{path / 'rootfs'} is not ready: unpack Tegra_Linux_Sample-Root-Filesystem…tbz2 there as root, then run"
             " `sudo ./apply_binaries.sh`"
         ) from error
-    found = re.match(r"# R(\d{1,3}) \(release\), REVISION: ([0-9.]{1,12})", said)
-    if found is None or int(found[1]) not in KNOWN:
-        what = f"R{found[1]}" if found else "a release that does not say which"
-        raise UsageError(f"{path} is {what}, and this knows R35 (JetPack 5) and R36 (JetPack 6)")
-    return Tree(path.resolve(), int(found[1]), found[2], _board(path, profile, board), _python(path / "rootfs"))
+    match = re.match(r"# R(\d{1,3}) \(release\), REVISION: ([0-9.]{1,12})", line)
+    if match is None or int(match[1]) not in SUPPORTED_RELEASES:
+        release = f"R{match[1]}" if match else "a release that does not say which"
+        raise UsageError(f"{path} is {release}, and this knows R35 (JetPack 5) and R36 (JetPack 6)")
+    return BoardSupportPackage(
+        path.resolve(), int(match[1]), match[2], _board(path, profile, board), _python(path / "rootfs")
+    )
 
 
-def _board(path: Path, profile: str, wanted: str) -> str:
-    names = (wanted,) if wanted else BOARDS[profile]
+def _board(path: Path, profile: str, requested: str) -> str:
+    names = (requested,) if requested else BOARDS[profile]
     for name in names:
         if re.fullmatch(r"[a-z0-9][a-z0-9+-]{0,60}", name) and (path / f"{name}.conf").is_file():
             return name
@@ -80,5 +84,5 @@ def _board(path: Path, profile: str, wanted: str) -> str:
 
 
 def _python(rootfs: Path) -> str:
-    there = [version for version in PYTHONS if (rootfs / "usr" / "bin" / f"python{version}").is_file()]
-    return there[0] if there else ""
+    installed = [version for version in PYTHONS if (rootfs / "usr" / "bin" / f"python{version}").is_file()]
+    return installed[0] if installed else ""

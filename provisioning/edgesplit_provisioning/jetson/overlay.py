@@ -1,5 +1,5 @@
-"""What a Jetson's root file system gets: the kit with its claim, a unit that installs it at the first boot that can,
-the host name, who may log in by which keys, and a wireless network by its derived key."""
+"""The files that are added to a Jetson's root file system: the kit with its claim, a unit that installs it at the first
+successful boot, the host name, SSH keys, and a wireless network with its derived key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgesplit_provisioning.jetson.root_filesystem import Put
+from edgesplit_provisioning.jetson.root_filesystem import FileToWrite
 
 KIT = "opt/edgesplit-kit"
 UNIT = "edgesplit-first-boot.service"
@@ -44,16 +44,16 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A wireless network (see `edgesplit_provisioning.image.wifi`)."""
+    """A wireless network; the key is derived in `edgesplit_provisioning.image.wifi`."""
 
     ssid: bytes
     key: str
-    """Derived, in hex."""
+    """The derived key, in hex."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """Checked values: none of them can break out of the file that it is written into."""
+    """Checked settings; none contains characters that would change the meaning of the file that it is written into."""
 
     kit: Mapping[str, Path]
     claim: bytes
@@ -64,31 +64,33 @@ class Overlay:
     network: Network | None = None
 
 
-def files(overlay: Overlay) -> list[Put]:
-    """Below the root. The unit's link comes last: without it nothing of this is begun."""
-    puts = [Put(f"{KIT}/{name}", path) for name, path in overlay.kit.items()]
+def overlay_files(overlay: Overlay) -> list[FileToWrite]:
+    """The files, by paths below the root. The unit's link comes last, since it enables the installation."""
+    puts = [FileToWrite(f"{KIT}/{name}", path) for name, path in overlay.kit.items()]
     puts += [
-        Put(f"{KIT}/claim.json", overlay.claim, 0o600),
-        Put(f"{KIT}/first-boot.sh", _FIRST_BOOT.encode(), 0o755),
-        Put("etc/hostname", f"{overlay.hostname}\n".encode()),
+        FileToWrite(f"{KIT}/claim.json", overlay.claim, 0o600),
+        FileToWrite(f"{KIT}/first-boot.sh", _FIRST_BOOT.encode(), 0o755),
+        FileToWrite("etc/hostname", f"{overlay.hostname}\n".encode()),
     ]
     if overlay.ssh_keys:
         keys = "".join(f"{key}\n" for key in overlay.ssh_keys)
-        puts.append(Put(f"etc/ssh/authorized_keys.d/{overlay.user}", keys.encode()))
+        puts.append(FileToWrite(f"etc/ssh/authorized_keys.d/{overlay.user}", keys.encode()))
         line = "AuthorizedKeysFile .ssh/authorized_keys /etc/ssh/authorized_keys.d/%u\n"
-        puts.append(Put("etc/ssh/sshd_config.d/40-edgesplit.conf", line.encode()))
+        puts.append(FileToWrite("etc/ssh/sshd_config.d/40-edgesplit.conf", line.encode()))
     if overlay.sudo:
-        puts.append(Put("etc/sudoers.d/40-edgesplit", f"{overlay.user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440))
+        puts.append(
+            FileToWrite("etc/sudoers.d/40-edgesplit", f"{overlay.user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440)
+        )
     if overlay.network is not None:
         path = "etc/NetworkManager/system-connections/edgesplit.nmconnection"
-        puts.append(Put(path, _connection(overlay.network), 0o600))
-    puts.append(Put(f"{_UNITS}/{UNIT}", _UNIT.encode()))
-    puts.append(Put(f"{_UNITS}/multi-user.target.wants/{UNIT}", target=f"/{_UNITS}/{UNIT}"))
+        puts.append(FileToWrite(path, _connection(overlay.network), 0o600))
+    puts.append(FileToWrite(f"{_UNITS}/{UNIT}", _UNIT.encode()))
+    puts.append(FileToWrite(f"{_UNITS}/multi-user.target.wants/{UNIT}", target=f"/{_UNITS}/{UNIT}"))
     return puts
 
 
 def _connection(network: Network) -> bytes:
-    """NetworkManager's keyfile. The name goes as numbers of its bytes, which need no quoting."""
+    """NetworkManager's keyfile; the SSID is written as byte values, which need no quoting."""
     ssid = "".join(f"{byte};" for byte in network.ssid)
     return (
         "[connection]\nid=edgesplit\ntype=wifi\nautoconnect=true\n\n"

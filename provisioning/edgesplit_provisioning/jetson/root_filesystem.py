@@ -1,8 +1,8 @@
-"""Files into a root file system that is not ours to run: no link in it is followed, so nothing is written outside of
-it.
+"""Writes files into a root file system that belongs to another system, without following links in it, so that nothing
+outside is written.
 
-What is written is written down first, with what was there before, beside the root file system: `take_back` undoes it,
-also where writing was cut off. A file that somebody has changed since is left as it is.
+Before anything is written, a record of the previous content is saved beside the root file system: `restore_files`
+undoes the change, also after an interrupted write. A file that was modified since is left as it is.
 """
 
 from __future__ import annotations
@@ -25,52 +25,54 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
 
 RECORD = "edgesplit-overlay.json"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_RECORD_BYTES = 4 << 20
-_BEFORE_BYTES = 1 << 20
+"""Name of the record in the board support package."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_RECORD_BYTES = 4 << 20
+_MAX_PREVIOUS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
-    """A file to be there; or with `target` a link."""
+class FileToWrite:
+    """A file to write; with `target`, a link to create."""
 
     path: str
-    """Below the root, without a leading slash."""
+    """Path below the root, without a leading slash."""
     content: bytes | Path = b""
     mode: int = 0o644
     target: str = ""
 
 
-class Was(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one path, and what it was."""
+class PreviousFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The new and the previous content of one path."""
 
     path: str
     sha256: str
-    """Of the new content; of a link's target."""
+    """SHA-256 of the new content, or of a link's target."""
     before: str | None = None
-    """The old content in base64; None: there was nothing."""
+    """Previous content in base64; None where there was no file."""
     mode: int = 0o644
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """`edgesplit-overlay.json`."""
+    """The record in `edgesplit-overlay.json`."""
 
     format: str = "edgesplit.overlay/1"
-    files: tuple[Was, ...]
+    files: tuple[PreviousFile, ...]
     folders: tuple[str, ...]
-    """Made for them, deepest first."""
+    """Folders that were created, deepest first."""
 
 
-def put_all(tree: Path, puts: Sequence[Put]) -> None:
-    """Have these files in the tree's root file system, in place of those of an earlier call."""
-    take_back(tree)
-    with _top(tree) as top:
+def install_files(tree: Path, puts: Sequence[FileToWrite]) -> None:
+    """Write these files into the root file system, replacing those of an earlier call."""
+    restore_files(tree)
+    with _open_root(tree) as top:
         folders = dict.fromkeys(
             folder for put in puts for folder in _parents(put.path) if not _exists(top, folder)
         )  # fmt: skip
         record = Record(
-            files=tuple(_was(top, put) for put in puts), folders=tuple(sorted(folders, key=len, reverse=True))
+            files=tuple(_previous_file(top, put) for put in puts), folders=tuple(sorted(folders, key=len, reverse=True))
         )
+        # The record is synced before the first change, so that an interrupted run can be undone completely.
         _write_record(tree, record)
         for folder in sorted(folders, key=len):
             _make_folder(top, folder)
@@ -79,31 +81,33 @@ def put_all(tree: Path, puts: Sequence[Put]) -> None:
     os.sync()
 
 
-def take_back(tree: Path) -> list[str]:
-    """Undo the last `put_all`, whole or not; the paths that were changed since, and are left."""
+def restore_files(tree: Path) -> list[str]:
+    """Undo the last `install_files`, complete or not; returns the paths that were modified since and are left."""
     record = _read_record(tree)
     if record is None:
         return []
-    left: list[str] = []
-    with _top(tree) as top:
-        for was in record.files:
-            _drop_part(top, was.path)
-            now = _digest(top, was.path)
-            if now == was.sha256:
-                _restore(top, was)
-            elif now is not None and (was.before is None or now != _sha256(b64decode(was.before))):
-                left.append(was.path)
+    kept: list[str] = []
+    with _open_root(tree) as top:
+        for entry in record.files:
+            _remove_part(top, entry.path)
+            now = _digest(top, entry.path)
+            # Undo only what is still as it was installed. A path with its previous content was not reached yet;
+            # anything else was modified since and is kept.
+            if now == entry.sha256:
+                _restore(top, entry)
+            elif now is not None and (entry.before is None or now != _sha256(b64decode(entry.before))):
+                kept.append(entry.path)
         for folder in record.folders:
             _remove_folder(top, folder)
     os.sync()
     (tree / RECORD).unlink()
-    return left
+    return kept
 
 
 @contextmanager
-def _top(tree: Path) -> Iterator[int]:
+def _open_root(tree: Path) -> Iterator[int]:
     try:
-        top = os.open(tree / "rootfs", _FOLDER)
+        top = os.open(tree / "rootfs", _FOLDER_FLAGS)
     except OSError as error:
         raise UsageError(f"cannot open {tree / 'rootfs'}: {error.strerror}") from error
     try:
@@ -117,24 +121,25 @@ def _top(tree: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _inside(top: int, folder: str) -> Iterator[int]:
-    """That folder, reached by no link."""
-    at = os.dup(top)
+def _open_folder(top: int, folder: str) -> Iterator[int]:
+    """Open a folder component by component; a link on the way raises UsageError."""
+    descriptor = os.dup(top)
     try:
+        # One component at a time with O_NOFOLLOW: a link anywhere in the path would lead out of the root file system.
         for part in folder.split("/") if folder else ():
             try:
-                deeper = os.open(part, _FOLDER, dir_fd=at)
+                deeper = os.open(part, _FOLDER_FLAGS, dir_fd=descriptor)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
                     raise UsageError(
                         f"rootfs/{folder} is, or lies behind, a link: this is no tree of NVIDIA's"
                     ) from error
                 raise
-            os.close(at)
-            at = deeper
-        yield at
+            os.close(descriptor)
+            descriptor = deeper
+        yield descriptor
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -151,7 +156,7 @@ def _parents(path: str) -> list[str]:
 
 def _exists(top: int, folder: str) -> bool:
     try:
-        with _inside(top, folder):
+        with _open_folder(top, folder):
             return True
     except FileNotFoundError:
         return False
@@ -159,41 +164,41 @@ def _exists(top: int, folder: str) -> bool:
 
 def _make_folder(top: int, folder: str) -> None:
     parent, name = _split(folder)
-    with _inside(top, parent) as at:
+    with _open_folder(top, parent) as at:
         os.mkdir(name, 0o755, dir_fd=at)
 
 
 def _remove_folder(top: int, folder: str) -> None:
     parent, name = _split(folder)
     try:
-        with _inside(top, parent) as at:
+        with _open_folder(top, parent) as at:
             os.rmdir(name, dir_fd=at)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
             raise
 
 
-def _was(top: int, put: Put) -> Was:
+def _previous_file(top: int, put: FileToWrite) -> PreviousFile:
     folder, name = _split(put.path)
     new = _sha256(put.target.encode()) if put.target else _content_digest(put.content)
     if not _exists(top, folder):
-        return Was(path=put.path, sha256=new)
-    with _inside(top, folder) as at:
+        return PreviousFile(path=put.path, sha256=new)
+    with _open_folder(top, folder) as at:
         try:
-            found = os.stat(name, dir_fd=at, follow_symlinks=False)
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
         except FileNotFoundError:
-            return Was(path=put.path, sha256=new)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _BEFORE_BYTES:
+            return PreviousFile(path=put.path, sha256=new)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PREVIOUS_BYTES:
             raise UsageError(f"rootfs/{put.path} is no file that could be put back: take it away first")
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at)
         with os.fdopen(descriptor, "rb") as file:
             before = file.read()
-    return Was(path=put.path, sha256=new, before=b64encode(before).decode(), mode=stat.S_IMODE(found.st_mode))
+    return PreviousFile(path=put.path, sha256=new, before=b64encode(before).decode(), mode=stat.S_IMODE(status.st_mode))
 
 
-def _put(top: int, put: Put) -> None:
+def _put(top: int, put: FileToWrite) -> None:
     folder, name = _split(put.path)
-    with _inside(top, folder) as at:
+    with _open_folder(top, folder) as at:
         if put.target:
             os.symlink(put.target, name, dir_fd=at)
             return
@@ -201,9 +206,10 @@ def _put(top: int, put: Put) -> None:
 
 
 def _write(at: int, name: str, content: bytes | Path, mode: int) -> None:
-    """Anew, by one rename: old or new wherever it is cut off, and whatever the name led to is not written to."""
-    _unlink(at, _part(name))
-    descriptor = os.open(_part(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=at)
+    """Write to a temporary file and rename it: after an interruption either the old or the new file is there, and a
+    link is replaced, not followed."""
+    _unlink(at, _part_name(name))
+    descriptor = os.open(_part_name(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=at)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), mode)
         if isinstance(content, bytes):
@@ -211,10 +217,10 @@ def _write(at: int, name: str, content: bytes | Path, mode: int) -> None:
         else:
             with content.open("rb") as source:
                 shutil.copyfileobj(source, file)
-    os.replace(_part(name), name, src_dir_fd=at, dst_dir_fd=at)
+    os.replace(_part_name(name), name, src_dir_fd=at, dst_dir_fd=at)
 
 
-def _part(name: str) -> str:
+def _part_name(name: str) -> str:
     return f".{name}.edgesplit-part"
 
 
@@ -223,26 +229,26 @@ def _unlink(at: int, name: str) -> None:
         os.unlink(name, dir_fd=at)
 
 
-def _restore(top: int, was: Was) -> None:
-    folder, name = _split(was.path)
-    with _inside(top, folder) as at:
-        if was.before is None:
+def _restore(top: int, previous: PreviousFile) -> None:
+    folder, name = _split(previous.path)
+    with _open_folder(top, folder) as at:
+        if previous.before is None:
             os.unlink(name, dir_fd=at)
         else:
-            _write(at, name, b64decode(was.before), was.mode)
+            _write(at, name, b64decode(previous.before), previous.mode)
 
 
-def _drop_part(top: int, path: str) -> None:
+def _remove_part(top: int, path: str) -> None:
     folder, name = _split(path)
-    with contextlib.suppress(FileNotFoundError), _inside(top, folder) as at:
-        os.unlink(_part(name), dir_fd=at)
+    with contextlib.suppress(FileNotFoundError), _open_folder(top, folder) as at:
+        os.unlink(_part_name(name), dir_fd=at)
 
 
 def _digest(top: int, path: str) -> str | None:
-    """Of what is there now; None where nothing is."""
+    """SHA-256 of the current content or link target; None where the path does not exist."""
     folder, name = _split(path)
     try:
-        with _inside(top, folder) as at:
+        with _open_folder(top, folder) as at:
             if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
                 return _sha256(os.readlink(name, dir_fd=at).encode())
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at)
@@ -273,7 +279,7 @@ def _write_record(tree: Path, record: Record) -> None:
 def _read_record(tree: Path) -> Record | None:
     try:
         with (tree / RECORD).open("rb") as file:
-            return msgspec.json.decode(file.read(_RECORD_BYTES), type=Record)
+            return msgspec.json.decode(file.read(_MAX_RECORD_BYTES), type=Record)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Installs the edgesplit agent from the folder that this script lies in, without any network. Run as root; doing it
-# twice is harmless, and where it was killed the next run goes on.
+# Installs the edgesplit agent from the folder of this script, without a network. Run as root. Idempotent; after an
+# interruption the next run continues.
 #
-# It checks every file's digest, makes PREFIX/versions/VERSION-ID beside what runs, moves the link PREFIX/current there by
-# one rename, makes the agent's user and service, and takes the claim: into the data folder, and off this medium.
+# It checks every file's digest, installs into PREFIX/versions/VERSION-ID beside the running version, switches the link
+# PREFIX/current by one rename, creates the agent's user and service, and moves the claim from this medium into the data
+# folder.
 set -eu
 
 usage() {
@@ -25,10 +26,10 @@ say() { printf 'install: %s\n' "$*"; }
 fail() { printf 'install: %s\n' "$*" >&2; exit 1; }
 misused() { printf 'install: %s\n' "$*" >&2; usage >&2; exit 2; }
 
-# A value of kit.json, which has a line for each.
+# Print a value of kit.json, which has one line for each.
 value() { sed -n "s/^ \"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$kit/kit.json"; }
 
-# kit.json's files as sha256sum writes them.
+# Print the files of kit.json in sha256sum's format.
 sums() {
   sed -n 's/^  {"name": "\([a-z0-9._-]*\)", "bytes": [0-9]*, "sha256": "\([0-9a-f]*\)"},\{0,1\}$/\2  \1/p' "$kit/kit.json"
 }
@@ -91,7 +92,7 @@ put_there() {
   say 'done'
 }
 
-hold() { # one at a time
+hold() { # lock: one installation at a time
   if command -v flock >/dev/null; then
     exec 9>"$prefix/.lock"
     flock -n 9 || fail "another installation runs on $prefix"
@@ -130,7 +131,7 @@ check_space() {
   [ "$free" -ge $((needs / 1024)) ] || fail "$prefix has $((free / 1024)) MB free, installing takes $((needs / 1048576))"
 }
 
-fits() { # a Python for which the kit's wheels are; 32 bit programs run under a 64 bit kernel too
+fits() { # is this the Python that the kit's wheels are for? (32-bit programs run under a 64-bit kernel too)
   "$1" -c 'import struct, sys, venv
 sys.exit(struct.calcsize("P") != 8 or sys.implementation.name != "cpython"
          or "%d.%d" % sys.version_info[:2] != sys.argv[1])' "$python" >/dev/null 2>&1
@@ -167,8 +168,8 @@ unpack_python() {
 install_version() {
   say "installing $version"
   mkdir -p "$prefix/versions"
-  rm -rf "$place" "$prefix/.unpacked" # of a run that was killed
-  trap 'rm -rf "$place" "$prefix/.unpacked"' EXIT # a disk that is full is not left fuller
+  rm -rf "$place" "$prefix/.unpacked" # left by an interrupted run
+  trap 'rm -rf "$place" "$prefix/.unpacked"' EXIT # on failure, free the space again
   mkdir "$prefix/.unpacked"
   tar -xf "$kit/wheels.tar" -C "$prefix/.unpacked"
   mkdir "$prefix/.unpacked/installer"
@@ -206,7 +207,7 @@ switch() {
   sync
   switched=yes
   say "$prefix/current is $version now"
-  for old in "$prefix"/versions/*; do # what ran before stays, as the way back
+  for old in "$prefix"/versions/*; do # keep the previous version for a rollback
     case versions/${old##*/} in "versions/$id" | "$before") ;; *) rm -rf "$old" ;; esac
   done
 }
@@ -239,11 +240,11 @@ take_claim() {
   (umask 077 && cp "$claim" "$data/.claim")
   [ "$user" = "$(id -un)" ] || chown "$user:" "$data/.claim"
   mv -f "$data/.claim" "$data/claim.json"
-  sync # it serves once: here before it is gone there
+  sync # a claim can be used once: keep it here before erasing it there
   erase "$claim" || say "cannot erase $claim: do it yourself, it is a secret until the device is enrolled"
 }
 
-erase() { # what lies on a boot partition everybody can read
+erase() { # anyone with a card reader can read a boot partition: overwrite before deleting
   dd if=/dev/zero of="$1" bs="$(wc -c <"$1")" count=1 conv=notrunc,fsync 2>/dev/null && rm -f "$1" && sync
 }
 

@@ -1,6 +1,6 @@
-"""`kit.json`: what a kit is for and what lies in it, each file with its digest.
+"""`kit.json`: the manifest of a kit: what it is for, and each of its files with its digest.
 
-`install.sh` reads it with sed on a machine that has no Python yet, so each file has a line of its own.
+`install.sh` reads it with sed on a machine that has no Python yet, so each value and each file has a line of its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.release.agent_release import WHEELS_FILE
 
 FORMAT = "edgesplit.kit/1"
-NAME = "kit.json"
+MANIFEST = "kit.json"
 INSTALLER = "install.sh"
 WHEELS = WHEELS_FILE
 INTERPRETER = "python.tar.gz"
 CORAL = "coral.tar"
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}(\.[a-z0-9]{1,8}){1,2}")
-"""Of a file in a kit: no two differ in case only, and FAT keeps each as it is."""
-DESCRIPTION_BYTES = 65_536
+"""Valid file names in a kit: no two differ in case only, and FAT keeps each unchanged."""
+MAX_MANIFEST_BYTES = 65_536
+"""Longest manifest that is read."""
 
 
 class KitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +37,7 @@ class KitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Described(msgspec.Struct, frozen=True, kw_only=True):
+class KitManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `kit.json`."""
 
     format: str
@@ -44,7 +45,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     machine: str
     glibc: str
-    """The oldest C library that everything in it runs on."""
+    """The oldest glibc that everything in the kit runs on."""
     extras: tuple[str, ...]
     needs_bytes: int
     """Free space that installing takes at its peak."""
@@ -54,18 +55,19 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Kit:
-    """A folder that installs the agent offline: name on the partition -> file here."""
+    """A kit in a folder: its manifest, and its files by their names on the device."""
 
-    described: Described
+    manifest: KitManifest
     files: Mapping[str, Path]
 
     @property
     def bytes(self) -> int:
-        """That all its files take."""
-        return sum(one.stat().st_size for one in self.files.values())
+        """Total size of its files."""
+        return sum(path.stat().st_size for path in self.files.values())
 
     def check(self, folder: Path) -> None:
-        """This kit lies in `folder`, every file as it is here; MalformedMessage names the first that does not."""
+        """Compare the copy in `folder` with this kit; MalformedMessage names the first file that is missing or
+        different."""
         for name, file in self.files.items():
             if not (folder / name).is_file():
                 raise MalformedMessage(f"{folder / name} is missing")
@@ -73,46 +75,47 @@ class Kit:
                 raise MalformedMessage(f"{folder / name} is not what was written: write it again, elsewhere")
 
 
-def encode(described: Described) -> bytes:
-    """As `install.sh` reads it: a line for each value and for each file."""
-    plain = msgspec.to_builtins(described)
-    files = ",\n".join("  " + json.dumps(one) for one in plain.pop("files"))
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in plain.items()]
+def encode(manifest: KitManifest) -> bytes:
+    """Encode the manifest for `install.sh`: one line for each value and for each file."""
+    values = msgspec.to_builtins(manifest)
+    files = ",\n".join("  " + json.dumps(entry) for entry in values.pop("files"))
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
     return ("{\n" + ",\n".join(lines) + f',\n "files": [\n{files}\n ]\n}}\n').encode()
 
 
-def decode(raw: bytes) -> Described:
-    """The description in `raw`; MalformedMessage for anything else."""
-    if len(raw) > DESCRIPTION_BYTES:
-        raise MalformedMessage(f"{NAME}: {len(raw)} bytes, at most {DESCRIPTION_BYTES}")
+def decode(raw: bytes) -> KitManifest:
+    """Decode a manifest; MalformedMessage where it is invalid or of another format."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise MalformedMessage(f"{MANIFEST}: {len(raw)} bytes, at most {MAX_MANIFEST_BYTES}")
     try:
-        found = msgspec.json.decode(raw, type=Described)
+        manifest = msgspec.json.decode(raw, type=KitManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"{NAME}: {error}") from error
-    if found.format != FORMAT:
-        raise MalformedMessage(f"{NAME}: of format {found.format[:40]!r}, not {FORMAT}")
-    for one in found.files:
-        if not FILE_NAME.fullmatch(one.name):
-            raise MalformedMessage(f"{NAME}: {one.name[:80]!r} is no name of a file in a kit")
-    return found
+        raise MalformedMessage(f"{MANIFEST}: {error}") from error
+    if manifest.format != FORMAT:
+        raise MalformedMessage(f"{MANIFEST}: of format {manifest.format[:40]!r}, not {FORMAT}")
+    for entry in manifest.files:
+        if not FILE_NAME.fullmatch(entry.name):
+            raise MalformedMessage(f"{MANIFEST}: {entry.name[:80]!r} is no name of a file in a kit")
+    return manifest
 
 
 def read_kit(folder: Path) -> Kit:
-    """The kit that lies in `folder`, checked; UsageError where there is none."""
+    """Read a kit and check every file's size and digest; UsageError where there is none, MalformedMessage where it is
+    damaged."""
     try:
-        raw = (folder / NAME).read_bytes()
+        raw = (folder / MANIFEST).read_bytes()
     except OSError as error:
         raise UsageError(f"no kit in {folder}: {error.strerror}") from error
-    described = decode(raw)
-    for one in described.files:
-        file = folder / one.name
-        if not file.is_file() or file.stat().st_size != one.bytes or digest(file) != one.sha256:
+    manifest = decode(raw)
+    for entry in manifest.files:
+        file = folder / entry.name
+        if not file.is_file() or file.stat().st_size != entry.bytes or digest(file) != entry.sha256:
             raise MalformedMessage(f"{file} is missing or spoilt: make the kit again")
-    return Kit(described, {NAME: folder / NAME, **{one.name: folder / one.name for one in described.files}})
+    return Kit(manifest, {MANIFEST: folder / MANIFEST, **{entry.name: folder / entry.name for entry in manifest.files}})
 
 
-def listed(files: Mapping[str, Path]) -> tuple[KitFile, ...]:
-    """How files are described; UsageError for a name that FAT would not keep."""
+def list_files(files: Mapping[str, Path]) -> tuple[KitFile, ...]:
+    """Entries of the manifest for these files; UsageError for a name that FAT would not keep."""
     for name in files:
         if not FILE_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is no name for a file in a kit: small letters, digits and one ending")

@@ -1,8 +1,8 @@
-"""edgesplit's own wheel for devices: the rooms that run there and no others, the same bytes from the same sources.
+"""Builds edgesplit's own wheel for devices: only the packages that run there; reproducible.
 
-Its version says so (`0.1.0+device`), and so does its metadata: extras of rooms that are not in it are not offered.
-Sources are the packages that are imported here: of a checkout as they lie there, of an installed wheel only what its
-RECORD lists, each file checked against it.
+Its version (`0.1.0+device`) and metadata reflect this: extras of packages that are not in it are not offered. The
+sources are the packages as imported here: in a checkout as they are on disk; in an installed wheel only the files of
+its RECORD, each checked against its digest.
 """
 
 from __future__ import annotations
@@ -21,40 +21,44 @@ from packaging.requirements import Requirement
 import edgesplit
 from edgesplit.errors import TrustError, UsageError
 
-ROOMS = ("edgesplit", "edgesplit_agent", "edgesplit_offload")
+PACKAGES = ("edgesplit", "edgesplit_agent", "edgesplit_offload")
+"""Import packages that the wheel contains."""
 EXTRAS = ("agent", "offload", "tflite", "otel")
+"""Extras that the wheel offers."""
 COMMAND = "edgesplit-agent"
-LONG_AGO = (1980, 1, 1, 0, 0, 0)
+FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+"""Time stamp of every file in the wheel, for reproducibility."""
 
 
 def version() -> str:
-    """Of the wheel."""
+    """Version of the wheel."""
     return f"{edgesplit.__version__}+device"
 
 
 def file_name() -> str:
-    """Of the wheel."""
+    """File name of the wheel."""
     return f"edgesplit-{version()}-py3-none-any.whl"
 
 
 def requirements(extras: tuple[str, ...]) -> list[str]:
-    """What the wheel with these extras asks for, without conditions that do not hold for the extras."""
+    """Requirements of the wheel with these extras; markers that depend on an extra are evaluated. UsageError for an
+    unknown extra."""
     unknown = sorted(set(extras) - set(EXTRAS))
     if unknown:
         raise UsageError(f"no extra {', '.join(unknown)} on devices; there are {', '.join(EXTRAS)}")
-    found = []
+    selected = []
     for text in _distribution().metadata.get_all("Requires-Dist") or ():
-        one = Requirement(text)
-        if one.name == "edgesplit":
+        requirement = Requirement(text)
+        if requirement.name == "edgesplit":
             continue
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras):
-            one.marker = None
-            found.append(str(one))
-    return sorted(set(found))
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+            requirement.marker = None
+            selected.append(str(requirement))
+    return sorted(set(selected))
 
 
 def write(folder: Path) -> Path:
-    """The wheel, written into `folder`."""
+    """Write the wheel into `folder`; returns its path."""
     info = f"edgesplit-{version()}.dist-info"
     files = dict(_sources())
     files[f"{info}/METADATA"] = _metadata().encode()
@@ -64,14 +68,16 @@ def write(folder: Path) -> Path:
     files[record] = "".join(
         [*(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in sorted(files.items())), f"{record},,\n"]
     ).encode()
-    made = folder / file_name()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:  # stored: no zlib's version shows in the bytes
+    output = folder / file_name()
+    with zipfile.ZipFile(
+        output, "w", zipfile.ZIP_STORED
+    ) as archive:  # uncompressed: the bytes must not depend on the version of zlib
         for name, data in sorted(files.items(), key=lambda item: (item[0] == record, item[0])):
-            entry = zipfile.ZipInfo(name, LONG_AGO)
+            entry = zipfile.ZipInfo(name, FIXED_TIME)
             entry.external_attr = 0o100644 << 16
             entry.create_system = 3
             archive.writestr(entry, data)
-    return made
+    return output
 
 
 def _distribution() -> metadata.Distribution:
@@ -82,9 +88,9 @@ def _distribution() -> metadata.Distribution:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    """Each file of the rooms, named as in a wheel."""
+    """Name in the wheel and content of each source file. TrustError where an installed file differs from its RECORD."""
     recorded = _recorded()
-    for room in ROOMS:
+    for room in PACKAGES:
         spec = importlib.util.find_spec(room)
         if spec is None or not spec.submodule_search_locations:
             raise UsageError(f"{room} is not installed here: pip install 'edgesplit[cli]'")
@@ -103,34 +109,34 @@ def _sources() -> Iterator[tuple[str, bytes]]:
 
 
 def _recorded() -> dict[str, str] | None:
-    """What the installed wheel's RECORD says of the rooms' files; None where edgesplit runs from a checkout."""
-    found = {
+    """Digests in the installed wheel's RECORD, by file; None where edgesplit runs from a checkout."""
+    digests = {
         file.as_posix(): file.hash.value
         for file in _distribution().files or ()
-        if file.hash is not None and file.hash.mode == "sha256" and file.parts[0] in ROOMS
+        if file.hash is not None and file.hash.mode == "sha256" and file.parts[0] in PACKAGES
     }
-    return found or None
+    return digests or None
 
 
 def _metadata() -> str:
-    whole = _distribution().metadata
-    kept = email.message.Message()
-    kept["Metadata-Version"] = "2.1"
-    kept["Name"] = "edgesplit"
-    kept["Version"] = version()
-    kept["Summary"] = f"The device's part of edgesplit: {', '.join(ROOMS)}."
-    kept["Requires-Python"] = str(whole["Requires-Python"])
+    installed = _distribution().metadata
+    headers = email.message.Message()
+    headers["Metadata-Version"] = "2.1"
+    headers["Name"] = "edgesplit"
+    headers["Version"] = version()
+    headers["Summary"] = f"The device's part of edgesplit: {', '.join(PACKAGES)}."
+    headers["Requires-Python"] = str(installed["Requires-Python"])
     for extra in EXTRAS:
-        kept["Provides-Extra"] = extra
-    for text in whole.get_all("Requires-Dist") or ():
+        headers["Provides-Extra"] = extra
+    for text in installed.get_all("Requires-Dist") or ():
         marker = Requirement(text).marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in EXTRAS):
-            kept["Requires-Dist"] = text
-    return "".join(f"{key}: {value}\n" for key, value in kept.items())
+            headers["Requires-Dist"] = text
+    return "".join(f"{key}: {value}\n" for key, value in headers.items())
 
 
 def _entry_points() -> str:
-    command = next(one for one in _distribution().entry_points if one.name == COMMAND)
+    command = next(entry_point for entry_point in _distribution().entry_points if entry_point.name == COMMAND)
     return f"[console_scripts]\n{command.name} = {command.value}\n"
 
 

@@ -1,7 +1,7 @@
-"""Wheels without what no device uses: tests, headers, compilers' leavings, formats that no camera sends.
+"""Removes from wheels what devices never use: tests, headers, build tools, unused image formats, symbols for debuggers.
 
-A third of what an agent's wheels unpack to is read by nobody there (docs/footprint.md). What is left away is named
-here; a library that something which stays needs stays too. RECORD says what is in the wheel now, so pip's checks hold.
+About a third of the unpacked wheels of an agent is never read on a device (docs/footprint.md). What is removed is
+listed here; a shared library that a remaining file needs stays. RECORD is rewritten, so that pip's checks pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
+REMOVED_FILES: Mapping[str, tuple[str, ...]] = {
     "numpy": (
         "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*",
         "numpy/_core/lib/*", "numpy/random/lib/*", "numpy/random/_examples/*", "numpy/polynomial/*", "numpy/testing/*",
@@ -36,69 +36,77 @@ LEFT_AWAY: Mapping[str, tuple[str, ...]] = {
         "onnxruntime/transformers/*", "onnxruntime/tools/*", "onnxruntime/quantization/*", "onnxruntime/datasets/*",
     ),
 }  # fmt: skip
-"""By distribution: tests, build tools and parts that load by themselves where used; text, colour profiles and newer
-picture formats; test vectors; the second of two backends; what makes models."""
-EVERYWHERE = ("*.pyi", "*.exe")
-"""What only type checkers read, and programs of another system."""
-SINCE = {"numpy": 2}
-"""Before that version, importing it loads all of its parts."""
-RECIPE = hashlib.sha256(json.dumps([3, EVERYWHERE, sorted(LEFT_AWAY.items())]).encode()).hexdigest()[:16]
-"""Changes with what is done to a wheel."""
+"""Patterns of files to remove, by distribution: tests, build tools and lazily loaded subpackages of numpy; text, colour
+profiles and newer picture formats of pillow; test vectors; the second zstandard backend; onnxruntime's model tools."""
+REMOVED_EVERYWHERE = ("*.pyi", "*.exe")
+"""Patterns of files to remove from every wheel: type stubs, and programs for Windows."""
+OLDEST_SLIMMED = {"numpy": 2}
+"""Oldest major version that is slimmed: importing an older numpy loads all of its subpackages."""
+RULES_HASH = hashlib.sha256(json.dumps([3, REMOVED_EVERYWHERE, sorted(REMOVED_FILES.items())]).encode()).hexdigest()[
+    :16
+]
+"""Hash of the removal rules, part of the cache key."""
 
 
-def slimmed(wheel: Path, cache: Path) -> Path:
-    """The same wheel with less in it, under the same name, in the cache."""
+def slim_wheel(wheel: Path, cache: Path) -> Path:
+    """The slimmed wheel, under the same file name, in the cache."""
     with wheel.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    made = cache / f"{digest[:32]}-{RECIPE}" / wheel.name
-    if made.exists():
-        return made
-    made.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=".part-", dir=made.parent)
+    output = cache / f"{digest[:32]}-{RULES_HASH}" / wheel.name
+    if output.exists():
+        return output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(prefix=".part-", dir=output.parent)
     try:
         with os.fdopen(handle, "wb") as out:
             _rewrite(wheel, out)
-        os.replace(part, made)
+        os.replace(part, output)
     finally:
         Path(part).unlink(missing_ok=True)
-    return made
+    return output
 
 
 def _rewrite(wheel: Path, out: object) -> None:
     with zipfile.ZipFile(wheel) as whole:
-        entries = {one.filename: one for one in whole.infolist() if not one.is_dir()}
+        entries = {entry_info.filename: entry_info for entry_info in whole.infolist() if not entry_info.is_dir()}
         content = {name: whole.read(name) for name in entries}
     distribution, version, _, _ = parse_wheel_filename(wheel.name)
-    named = LEFT_AWAY.get(distribution, ()) if version.major >= SINCE.get(distribution, 0) else ()
-    kept = {name: loadable(content[name]) for name in sorted(staying(content, (*EVERYWHERE, *named)))}
+    patterns = REMOVED_FILES.get(distribution, ()) if version.major >= OLDEST_SLIMMED.get(distribution, 0) else ()
+    kept = {name: strip_elf(content[name]) for name in sorted(files_to_keep(content, (*REMOVED_EVERYWHERE, *patterns)))}
     record = next(name for name in kept if name.endswith(".dist-info/RECORD"))
     kept[record] = _record(kept, record)
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as made:  # type: ignore[call-overload]
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as output:  # type: ignore[call-overload]
         for name, data in kept.items():
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.external_attr = entries[name].external_attr
             entry.create_system = 3
-            made.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            output.writestr(entry, data, zipfile.ZIP_DEFLATED)
 
 
-def staying(content: Mapping[str, bytes], patterns: tuple[str, ...]) -> set[str]:
-    """What is kept: all that no pattern names, and libraries among the rest that something kept loads by name."""
-    away = {name for name in content if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    kept = set(content) - away
+def files_to_keep(content: Mapping[str, bytes], patterns: tuple[str, ...]) -> set[str]:
+    """Names of the files to keep: all that match no pattern, and bundled libraries that a kept file loads by name."""
+    removed = {name for name in content if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    kept = set(content) - removed
+    # Libraries in `.libs` are loaded by name: keep those whose name occurs in a kept object, and repeat, since a
+    # library that was added may load others.
     while True:
         objects = [content[name] for name in kept if ".so" in name]
-        needed = {name for name in away if ".libs/" in name and any(_file(name) in one for one in objects)}
+        needed = {
+            name for name in removed if ".libs/" in name and any(_c_string(name) in library for library in objects)
+        }
         if not needed:
             return kept
         kept |= needed
-        away -= needed
+        removed -= needed
 
 
-def loadable(data: bytes) -> bytes:
-    """A shared object without what only debuggers and linkers read, which lies behind all that is loaded; anything else
-    as it is. 64 bit, little-endian."""
+def strip_elf(data: bytes) -> bytes:
+    """A 64-bit little-endian shared object without the trailing data that only debuggers and linkers read; other data
+    is returned unchanged."""
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64 or struct.unpack_from("<H", data, 16)[0] != 3:
         return data
+    # ELF-64 header: e_phoff at 32, e_phentsize and e_phnum at 54. The loader reads only the program headers and the
+    # segments that they name (p_offset at 8, p_filesz at 32 of each); section headers and debug data lie behind.
     table, size, count = (*struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54))
     end = table + size * count
     for number in range(count):
@@ -107,12 +115,12 @@ def loadable(data: bytes) -> bytes:
     if end >= len(data):
         return data
     short = bytearray(data[:end])
-    struct.pack_into("<Q", short, 40, 0)  # no section headers any more
+    struct.pack_into("<Q", short, 40, 0)  # offset of the section headers: there are none any more
     struct.pack_into("<HH", short, 60, 0, 0)
     return bytes(short)
 
 
-def _file(name: str) -> bytes:
+def _c_string(name: str) -> bytes:
     return name.rsplit("/", 1)[-1].encode() + b"\0"
 
 

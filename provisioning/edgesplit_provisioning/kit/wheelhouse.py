@@ -1,7 +1,8 @@
-"""The wheels that a device needs, for its Python and its machine, by pip; kept by what was asked for.
+"""Downloads the wheels that a device needs, for its Python and its machine, with pip; cached by the request.
 
-pip resolves for another machine but reads conditions of requirements (`; python_version < "3.11"`) by the interpreter
-that it runs on, so what it leaves out is found here and asked for, until nothing is missing.
+pip selects wheels for another machine, but evaluates environment markers (`; python_version < "3.11"`) by the
+interpreter that it runs on. Requirements that it leaves out are therefore computed here and requested, until none is
+missing.
 """
 
 from __future__ import annotations
@@ -25,111 +26,120 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit_provisioning.kit.target import Target
 
-Told = Callable[[str], None]
-"""Is told what is being done, for people."""
+OnProgress = Callable[[str], None]
+"""Progress callback; receives a line for display."""
 INSTALLER = "pip"
-LISTING = "SHA256SUMS"
-MOST_ROUNDS = 8
-DROPPED = re.compile(r"(?:\(constraint\)|No matching distribution found for) ([A-Za-z0-9._-]+)==")
+"""Distribution that installs the others on the device."""
+DIGESTS_FILE = "SHA256SUMS"
+"""Name of the file with the digests of the cached wheels."""
+MAX_ROUNDS = 8
+"""Limit on rounds of download and dependency check."""
+UNAVAILABLE = re.compile(r"(?:\(constraint\)|No matching distribution found for) ([A-Za-z0-9._-]+)==")
+"""Names of pinned distributions in pip's message that it has no wheel of that version."""
 
 
 def constraints() -> dict[str, str]:
     """The versions that edgesplit was tested with, by canonical name."""
-    here = Path(__file__)
-    for file in (here.with_name("constraints.txt"), here.parents[3] / "constraints.txt"):
+    module = Path(__file__)
+    for file in (module.with_name("constraints.txt"), module.parents[3] / "constraints.txt"):
         if file.is_file():
-            return pins(file.read_text(encoding="utf-8"))
+            return parse_pins(file.read_text(encoding="utf-8"))
     raise UsageError("constraints.txt is missing from this installation of edgesplit: install it again")
 
 
-def pins(text: str) -> dict[str, str]:
-    """NAME==VERSION lines; comments are left out."""
+def parse_pins(text: str) -> dict[str, str]:
+    """Parse NAME==VERSION lines; comments are ignored."""
     lines = (line.split("#")[0].strip() for line in text.splitlines())
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
-def wheels(
-    target: Target, requirements: Sequence[str], cache: Path, *, wheelhouse: Path | None = None, told: Told
+def collect_wheels(
+    target: Target, requirements: Sequence[str], cache: Path, *, wheelhouse: Path | None = None, on_progress: OnProgress
 ) -> list[Path]:
-    """One wheel of each distribution that the requirements need on the target, pip's own among them.
+    """One wheel of each distribution that the requirements need on the target, including pip's own.
 
-    From `wheelhouse` alone where it is given; else from the package index, once for the same question. LinkError where
-    the index cannot be reached, UsageError where there is no wheel for the target.
+    With `wheelhouse`, wheels come from that folder only; otherwise from the package index, cached by the request.
+    LinkError where the index cannot be reached, UsageError where there is no wheel for the target.
     """
     wanted = sorted({*requirements, INSTALLER})
     if wheelhouse is not None:
         if not wheelhouse.is_dir():
             raise UsageError(f"no folder of wheels: {wheelhouse}")
-        listed = sorted((one.name, one.stat().st_size) for one in wheelhouse.glob("*.whl"))
+        listed = sorted((path.name, path.stat().st_size) for path in wheelhouse.glob("*.whl"))
         pinned: dict[str, str] = {}
-        question: list[object] = [str(wheelhouse.resolve()), listed]
+        source_key: list[object] = [str(wheelhouse.resolve()), listed]
     else:
         pinned = constraints()
-        question = [sorted(pinned.items())]
-    asked = json.dumps([target.python, target.machine, target.glibc, wanted, *question])
-    kept = cache / "wheels" / hashlib.sha256(asked.encode()).hexdigest()[:32]
-    if found := _whole(kept):
-        told(f"{len(found)} wheels from the cache")
-        return found
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".part-", dir=kept.parent) as folder:
+        source_key = [sorted(pinned.items())]
+    key = json.dumps([target.python, target.machine, target.glibc, wanted, *source_key])
+    folder_in_cache = cache / "wheels" / hashlib.sha256(key.encode()).hexdigest()[:32]
+    if cached := _checked_wheels(folder_in_cache):
+        on_progress(f"{len(cached)} wheels from the cache")
+        return cached
+    folder_in_cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder_in_cache.parent) as folder:
         work = Path(folder) / "wheels"
-        _gather(_Pip(target, wheelhouse, told), wanted, pinned, work)
-        return _keep(work, kept)
+        _download_all(_Pip(target, wheelhouse, on_progress), wanted, pinned, work)
+        return _move_to_cache(work, folder_in_cache)
 
 
-def missing(wheels: Iterable[Path], requirements: Iterable[str], markers: Mapping[str, str]) -> list[str]:
-    """What these wheels and requirements ask for on a machine of those markers, and no wheel here is."""
-    have = {canonicalize_name(parse_wheel_filename(one.name)[0]): one for one in wheels}
+def missing_requirements(wheels: Iterable[Path], requirements: Iterable[str], markers: Mapping[str, str]) -> list[str]:
+    """Requirements of these wheels and of `requirements`, under these markers, that none of the wheels satisfies."""
+    available = {canonicalize_name(parse_wheel_filename(requirement.name)[0]): requirement for requirement in wheels}
     lacking: set[str] = set()
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     queue = [Requirement(text) for text in requirements]
+    # Breadth over (distribution, extra) pairs: an extra of a distribution can add requirements of its own.
     while queue:
-        one = queue.pop()
-        name = canonicalize_name(one.name)
-        if name not in have:
-            lacking.add(f"{one.name}{one.specifier}")
+        requirement = queue.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in available:
+            lacking.add(f"{requirement.name}{requirement.specifier}")
             continue
-        for extra in ("", *sorted(one.extras)):
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                queue += needs(have[name], {**markers, "extra": extra})
+        for extra in ("", *sorted(requirement.extras)):
+            if (name, extra) not in visited:
+                visited.add((name, extra))
+                queue += requirements_of(available[name], {**markers, "extra": extra})
     return sorted(lacking)
 
 
-def needs(wheel: Path, markers: Mapping[str, str]) -> list[Requirement]:
-    """What the wheel asks for where the markers hold."""
+def requirements_of(wheel: Path, markers: Mapping[str, str]) -> list[Requirement]:
+    """The wheel's requirements whose markers hold."""
     with zipfile.ZipFile(wheel) as archive:
-        name = next(one for one in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one))
+        name = next(
+            candidate for candidate in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", candidate)
+        )
         headers = HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
-    found = [Requirement(text) for text in headers.get_all("Requires-Dist") or ()]
-    return [one for one in found if one.marker is None or one.marker.evaluate(dict(markers))]
+    requirements = [Requirement(text) for text in headers.get_all("Requires-Dist") or ()]
+    return [
+        candidate for candidate in requirements if candidate.marker is None or candidate.marker.evaluate(dict(markers))
+    ]
 
 
-def _gather(pip: _Pip, wanted: Sequence[str], pinned: dict[str, str], work: Path) -> None:
-    """Wheels into `work` until nothing that they ask for is missing."""
-    asked = list(wanted)
+def _download_all(pip: _Pip, wanted: Sequence[str], pinned: dict[str, str], work: Path) -> None:
+    """Download wheels into `work` until no requirement is missing."""
+    requested = list(wanted)
     lacking: list[str] = []
-    for _ in range(MOST_ROUNDS):
-        pip.download(asked, pinned, work)
-        lacking = missing(work.glob("*.whl"), asked, pip.target.markers)
+    for _ in range(MAX_ROUNDS):
+        pip.download(requested, pinned, work)
+        lacking = missing_requirements(work.glob("*.whl"), requested, pip.target.markers)
         if not lacking:
             return
-        asked += lacking
+        requested += lacking
     raise UsageError(f"{pip.target}: wheels keep asking for more: {', '.join(lacking)}")
 
 
 class _Pip:
-    """pip, asked for another machine's wheels."""
+    """Runs pip to download wheels for another machine."""
 
-    def __init__(self, target: Target, wheelhouse: Path | None, told: Told) -> None:
+    def __init__(self, target: Target, wheelhouse: Path | None, on_progress: OnProgress) -> None:
         self.target = target
         self._wheelhouse = wheelhouse
-        self._told = told
+        self._on_progress = on_progress
 
     def download(self, requirements: Sequence[str], pinned: dict[str, str], folder: Path) -> None:
-        """Their wheels into `folder`. Pins for which the target has no wheel are taken out of `pinned`: the newest
-        version that it has stands in."""
+        """Download the wheels into `folder`. Pins for which the target has no wheel are removed from `pinned`, so that
+        the newest available version is taken."""
         constraints_file = folder.parent / "constraints.txt"
         while True:
             shutil.rmtree(folder, ignore_errors=True)
@@ -138,70 +148,72 @@ class _Pip:
             refused = self._run(["-c", str(constraints_file), *requirements], folder)
             if refused is None:
                 return
-            unfit = {canonicalize_name(name) for name in DROPPED.findall(refused)} & set(pinned)
+            unfit = {canonicalize_name(name) for name in UNAVAILABLE.findall(refused)} & set(pinned)
             if not unfit:
-                raise _why(refused, self.target)
-            self._told(f"no wheel of the tested version for {self.target}, so the newest of {', '.join(sorted(unfit))}")
+                raise _to_error(refused, self.target)
+            self._on_progress(
+                f"no wheel of the tested version for {self.target}, so the newest of {', '.join(sorted(unfit))}"
+            )
             for name in unfit:
                 del pinned[name]
 
-    def _run(self, words: Sequence[str], folder: Path) -> str | None:
-        """None, or what pip said when it failed."""
+    def _run(self, arguments: Sequence[str], folder: Path) -> str | None:
+        """Run `pip download`; returns None on success, else its output."""
         argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
         argv += ["--progress-bar=off", "--only-binary=:all:"]
         argv += ["--implementation", "cp", "--python-version", self.target.python]
         argv += [word for tag in self.target.platforms for word in ("--platform", tag)]
         environment = dict(os.environ)
-        if self._wheelhouse is not None:  # and from nowhere else that pip may be set up for
+        if self._wheelhouse is not None:  # ignore every other source that pip may be configured with
             argv += ["--no-index", "--find-links", str(self._wheelhouse)]
             environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
             environment["PIP_CONFIG_FILE"] = os.devnull
-        said: list[str] = []
+        lines: list[str] = []
         with subprocess.Popen(
-            [*argv, "-d", str(folder), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*argv, "-d", str(folder), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", stdin=subprocess.DEVNULL, env=environment,
         ) as running:  # fmt: skip
             assert running.stdout is not None
             for line in running.stdout:
-                said.append(line)
+                lines.append(line)
                 if line.startswith("Collecting "):
-                    self._told(f"fetching {line.split()[1]}")
-        return None if running.returncode == 0 else "".join(said)
+                    self._on_progress(f"fetching {line.split()[1]}")
+        return None if running.returncode == 0 else "".join(lines)
 
 
-def _why(said: str, target: Target) -> EdgeError:
-    """The error that pip's last words stand for."""
-    errors = [line.removeprefix("ERROR: ").strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    text = errors[-1][:300] if errors else said.strip()[-300:]
-    if "No module named pip" in said:
+def _to_error(output: str, target: Target) -> EdgeError:
+    """The error that pip's output stands for."""
+    errors = [line.removeprefix("ERROR: ").strip() for line in output.splitlines() if line.startswith("ERROR:")]
+    text = errors[-1][:300] if errors else output.strip()[-300:]
+    if "No module named pip" in output:
         return UsageError("a kit is gathered by pip, which is not installed here: python -m ensurepip")
-    unreachable = re.search(r"Connection|Timeout|timed out|Temporary failure|SSLError|ProxyError", said)
+    unreachable = re.search(r"Connection|Timeout|timed out|Temporary failure|SSLError|ProxyError", output)
     if unreachable is not None:
         return LinkError(f"cannot fetch wheels: {text}; with wheels that are here already: --wheelhouse DIR")
     return UsageError(f"no wheels for {target}: {text}")
 
 
-def _keep(work: Path, kept: Path) -> list[Path]:
-    """The gathered wheels in their place in the cache, with their digests."""
-    found = sorted(work.glob("*.whl"))
-    (work / LISTING).write_text("".join(f"{_digest(one)}  {one.name}\n" for one in found))
-    shutil.rmtree(kept, ignore_errors=True)  # what is there was found to be spoilt
+def _move_to_cache(work: Path, cached: Path) -> list[Path]:
+    """Move the wheels into the cache, with a list of their digests."""
+    wheel_files = sorted(work.glob("*.whl"))
+    (work / DIGESTS_FILE).write_text("".join(f"{_digest(path)}  {path.name}\n" for path in wheel_files))
+    shutil.rmtree(cached, ignore_errors=True)  # an existing folder was found damaged
     try:
-        os.rename(work, kept)
-    except OSError:  # somebody else gathered the same at the same time
-        if not _whole(kept):
+        os.rename(work, cached)
+    except OSError:  # another process downloaded the same wheels meanwhile
+        if not _checked_wheels(cached):
             raise
-    return _whole(kept)
+    return _checked_wheels(cached)
 
 
-def _whole(kept: Path) -> list[Path]:
-    """The wheels that lie there, each as its digest says; none where one is spoilt or missing."""
+def _checked_wheels(cached: Path) -> list[Path]:
+    """The cached wheels, checked against their digests; empty where one is damaged or missing."""
     try:
-        lines = [line.split("  ", 1) for line in (kept / LISTING).read_text().splitlines()]
-        whole = all(_digest(kept / name) == digest for digest, name in lines)
+        lines = [line.split("  ", 1) for line in (cached / DIGESTS_FILE).read_text().splitlines()]
+        whole = all(_digest(cached / name) == digest for digest, name in lines)
     except (OSError, ValueError):
         return []
-    return [kept / name for _, name in lines] if whole else []
+    return [cached / name for _, name in lines] if whole else []
 
 
 def _digest(file: Path) -> str:

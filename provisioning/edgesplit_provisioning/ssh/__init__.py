@@ -1,5 +1,6 @@
-"""`edgectl adopt`: the agent onto a machine that runs already, over OpenSSH.
+"""Adoption (`edgectl adopt`): installs the agent over OpenSSH on machines that already run. Imports `edgesplit`,
+`edgesplit_cli.output`, and from this room `image` and `kit`.
 
-`hosts` says which machines, `ssh` talks to one, `survey` asks what is there, `verdict` decides (pure), `carrying`
-copies, `adoption` does it all in order, and `crowd` does it with several machines at once.
+`inventory` lists the machines, `connection` talks to one, `facts` surveys it, `decide` decides (no I/O), `upload`
+copies, `adopt` does it all in order, and `parallel` does it for several machines at once.
 """

@@ -1,7 +1,8 @@
-"""One machine, from "it runs and ssh reaches it" to "its agent is online": asked, judged, copied, installed, enrolled.
+"""Adopts one machine that is reachable by ssh: survey it, decide, upload the kit, install the agent, enrol it, wait
+until it is online.
 
-Every step may be cut off: what was copied is continued, what was installed is found, a claim that was not used is
-replaced by another, and nothing that was copied stays. A machine that is a device already keeps its identity.
+Every step can be interrupted and repeated: an upload continues, an installation is recognised, an unused claim is
+replaced by a new one, and uploaded files are removed. A machine that is already a device keeps its identity.
 """
 
 from __future__ import annotations
@@ -14,23 +15,33 @@ from time import monotonic
 from typing import Protocol
 from urllib.parse import quote
 
-from edgesplit.controller_client.claims import ClaimWish, make_claim
+from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
 from edgesplit.identifiers import device_name
-from edgesplit_cli.output import plain
-from edgesplit_provisioning.image.device_config import unreachable
+from edgesplit_cli.output import printable
+from edgesplit_provisioning.image.device_config import why_unreachable
 from edgesplit_provisioning.ssh import decide, upload
-from edgesplit_provisioning.ssh.connection import Ssh, last
-from edgesplit_provisioning.ssh.facts import DATA, LOOK_AS_ROOT, PREFIX, Installed, Survey, parse_installed, survey
+from edgesplit_provisioning.ssh.connection import Ssh, last_line
+from edgesplit_provisioning.ssh.facts import (
+    DATA,
+    PREFIX,
+    ROOT_SURVEY_SCRIPT,
+    Installed,
+    MachineFacts,
+    gather_facts,
+    parse_installed,
+)
 from edgesplit_provisioning.ssh.inventory import Host, proposed_name
-from edgesplit_provisioning.ssh.sudo import AskPassword, AsRoot
+from edgesplit_provisioning.ssh.sudo import AskPassword, RootShell
 
 CLAIM, INSTALLER = "claim.json", "install.sh"
-START = "{prefix}/current/bin/edgesplit-agent supervise --data {data} --claim {data}/claim.json"
-INSTALL_S = 1_800.0
-"""A Raspberry Pi 3 on an old card takes some minutes."""
-LOOK_AGAIN_S = 1.0
+START_COMMAND = "{prefix}/current/bin/edgesplit-agent supervise --data {data} --claim {data}/claim.json"
+"""Command that starts the agent where no service does."""
+INSTALL_TIMEOUT_S = 1_800.0
+"""Timeout of the installer; a Raspberry Pi 3 on a slow card takes some minutes."""
+POLL_S = 1.0
+"""Seconds between two requests for the device's state."""
 
 _INSTALL = """
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -45,7 +56,7 @@ exit $status
 
 
 class Kit(Protocol):
-    """What is needed of `edgesplit_provisioning.kit.Kit`."""
+    """The properties of a kit that are used here; `kit_selection` adapts `edgesplit_provisioning.kit.Kit` to them."""
 
     @property
     def files(self) -> Mapping[str, Path]: ...
@@ -55,7 +66,7 @@ class Kit(Protocol):
     def version(self) -> str: ...
     @property
     def mark(self) -> str:
-        """What it is called where it is installed."""
+        """Name of the version folder that the kit installs."""
         ...
 
     @property
@@ -64,185 +75,189 @@ class Kit(Protocol):
         ...
 
 
-class Told(Protocol):
-    """Who is told how it goes."""
+class OnProgress(Protocol):
+    """Progress callback."""
 
-    def __call__(self, doing: str, done: int = 0, of: int = 0) -> None:
-        """What is done now, and how many bytes of it."""
+    def __call__(self, step: str, done: int = 0, of: int = 0) -> None:
+        """`step` names the current step; `done` of `of` bytes are finished."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is asked for all machines of one call."""
+class AdoptOptions:
+    """The options that apply to all machines of one run."""
 
     coral: bool = False
     interpreter: bool = False
-    """The kit may bring its own Python."""
+    """True where the kit may contain its own Python."""
     prefix: str = PREFIX
     data: str = DATA
     service: bool = True
     replace: bool = False
-    """A name that is a device's already is taken from it."""
+    """Take over the name of an existing device."""
     link: str = "wifi"
     wait_s: float = 0.0
-    """So long for the device to be online; 0: do not wait."""
+    """Seconds to wait for the device to be online; 0 does not wait."""
     dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
-    """What became of one machine."""
+class AdoptionResult:
+    """Result of adopting one machine."""
 
     host: str
     device: str
     device_class: str
     did: str
-    """install, upgrade, repair, nothing; or what would be done."""
+    """What was done, or would be in a dry run: install, upgrade, repair, remove, purge or nothing."""
     version: str
     system: str
     state: str = ""
-    """The device's at the controller, where that was waited for."""
+    """State of the device at the controller, where it was waited for."""
     start: str = ""
-    """What starts the agent there, where no service does."""
+    """Command that starts the agent, where no service does."""
     warning: str = ""
-    """Why it may not find the controller."""
+    """Why the device may not reach the controller; empty where it may."""
 
 
 @dataclass(slots=True)
-class Adoption:
-    """One machine's; `kit_for` makes or finds the kit that fits it."""
+class Adopter:
+    """Adopts machines with the same options; `kit_for` makes or finds the kit that fits a machine."""
 
     controller: ControllerClient
     authority: str
-    """The controller's own, in PEM: a device that is enrolled has it."""
-    wish: Wish
-    kit_for: Callable[[decide.Means, Survey, bool], Kit]
-    """Of these means, with Coral's library or without."""
+    """The controller's CA certificate in PEM; an enrolled device has the same."""
+    options: AdoptOptions
+    kit_for: Callable[[decide.InstallMeans, MachineFacts, bool], Kit]
+    """Returns the kit for these means, with Coral's library or without."""
     ask_password: AskPassword = lambda target: ""
-    told: Told = lambda doing, done=0, of=0: None
+    on_progress: OnProgress = lambda step, done=0, of=0: None
     pause: Callable[[float], object] = field(default_factory=lambda: threading.Event().wait)
 
-    def adopt(self, ssh: Ssh) -> Adopted:
-        """All of it. UsageError where this machine cannot be adopted as it is."""
-        host, wish = ssh.host, self.wish
-        self.told("looking")
-        seen = survey(ssh, wish.prefix)
-        means = decide.means(seen, interpreter=wish.interpreter)
-        root = AsRoot.on(ssh, decide.root_by(seen), self.ask_password)
-        there = parse_installed(root.run(LOOK_AS_ROOT, wish.prefix, wish.data).out)
-        name, known = self._who(there, host, seen)
-        device_class = "" if known else host.device_class or decide.device_class(seen, coral=wish.coral)
-        self.told("making the kit")
-        kit = self.kit_for(means, seen, wish.coral)
-        step = decide.step(there, kit.mark, known=known)
-        done = Adopted(
+    def adopt(self, ssh: Ssh) -> AdoptionResult:
+        """Adopt the machine. UsageError where it cannot be adopted as it is."""
+        host, options = ssh.host, self.options
+        self.on_progress("looking")
+        facts = gather_facts(ssh, options.prefix)
+        means = decide.choose_means(facts, interpreter=options.interpreter)
+        root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
+        installed = parse_installed(root.run(ROOT_SURVEY_SCRIPT, options.prefix, options.data).out)
+        name, known = self._identify(installed, host, facts)
+        device_class = "" if known else host.device_class or decide.device_class(facts, coral=options.coral)
+        self.on_progress("making the kit")
+        kit = self.kit_for(means, facts, options.coral)
+        step = decide.next_action(installed, kit.mark, known=known)
+        result = AdoptionResult(
             host=host.target, device=name, device_class=device_class, did=step, version=kit.version,
-            system=f"{plain(seen.os_name)[:80]}, Python {means.python}"
+            system=f"{printable(facts.os_name)[:80]}, Python {means.python}"
             + (" of the kit" if means.own_interpreter else "") + f" on {means.machine}",
         )  # fmt: skip
-        if wish.dry_run:
-            copied = upload.standing(ssh)
-            decide.check_room(seen, _to_copy(kit, copied), kit.needs_bytes)
-            return done
+        if options.dry_run:
+            uploaded = upload.read_upload_state(ssh)
+            decide.check_free_space(facts, _bytes_to_upload(kit, uploaded), kit.needs_bytes)
+            return result
         if step != "nothing":
-            done = replace(done, warning=self._install(ssh, root, seen, kit, name, device_class))
-        if means.service and wish.service:
-            return self._waited(done)
-        return replace(done, start=START.format(prefix=wish.prefix, data=wish.data))
+            result = replace(result, warning=self._install(ssh, root, facts, kit, name, device_class))
+        if means.service and options.service:
+            return self._wait_online(result)
+        return replace(result, start=START_COMMAND.format(prefix=options.prefix, data=options.data))
 
-    def _who(self, there: Installed, host: Host, seen: Survey) -> tuple[str, bool]:
-        """Its name, and whether the controller knows it by that already. UsageError where it is not ours to take."""
-        decide.check_ours(there, self.authority, host.name)
-        name = there.device or device_name(host.name or proposed_name(plain(seen.host)))
-        known = bool(there.device) and self._state(name) not in ("", "revoked", "claimed")
-        if there.device and not known:
+    def _identify(self, installed: Installed, host: Host, facts: MachineFacts) -> tuple[str, bool]:
+        """The device's name, and whether the controller has it already. UsageError where it belongs to another
+        controller."""
+        decide.check_owner(installed, self.authority, host.name)
+        name = installed.device or device_name(host.name or proposed_name(printable(facts.host)))
+        known = bool(installed.device) and self._state(name) not in ("", "revoked", "claimed")
+        if installed.device and not known:
             raise UsageError(
                 f"it was device {name!r}, whom the controller does not know any more: `edgectl adopt {host.target}"
                 " --remove --purge`, then adopt it anew"
             )
         return name, known
 
-    def remove(self, ssh: Ssh, installer: Path, *, purge: bool) -> Adopted:
-        """Undo it there; with `purge` also forget who the device was. The controller is told nothing."""
-        self.told("looking")
-        seen = survey(ssh, self.wish.prefix)
-        root = AsRoot.on(ssh, decide.root_by(seen), self.ask_password)
-        there = parse_installed(root.run(LOOK_AS_ROOT, self.wish.prefix, self.wish.data).out)
-        nothing = not there.version and not (purge and there.data)
-        did = "nothing" if nothing else "purge" if purge else "remove"
-        if not (nothing or self.wish.dry_run):
-            copied = upload.standing(ssh)
-            upload.carry(ssh, {INSTALLER: installer}, copied, lambda done, of: None)
-            self.told("removing")
-            words = ["--remove", *(["--purge"] if purge else []), *([] if seen.systemd else ["--no-service"])]
-            self._run_installer(root, copied.stage, words)
-        return Adopted(
-            host=ssh.host.target, device=plain(there.device), device_class="", did=did, version=plain(there.version),
-            system=plain(seen.os_name)[:80],
+    def remove(self, ssh: Ssh, installer: Path, *, purge: bool) -> AdoptionResult:
+        """Uninstall the agent; with `purge`, also delete its data and identity. The controller is not changed."""
+        self.on_progress("looking")
+        facts = gather_facts(ssh, self.options.prefix)
+        root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
+        installed = parse_installed(root.run(ROOT_SURVEY_SCRIPT, self.options.prefix, self.options.data).out)
+        nothing = not installed.version and not (purge and installed.data)
+        action = "nothing" if nothing else "purge" if purge else "remove"
+        if not (nothing or self.options.dry_run):
+            uploaded = upload.read_upload_state(ssh)
+            upload.upload_files(ssh, {INSTALLER: installer}, uploaded, lambda done, of: None)
+            self.on_progress("removing")
+            arguments = ["--remove", *(["--purge"] if purge else []), *([] if facts.systemd else ["--no-service"])]
+            self._run_installer(root, uploaded.stage, arguments)
+        return AdoptionResult(
+            host=ssh.host.target, device=printable(installed.device), device_class="", did=action,
+            version=printable(installed.version),
+            system=printable(facts.os_name)[:80],
         )  # fmt: skip
 
-    def _install(self, ssh: Ssh, root: AsRoot, seen: Survey, kit: Kit, name: str, device_class: str) -> str:
-        """`device_class`: of a device to come; empty where it has its identity. Why it may not find the controller."""
-        copied = upload.standing(ssh)
-        decide.check_room(seen, _to_copy(kit, copied), kit.needs_bytes)
-        self.told("copying", 0, kit.bytes)
-        upload.carry(ssh, kit.files, copied, lambda done, of: self.told("copying", done, of))
-        words = ["--coral"] if self.wish.coral else []
-        if not (self.wish.service and seen.systemd):
-            words.append("--no-service")
+    def _install(self, ssh: Ssh, root: RootShell, facts: MachineFacts, kit: Kit, name: str, device_class: str) -> str:
+        """Upload the kit and install it. An empty `device_class` marks a machine that is enrolled already and needs no
+        claim. Returns why it may not reach the controller, or an empty string."""
+        uploaded = upload.read_upload_state(ssh)
+        decide.check_free_space(facts, _bytes_to_upload(kit, uploaded), kit.needs_bytes)
+        self.on_progress("copying", 0, kit.bytes)
+        upload.upload_files(ssh, kit.files, uploaded, lambda done, of: self.on_progress("copying", done, of))
+        arguments = ["--coral"] if self.options.coral else []
+        if not (self.options.service and facts.systemd):
+            arguments.append("--no-service")
         warning = ""
         if device_class:
-            claim = self._claim(ssh.host, name, device_class)
-            warning = unreachable(claim)
-            upload.put_secret(ssh, CLAIM, claim)
-            words += ["--claim", f"{copied.stage}/{CLAIM}"]
-        self.told("installing")
-        self._run_installer(root, copied.stage, words)
+            claim = self._request_claim(ssh.host, name, device_class)
+            warning = why_unreachable(claim)
+            upload.upload_secret(ssh, CLAIM, claim)
+            arguments += ["--claim", f"{uploaded.stage}/{CLAIM}"]
+        self.on_progress("installing")
+        self._run_installer(root, uploaded.stage, arguments)
         return warning
 
-    def _claim(self, host: Host, name: str, device_class: str) -> bytes:
-        self.told("claiming")
-        asked = ClaimWish(
-            device=name, device_class=device_class, link=host.link or self.wish.link, group=host.group or None,
-            labels=host.labels, replace=self.wish.replace,
+    def _request_claim(self, host: Host, name: str, device_class: str) -> bytes:
+        self.on_progress("claiming")
+        request = ClaimRequest(
+            device=name, device_class=device_class, link=host.link or self.options.link, group=host.group or None,
+            labels=host.labels, replace=self.options.replace,
         )  # fmt: skip
-        return make_claim(self.controller, asked).encode()
+        return create_claim(self.controller, request).encode()
 
-    def _run_installer(self, root: AsRoot, stage: str, words: list[str]) -> None:
-        """Nothing that was copied stays; where the connection is lost, the next call finds it and goes on."""
-        places = ["--prefix", self.wish.prefix, "--data", self.wish.data]
-        ran = root.run(
-            _INSTALL, stage, *words, *places, timeout_s=INSTALL_S, said=lambda line: self.told(line[:60])
+    def _run_installer(self, root: RootShell, stage: str, arguments: list[str]) -> None:
+        """Run the installer, which removes the uploaded files. After a lost connection, the next run continues."""
+        folders = ["--prefix", self.options.prefix, "--data", self.options.data]
+        result = root.run(
+            _INSTALL, stage, *arguments, *folders, timeout_s=INSTALL_TIMEOUT_S,
+            on_line=lambda line: self.on_progress(line[:60])
         )  # fmt: skip
-        if not ran.ok:
-            out = [str(plain(line)) for line in ran.out.decode("utf-8", "replace").splitlines() if line.strip()]
+        if not result.ok:
+            out = [str(printable(line)) for line in result.out.decode("utf-8", "replace").splitlines() if line.strip()]
             raise EdgeError(
-                f"the installer ended with {ran.status} there: {'; '.join(out[-3:])[:600] or last(ran.err)}"
+                f"the installer ended with {result.status} there: {'; '.join(out[-3:])[:600] or last_line(result.err)}"
             )
 
     def _state(self, name: str) -> str:
-        """The device's at the controller; empty where there is none."""
+        """State of the device at the controller; empty where it does not exist."""
         try:
             return str(self.controller.get(f"/v1/devices/{quote(name, safe='')}")["state"])
         except NotFound:
             return ""
 
-    def _waited(self, done: Adopted) -> Adopted:
-        if not self.wish.wait_s:
-            return done
-        self.told("waiting for it to be online")
-        until, state = monotonic() + self.wish.wait_s, ""
-        while (state := self._state(done.device)) != "online":
+    def _wait_online(self, result: AdoptionResult) -> AdoptionResult:
+        if not self.options.wait_s:
+            return result
+        self.on_progress("waiting for it to be online")
+        until, state = monotonic() + self.options.wait_s, ""
+        while (state := self._state(result.device)) != "online":
             if monotonic() > until:
                 raise LinkError(
-                    f"{done.device} is installed, and not online within {self.wish.wait_s:.0f} s"
+                    f"{result.device} is installed, and not online within {self.options.wait_s:.0f} s"
                     f" ({state or 'unknown'}): can it reach {self.controller.url}? On it,"
                     " `journalctl -u edgesplit-agent` says why not"
                 )
-            self.pause(LOOK_AGAIN_S)
-        return replace(done, state=state)
+            self.pause(POLL_S)
+        return replace(result, state=state)
 
 
-def _to_copy(kit: Kit, there: upload.Standing) -> int:
-    return sum(max(0, path.stat().st_size - there.of(name)) for name, path in kit.files.items())
+def _bytes_to_upload(kit: Kit, uploaded: upload.UploadState) -> int:
+    return sum(max(0, path.stat().st_size - uploaded.bytes_of(name)) for name, path in kit.files.items())

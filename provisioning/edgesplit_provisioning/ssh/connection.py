@@ -1,8 +1,8 @@
-"""One machine by OpenSSH's own client: the operator's configuration, agent, known hosts and jump hosts count.
+"""One machine over OpenSSH's own client, which honours the operator's configuration, agent, known hosts and jump hosts.
 
-One connection is opened and shared by every command, so that a passphrase is asked for once. Host keys are checked as
-the operator's configuration says and never less. What the other side says is bytes, bounded; what ssh says of its
-failures becomes our errors: LinkError may go better again, TrustError is about the host's key.
+One master connection is opened and shared by every command, so that a passphrase is requested once. Host keys are
+checked as strictly as the operator's configuration demands. Output of the other side is bytes of bounded length; ssh's
+failures become errors of this SDK: LinkError may succeed on a retry, TrustError concerns the host key.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from pathlib import Path
 from time import monotonic
 
 from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
-from edgesplit_cli.output import plain
+from edgesplit_cli.output import printable
 from edgesplit_provisioning.ssh.inventory import Host
 
-CONNECT_S = 20
-LONGEST_CONNECT_S = 120.0
-"""With a person who types a password meanwhile."""
-COMMAND_S = 120.0
-MOST_BYTES = 1 << 20
-"""Of what one command says; more is an error."""
-BLOCK = 1 << 16
+CONNECT_TIMEOUT_S = 20
+"""Timeout of the TCP connection, in seconds."""
+LOGIN_TIMEOUT_S = 120.0
+"""Timeout of the whole connection, including a person who types a password."""
+COMMAND_TIMEOUT_S = 120.0
+"""Default timeout of a command, in seconds."""
+MAX_OUTPUT_BYTES = 1 << 20
+"""Limit on the output of one command; more is an error."""
+BLOCK_BYTES = 1 << 16
 SSH_FAILED = 255
+"""Exit status by which ssh reports a failure of its own."""
 _HOLD = "exec cat >/dev/null"
-"""What the shared connection runs: it ends with our end of the pipe, however we end."""
-_KEPT_LINES = 20
+"""Command that the master connection runs: it ends with this process's end of the pipe, however this process ends."""
+_SHOWN_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """How a command there ended."""
+class CommandResult:
+    """Exit status and output of a remote command."""
 
     status: int
     out: bytes
@@ -49,14 +52,14 @@ class Ran:
 
 
 class Ssh:
-    """A machine, connected between `__enter__` and `__exit__`."""
+    """A connection to a machine, open between `__enter__` and `__exit__`."""
 
     def __init__(self, host: Host, options: Sequence[str] = (), *, may_ask: bool = False, program: str = "ssh") -> None:
-        """`options` are given to ssh as `-o` each; `may_ask`: somebody is there to answer ssh's questions."""
+        """`options` are passed to ssh with `-o` each; `may_ask`: a user is present who can answer ssh's prompts."""
         self.host = host
         self._program = program
         self._may_ask = may_ask
-        self._asked = [word for option in options for word in ("-o", option)]
+        self._operator_options = [part for option in options for part in ("-o", option)]
         self._folder: Path | None = None
         self._master: subprocess.Popen[bytes] | None = None
 
@@ -75,7 +78,7 @@ class Ssh:
         self.close()
 
     def close(self) -> None:
-        """End the connection, whatever state it is in."""
+        """Close the connection, whatever its state."""
         if self._master is not None and self._master.stdin is not None:
             self._master.stdin.close()
         if self._master is not None and self._master.poll() is None:
@@ -93,33 +96,47 @@ class Ssh:
         script: str,
         *arguments: str,
         content: bytes | Iterable[bytes] = b"",
-        timeout_s: float = COMMAND_S,
-        said: Callable[[str], None] = lambda line: None,
-    ) -> Ran:
-        """Run a POSIX shell script there with these arguments ($1 and so on) and `content` as its input.
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> CommandResult:
+        """Run a POSIX shell script there, with these arguments ($1 and so on) and `content` as its standard input.
 
-        `said` is given each line as it comes. LinkError where the connection is lost or it takes too long.
+        `on_line` receives each line of output as it arrives. LinkError where the connection is lost, a timeout passes
+        or the output is too long.
         """
-        words = ["sh", "-c", script, "sh", *arguments]
-        command = [*self._argv(("ControlMaster=no", "BatchMode=yes")), "--", self.host.target, shlex.join(words)]
+        remote_command = ["sh", "-c", script, "sh", *arguments]
+        command = [
+            *self._argv(("ControlMaster=no", "BatchMode=yes")),
+            "--",
+            self.host.target,
+            shlex.join(remote_command),
+        ]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with _Talk(process, content, said) as talk:
-            status = talk.ended(timeout_s)
-        if talk.overlong:
-            raise LinkError(f"{self.host.target} says more than {MOST_BYTES} bytes: that is not what was asked")
-        err = shown(bytes(talk.err))
+        with _ProcessStreams(process, content, on_line) as streams:
+            status = streams.wait(timeout_s)
+        if streams.is_too_long:
+            raise LinkError(f"{self.host.target} says more than {MAX_OUTPUT_BYTES} bytes: that is not what was asked")
+        err = safe_text(bytes(streams.err))
         if status == SSH_FAILED:
-            raise failure(self.host.target, err)
-        return Ran(status, bytes(talk.out), err)
+            raise ssh_error(self.host.target, err)
+        return CommandResult(status, bytes(streams.out), err)
 
-    def _argv(self, ours: Sequence[str]) -> list[str]:
-        """What the operator says comes first, for ssh takes the first value of an option."""
+    def _argv(self, fixed_options: Sequence[str]) -> list[str]:
+        """The ssh command line. The operator's options come first, since ssh takes the first value of an option."""
         assert self._folder is not None
         port = ["-p", str(self.host.port)] if self.host.port else []
         key = ["-i", self.host.key] if self.host.key else []
-        every = (*ours, f"ControlPath={self._folder / 's'}", f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=10",
+        defaults = (*fixed_options, f"ControlPath={self._folder / 's'}",
+                    f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=10",
                  "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes")  # fmt: skip
-        return [self._program, "-T", *port, *key, *self._asked, *(word for one in every for word in ("-o", one))]
+        return [
+            self._program,
+            "-T",
+            *port,
+            *key,
+            *self._operator_options,
+            *(part for option in defaults for part in ("-o", option)),
+        ]
 
     def _connect(self) -> None:
         assert self._folder is not None
@@ -130,33 +147,34 @@ class Ssh:
                 [*self._argv(ours), "--", self.host.target, _HOLD],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=err,
             )  # fmt: skip
-        until, pause = monotonic() + LONGEST_CONNECT_S, threading.Event()
+        # The control socket appears once the login has succeeded; until then ssh may be asking the user for a password.
+        until, pause = monotonic() + LOGIN_TIMEOUT_S, threading.Event()
         while not (self._folder / "s").exists():
             if self._master.poll() is not None:
-                raise failure(self.host.target, shown(log.read_bytes()[-8_192:]))
+                raise ssh_error(self.host.target, safe_text(log.read_bytes()[-8_192:]))
             if monotonic() > until:
-                raise LinkError(f"cannot reach {self.host.target}: no connection within {LONGEST_CONNECT_S:.0f} s")
+                raise LinkError(f"cannot reach {self.host.target}: no connection within {LOGIN_TIMEOUT_S:.0f} s")
             pause.wait(0.05)
 
 
-class _Talk:
-    """Feeds a process and listens to it, each stream by a thread of its own, so that none of them holds up another."""
+class _ProcessStreams:
+    """Feeds a process's input and reads its two outputs, each in a thread of its own, so that none blocks another."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], content: bytes | Iterable[bytes], said: Callable[[str], None]
+        self, process: subprocess.Popen[bytes], content: bytes | Iterable[bytes], on_line: Callable[[str], None]
     ) -> None:
         self._process = process
-        self._said = said
+        self._on_line = on_line
         self.out, self.err = bytearray(), bytearray()
-        self.overlong = False
+        self.is_too_long = False
         self._failed: BaseException | None = None
         self._threads = [
-            threading.Thread(target=self._feed, args=(content,), daemon=True),
-            threading.Thread(target=self._hear, args=(process.stdout, self.out, said), daemon=True),
-            threading.Thread(target=self._hear, args=(process.stderr, self.err, None), daemon=True),
+            threading.Thread(target=self._write_input, args=(content,), daemon=True),
+            threading.Thread(target=self._read_output, args=(process.stdout, self.out, on_line), daemon=True),
+            threading.Thread(target=self._read_output, args=(process.stderr, self.err, None), daemon=True),
         ]
 
-    def __enter__(self) -> _Talk:
+    def __enter__(self) -> _ProcessStreams:
         for thread in self._threads:
             thread.start()
         return self
@@ -172,8 +190,8 @@ class _Talk:
                 if stream is not None:
                     stream.close()
 
-    def ended(self, timeout_s: float) -> int:
-        """The status, once it has ended and all is heard."""
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the process and the reader threads; returns the exit status. LinkError on a timeout."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
@@ -184,7 +202,7 @@ class _Talk:
             raise self._failed
         return status
 
-    def _feed(self, content: bytes | Iterable[bytes]) -> None:
+    def _write_input(self, content: bytes | Iterable[bytes]) -> None:
         stream = self._process.stdin
         assert stream is not None
         try:
@@ -192,30 +210,30 @@ class _Talk:
                 stream.write(block)
             stream.close()
         except BrokenPipeError:
-            pass  # how it ended says why
+            pass  # the process ended early; its exit status tells why
         except (OSError, EdgeError) as error:
             self._failed = error
             self._process.kill()
 
-    def _hear(self, stream: object, into: bytearray, said: Callable[[str], None] | None) -> None:
+    def _read_output(self, stream: object, into: bytearray, on_line: Callable[[str], None] | None) -> None:
         line = b""
         for block in _blocks(stream):
-            if len(into) + len(block) > MOST_BYTES:
-                self.overlong = True
+            if len(into) + len(block) > MAX_OUTPUT_BYTES:
+                self.is_too_long = True
                 self._process.kill()
                 return
             into += block
-            if said is not None:
+            if on_line is not None:
                 *lines, line = (line + block).split(b"\n")
-                for one in lines:
-                    said(shown(one))
+                for complete_line in lines:
+                    on_line(safe_text(complete_line))
 
 
 def _blocks(stream: object) -> Iterator[bytes]:
     read = stream.read1  # type: ignore[attr-defined]
     while True:
         try:
-            block: bytes = read(BLOCK)
+            block: bytes = read(BLOCK_BYTES)
         except (OSError, ValueError):
             return
         if not block:
@@ -223,14 +241,14 @@ def _blocks(stream: object) -> Iterator[bytes]:
         yield block
 
 
-def shown(raw: bytes) -> str:
-    """What the other side says, for people: its last lines, with nothing in it that a terminal would obey."""
-    lines = [str(plain(line)).strip() for line in raw.decode("utf-8", "replace").replace("\r", "\n").split("\n")]
-    return "\n".join([line[:400] for line in lines if line][-_KEPT_LINES:])
+def safe_text(raw: bytes) -> str:
+    """Remote output made safe for display: its last lines, without control characters."""
+    lines = [str(printable(line)).strip() for line in raw.decode("utf-8", "replace").replace("\r", "\n").split("\n")]
+    return "\n".join([line[:400] for line in lines if line][-_SHOWN_LINES:])
 
 
-def failure(target: str, err: str) -> EdgeError:
-    """The error that ssh's own words stand for."""
+def ssh_error(target: str, err: str) -> EdgeError:
+    """The error that ssh's own message stands for."""
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in err:
         return TrustError(
             f"{target} shows another host key than it had: either somebody is in between, or it was installed anew; if"
@@ -243,12 +261,12 @@ def failure(target: str, err: str) -> EdgeError:
         )
     if "Permission denied" in err or "Too many authentication failures" in err:
         return UsageError(
-            f"{target} does not let us in ({last(err)}): give a key that it knows with -i KEY, or load it into"
+            f"{target} does not let us in ({last_line(err)}): give a key that it knows with -i KEY, or load it into"
             " ssh-agent"
         )
-    return LinkError(f"lost {target}: {last(err)}")
+    return LinkError(f"lost {target}: {last_line(err)}")
 
 
-def last(err: str) -> str:
-    """The last thing that was said."""
+def last_line(err: str) -> str:
+    """The last line of an error output."""
     return err.rpartition("\n")[2][:300] or "ssh does not say why"

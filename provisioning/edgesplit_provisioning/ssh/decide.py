@@ -1,5 +1,4 @@
-"""What to do with a machine, by what it is: pure decisions over a survey. UsageError says what is in the way, and what
-to do about it."""
+"""Decides what to do with a machine, by its facts. No I/O. UsageError names the obstacle and the remedy."""
 
 from __future__ import annotations
 
@@ -7,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import plain
-from edgesplit_provisioning.ssh.facts import Installed, Survey
+from edgesplit_cli.output import printable
+from edgesplit_provisioning.ssh.facts import Installed, MachineFacts
 
 MACHINES = ("aarch64", "x86_64")
 SYSTEMS = ("debian", "ubuntu", "raspbian")
 PYTHONS = ("3.14", "3.13", "3.12", "3.11", "3.10")
-"""Which the agent runs on, newest first."""
-INTERPRETER = "3.11"
-"""Of a kit that brings its own."""
-LEAST_GLIBC = (2, 28)
-"""onnxruntime's and LiteRT's wheels are manylinux_2_28 or older builds (PEP 600)."""
-MODELS = (
+"""Python versions that the agent runs on, newest first."""
+BUNDLED_PYTHON = "3.11"
+"""Version of the Python in a kit that contains one."""
+OLDEST_GLIBC = (2, 28)
+"""Oldest glibc: the wheels of onnxruntime and LiteRT are manylinux_2_28 or older builds (PEP 600)."""
+PROFILES_BY_MODEL = (
     ("Raspberry Pi 5", "raspberrypi5"),
     ("Raspberry Pi 500", "raspberrypi5"),
     ("Raspberry Pi Compute Module 5", "raspberrypi5"),
@@ -30,104 +29,112 @@ MODELS = (
     ("NVIDIA Orin Nano", "jetson-orin-nano"),
     ("NVIDIA Jetson Nano", "jetson-nano"),
 )
-"""How device trees begin, and the device profile of that board."""
-CORAL = {"raspberrypi4": "coral-usb-rpi4"}
-"""The same with an Edge TPU at its USB, where there is a profile of that."""
+"""Device profile by the beginning of a device tree's model."""
+CORAL_PROFILES = {"raspberrypi4": "coral-usb-rpi4"}
+"""Device profile of a board with an Edge TPU at its USB, by that of the board."""
 
-Root = Literal["root", "sudo", "sudo with password"]
-Step = Literal["install", "upgrade", "repair", "nothing"]
+RootMethod = Literal["root", "sudo", "sudo with password"]
+Action = Literal["install", "upgrade", "repair", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """How the agent can be installed there."""
+class InstallMeans:
+    """How the agent can be installed on a machine."""
 
     python: str
-    """Of the machine, or of the interpreter that the kit brings."""
+    """Version of the machine's Python, or of the one in the kit."""
     own_interpreter: bool
     machine: str
     service: bool
-    """systemd runs it."""
+    """True where systemd runs the agent."""
 
 
-def means(seen: Survey, *, interpreter: bool) -> Means:
-    """Whether and how; `interpreter`: the kit may bring its own."""
-    named = plain(seen.os_name)[:80] or "an unknown system"
-    if seen.machine not in MACHINES or seen.bits == 32:
-        userland = "a 32-bit system" if seen.bits == 32 else plain(seen.machine)[:20] or "an unknown machine"
+def choose_means(facts: MachineFacts, *, interpreter: bool) -> InstallMeans:
+    """How the agent can be installed on that machine; UsageError where it cannot. `interpreter`: the kit may contain
+    its own Python."""
+    system = printable(facts.os_name)[:80] or "an unknown system"
+    if facts.machine not in MACHINES or facts.bits == 32:
+        userland = "a 32-bit system" if facts.bits == 32 else printable(facts.machine)[:20] or "an unknown machine"
         raise UsageError(
-            f"{named} on {userland}: onnxruntime and LiteRT have wheels for 64-bit ARM and x86 alone; install the"
+            f"{system} on {userland}: onnxruntime and LiteRT have wheels for 64-bit ARM and x86 alone; install the"
             " 64-bit image"
         )
-    if not {seen.os_id, *seen.os_like} & set(SYSTEMS):
-        raise UsageError(f"{named} is none of Raspberry Pi OS, Debian, Ubuntu or JetPack: use the agent's container")
-    if seen.libc is None or seen.libc < LEAST_GLIBC:
-        found = f"glibc {seen.libc[0]}.{seen.libc[1]}" if seen.libc else "no glibc"
-        raise UsageError(f"{named} has {found}, and the runtimes need {LEAST_GLIBC[0]}.{LEAST_GLIBC[1]}: upgrade it")
-    fitting = [version for version in PYTHONS if version in seen.pythons]
-    if not fitting and not interpreter:
-        has = ", ".join(seen.pythons) or "none"
+    if not {facts.os_id, *facts.os_like} & set(SYSTEMS):
+        raise UsageError(f"{system} is none of Raspberry Pi OS, Debian, Ubuntu or JetPack: use the agent's container")
+    if facts.libc is None or facts.libc < OLDEST_GLIBC:
+        libc_text = f"glibc {facts.libc[0]}.{facts.libc[1]}" if facts.libc else "no glibc"
         raise UsageError(
-            f"{named} has no Python that the agent runs on (3.10 to 3.14; there: {has}): give the kit one of its own"
+            f"{system} has {libc_text}, and the runtimes need {OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]}: upgrade it"
+        )
+    fitting = [version for version in PYTHONS if version in facts.pythons]
+    if not fitting and not interpreter:
+        found = ", ".join(facts.pythons) or "none"
+        raise UsageError(
+            f"{system} has no Python that the agent runs on (3.10 to 3.14; there: {found}): give the kit one of its own"
             " with --interpreter ARCHIVE"
         )
-    own = interpreter and not fitting
-    return Means(INTERPRETER if own else fitting[0], own, seen.machine, seen.systemd)
+    brings_python = interpreter and not fitting
+    return InstallMeans(BUNDLED_PYTHON if brings_python else fitting[0], brings_python, facts.machine, facts.systemd)
 
 
-def root_by(seen: Survey) -> Root:
-    """How to become root there."""
-    if seen.uid == 0:
+def root_method(facts: MachineFacts) -> RootMethod:
+    """How commands can be run as root there; UsageError where they cannot."""
+    if facts.uid == 0:
         return "root"
-    if seen.sudo:
+    if facts.sudo:
         return "sudo"
-    if seen.has_sudo:
+    if facts.has_sudo:
         return "sudo with password"
     raise UsageError("the agent is installed as root, and there is no sudo for this user: adopt root@HOST, or add it")
 
 
-def device_class(seen: Survey, *, coral: bool) -> str:
+def device_class(facts: MachineFacts, *, coral: bool) -> str:
     """The device profile that fits; UsageError where none does."""
-    fitting = [name for begin, name in MODELS if seen.model.startswith(begin)]
-    found = fitting[0] if fitting else "generic-x86" if seen.machine == "x86_64" and not seen.model else ""
-    if coral and found:
-        found = CORAL.get(found, "")
-    if not found:
-        board = plain(seen.model)[:60] or "a board that does not say what it is"
-        beside = " with an Edge TPU" if coral else ""
-        raise UsageError(f"no device profile is known for {board}{beside}: give --device-class (`edgectl profiles`)")
-    return found
+    fitting = [name for prefix, name in PROFILES_BY_MODEL if facts.model.startswith(prefix)]
+    profile = fitting[0] if fitting else "generic-x86" if facts.machine == "x86_64" and not facts.model else ""
+    if coral and profile:
+        profile = CORAL_PROFILES.get(profile, "")
+    if not profile:
+        board = printable(facts.model)[:60] or "a board that does not say what it is"
+        with_accelerator = " with an Edge TPU" if coral else ""
+        raise UsageError(
+            f"no device profile is known for {board}{with_accelerator}: give --device-class (`edgectl profiles`)"
+        )
+    return profile
 
 
-def check_room(seen: Survey, to_copy: int, to_install: int) -> None:
-    """Bytes, for what is still to be copied and for what installing it takes at its peak."""
-    for where, free, need in (("home", seen.home_free, to_copy), ("prefix", seen.prefix_free, to_install)):
+def check_free_space(facts: MachineFacts, to_copy: int, to_install: int) -> None:
+    """UsageError where the free space is less than what is still to be uploaded or what installing takes at its peak,
+    in bytes."""
+    for where, free, need in (("home", facts.home_free, to_copy), ("prefix", facts.prefix_free, to_install)):
         if free < need:
             raise UsageError(
                 f"no room there: the {where} folder's disk has {free / 1e6:.0f} MB free, {need / 1e6:.0f} MB are needed"
             )
 
 
-def step(there: Installed, mark: str, *, known: bool) -> Step:
-    """What is to be done where `there` is what is found, and `mark` names what the kit installs; `known`: the
-    controller knows the device that it is."""
-    if not there.version:
+def next_action(installed: Installed, mark: str, *, known: bool) -> Action:
+    """What is to be done: `installed` is what is there, `mark` the version that the kit installs; `known`: the
+    controller has the device."""
+    if not installed.version:
         return "install"
-    if there.version != mark:
+    if installed.version != mark:
         return "upgrade"
-    return "nothing" if known and there.service in ("active", "") else "repair"
+    return "nothing" if known and installed.service in ("active", "") else "repair"
 
 
-def check_ours(there: Installed, authority: str, name: str) -> None:
-    """UsageError where it is a device of another controller, or by another name than was asked for."""
-    if not there.device:
+def check_owner(installed: Installed, authority: str, name: str) -> None:
+    """UsageError where the machine is a device of another controller, or has another name than the requested one."""
+    if not installed.device:
         return
-    if there.authority != authority.strip():
+    if installed.authority != authority.strip():
         raise UsageError(
-            f"it is device {plain(there.device)[:63]!r} of the controller at {plain(there.controller)[:100]}, not of"
+            f"it is device {printable(installed.device)[:63]!r} of the controller at"
+            f" {printable(installed.controller)[:100]}, not of"
             " ours: take it from there first, with --remove --purge"
         )
-    if name and name != there.device:
+    if name and name != installed.device:
         raise UsageError(
-            f"it is device {plain(there.device)[:63]!r} already: leave --name away, or --remove --purge it first"
+            f"it is device {printable(installed.device)[:63]!r} already: leave --name away, or --remove --purge it"
+            " first"
         )

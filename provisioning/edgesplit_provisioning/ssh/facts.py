@@ -1,6 +1,6 @@
-"""What a machine is, asked by one shell script that changes nothing there, and read as from a stranger.
+"""Facts about a machine, gathered by one read-only shell script; its output is untrusted.
 
-Each answer comes as `name hex`, so that nothing that a machine has in its files can be taken for another answer.
+Each answer is a line `name hex`, so that no content of the machine's files can be mistaken for another answer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from edgesplit_provisioning.ssh.connection import Ssh
 PREFIX = "/opt/edgesplit-agent"
 DATA = "/var/lib/edgesplit-agent"
 STAGE = ".edgesplit-adopt"
-"""In the home there: what is copied, until it is installed."""
+"""Folder in the remote home for uploaded files until they are installed."""
 _BEGIN, _END = b"edgesplit-survey-1", b"edgesplit-survey-end"
-_LONGEST = 8_192
+_MAX_ANSWER_BYTES = 8_192
 
-_TELL = """
+_TELL_FUNCTION = """
 tell() { printf '%s ' "$1"; head -c 4096 | od -An -v -tx1 | tr -d ' \\n'; echo; }
 """
 
-LOOK = f"""{_TELL}
+SURVEY_SCRIPT = f"""{_TELL_FUNCTION}
 PATH=$PATH:/usr/sbin:/sbin
 pythons() {{
   for one in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
@@ -53,7 +53,7 @@ cat /sys/bus/usb/devices/*/idVendor 2>/dev/null | tell usb
 echo {_END.decode()}
 """
 
-LOOK_AS_ROOT = f"""{_TELL}
+ROOT_SURVEY_SCRIPT = f"""{_TELL_FUNCTION}
 echo {_BEGIN.decode()}
 readlink "$1/current" 2>/dev/null | tell current
 cat "$2/identity/enrolled.json" 2>/dev/null | head -c 2048 | tell enrolled
@@ -65,8 +65,8 @@ echo {_END.decode()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """What is there. Texts are the machine's own: show them through `plain`."""
+class MachineFacts:
+    """Facts about a machine. Texts come from the machine: pass them through `plain` before display."""
 
     os_id: str
     os_like: tuple[str, ...]
@@ -75,37 +75,37 @@ class Survey:
     machine: str
     bits: int
     libc: tuple[int, int] | None
-    """glibc's version; None where there is another libc."""
+    """Version of glibc; None with another libc."""
     model: str
     l4t: str
     pythons: tuple[str, ...]
     host: str
     home_free: int
     prefix_free: int
-    """Bytes."""
+    """Free bytes on the disk of the installation prefix; `home_free`: on that of the home folder."""
     systemd: bool
     uid: int
     has_sudo: bool
     sudo: bool
-    """Without a password."""
+    """True where sudo works without a password."""
     edge_tpu: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What is there of ours."""
+    """What is installed of edgesplit on a machine."""
 
     version: str
-    """The name of what runs: edgesplit's version and its kit's mark. Empty where there is no agent."""
+    """Name of the version in use: edgesplit's version and the kit's mark. Empty without an agent."""
     device: str
-    """Empty where it is not enrolled."""
+    """Name of the enrolled device; empty where it is not enrolled."""
     controller: str
     authority: str
-    """The certificate of whom it belongs to."""
+    """CA certificate of the controller that it belongs to."""
     service: str
-    """What systemd says of the service."""
+    """State of the service, as reported by systemd."""
     data: bool
-    """There is a data folder."""
+    """True where there is a data folder."""
 
 
 class _Enrolled(msgspec.Struct):
@@ -113,81 +113,83 @@ class _Enrolled(msgspec.Struct):
     controller: str = ""
 
 
-def survey(ssh: Ssh, prefix: str = PREFIX) -> Survey:
-    """Ask."""
-    return parse_survey(ssh.run(LOOK, prefix).out)
+def gather_facts(ssh: Ssh, prefix: str = PREFIX) -> MachineFacts:
+    """Run the script and parse its output."""
+    return parse_facts(ssh.run(SURVEY_SCRIPT, prefix).out)
 
 
-def parse_survey(raw: bytes) -> Survey:
-    """What `LOOK` said; MalformedMessage for anything else."""
-    told = answers(raw)
-    release = os_release(told.get("os", b""))
-    usb = told.get("usb", b"").decode("ascii", "replace").split()
-    return Survey(
+def parse_facts(raw: bytes) -> MachineFacts:
+    """Parse the output of `SURVEY_SCRIPT`; MalformedMessage for anything else."""
+    values = parse_answers(raw)
+    release = parse_os_release(values.get("os", b""))
+    usb = values.get("usb", b"").decode("ascii", "replace").split()
+    return MachineFacts(
         os_id=release.get("ID", ""),
         os_like=tuple(release.get("ID_LIKE", "").split()),
         os_name=release.get("PRETTY_NAME", "") or release.get("ID", ""),
         os_version=release.get("VERSION_ID", ""),
-        machine=_line(told, "machine"),
-        bits=_number(_line(told, "bits")),
-        libc=_libc(_line(told, "libc")),
-        model=_text(told.get("model", b"").split(b"\0")[0]),
-        l4t=_line(told, "l4t"),
-        pythons=tuple(dict.fromkeys(re.findall(r"^3\.\d{1,2}$", _text(told.get("pythons", b"")), re.MULTILINE))),
-        host=_line(told, "host"),
-        home_free=_free(_line(told, "home_room")),
-        prefix_free=_free(_line(told, "prefix_room")),
-        systemd=_line(told, "systemd") == "yes",
-        uid=_number(_line(told, "uid"), 65_534),
-        has_sudo=_line(told, "has_sudo") == "yes",
-        sudo=_line(told, "sudo") == "yes",
+        machine=_line(values, "machine"),
+        bits=_number(_line(values, "bits")),
+        libc=_libc(_line(values, "libc")),
+        model=_text(values.get("model", b"").split(b"\0")[0]),
+        l4t=_line(values, "l4t"),
+        pythons=tuple(dict.fromkeys(re.findall(r"^3\.\d{1,2}$", _text(values.get("pythons", b"")), re.MULTILINE))),
+        host=_line(values, "host"),
+        home_free=_free_bytes(_line(values, "home_room")),
+        prefix_free=_free_bytes(_line(values, "prefix_room")),
+        systemd=_line(values, "systemd") == "yes",
+        uid=_number(_line(values, "uid"), 65_534),
+        has_sudo=_line(values, "has_sudo") == "yes",
+        sudo=_line(values, "sudo") == "yes",
         edge_tpu="1a6e" in usb or "18d1" in usb,
     )
 
 
 def parse_installed(raw: bytes) -> Installed:
-    """What `LOOK_AS_ROOT` said."""
-    told = answers(raw)
+    """Parse the output of `ROOT_SURVEY_SCRIPT`."""
+    values = parse_answers(raw)
     try:
-        enrolled = msgspec.json.decode(told.get("enrolled", b"") or b"{}", type=_Enrolled)
+        enrolled = msgspec.json.decode(values.get("enrolled", b"") or b"{}", type=_Enrolled)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        enrolled = _beginning(told["enrolled"])
-    version = _line(told, "current").rpartition("/")[2]
+        enrolled = _parse_truncated(values["enrolled"])
+    version = _line(values, "current").rpartition("/")[2]
     return Installed(
         version=version, device=enrolled.device, controller=enrolled.controller,
-        authority=_text(told.get("ca", b"")).strip(),
-        service=_line(told, "service"), data=_line(told, "data") == "yes",
+        authority=_text(values.get("ca", b"")).strip(),
+        service=_line(values, "service"), data=_line(values, "data") == "yes",
     )  # fmt: skip
 
 
-def _beginning(raw: bytes) -> _Enrolled:
-    """The TUF root in `enrolled.json` makes it longer than is asked for: its first fields are read as they stand."""
-    found = {
+def _parse_truncated(raw: bytes) -> _Enrolled:
+    """Read device and controller from the beginning of `enrolled.json`, which the TUF root in it makes longer than what
+    is requested."""
+    fields = {
         key.decode(): value.decode("utf-8", "replace")
         for key, value in re.findall(rb'^\s*"(device|controller)"\s*:\s*"([^"\\\n]{1,300})"', raw, re.MULTILINE)
     }
-    return _Enrolled(found.get("device", ""), found.get("controller", ""))
+    return _Enrolled(fields.get("device", ""), fields.get("controller", ""))
 
 
-def answers(raw: bytes) -> Mapping[str, bytes]:
-    """The answers by name. What a login shell says before and after is passed over."""
+def parse_answers(raw: bytes) -> Mapping[str, bytes]:
+    """The answers by name; output of a login shell before and after them is skipped. MalformedMessage for malformed
+    lines."""
     lines = raw.split(b"\n")
     try:
         begin, end = lines.index(_BEGIN), lines.index(_END)
     except ValueError as error:
         raise MalformedMessage("the machine does not answer as a shell does: is it a Linux with /bin/sh?") from error
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     for line in lines[begin + 1 : end]:
         matched = re.fullmatch(rb"([a-z0-9_]{1,16}) ([0-9a-f]*)", line)
-        if matched is None or len(matched[2]) > 2 * _LONGEST or len(matched[2]) % 2:
+        if matched is None or len(matched[2]) > 2 * _MAX_ANSWER_BYTES or len(matched[2]) % 2:
             raise MalformedMessage("the machine answers what was not asked")
-        found[matched[1].decode()] = bytes.fromhex(matched[2].decode())
-    return found
+        values[matched[1].decode()] = bytes.fromhex(matched[2].decode())
+    return values
 
 
-def os_release(raw: bytes) -> dict[str, str]:
-    """os-release(5), read without a shell: lines of KEY=VALUE, the value perhaps in quotes."""
-    found: dict[str, str] = {}
+def parse_os_release(raw: bytes) -> dict[str, str]:
+    """Parse os-release(5) without a shell: lines of KEY=VALUE, the value possibly quoted."""
+    fields: dict[str, str] = {}
     for line in _text(raw).splitlines():
         matched = re.fullmatch(r"([A-Z][A-Z0-9_]{0,40})=(.{0,300})", line.strip())
         if matched is None:
@@ -195,12 +197,12 @@ def os_release(raw: bytes) -> dict[str, str]:
         value = matched[2]
         if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
             value = re.sub(r'\\(["\'$`\\])', r"\1", value[1:-1])
-        found.setdefault(matched[1], value)
-    return found
+        fields.setdefault(matched[1], value)
+    return fields
 
 
-def _line(told: Mapping[str, bytes], name: str) -> str:
-    return _text(told.get(name, b"")).partition("\n")[0].strip()[:400]
+def _line(values: Mapping[str, bytes], name: str) -> str:
+    return _text(values.get(name, b"")).partition("\n")[0].strip()[:400]
 
 
 def _text(raw: bytes) -> str:
@@ -211,8 +213,8 @@ def _number(text: str, otherwise: int = 0) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else otherwise
 
 
-def _free(line: str) -> int:
-    """Of a line of `df -Pk`; 0 where it is none."""
+def _free_bytes(line: str) -> int:
+    """Free bytes in a line of `df -Pk`; 0 for anything else."""
     parts = line.split()
     return 1024 * _number(parts[3]) if len(parts) >= 6 else 0
 

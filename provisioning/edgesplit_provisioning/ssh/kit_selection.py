@@ -1,4 +1,4 @@
-"""Which kit a machine gets: made by `edgesplit_provisioning.kit`, once for all machines of one kind."""
+"""Selects the kit for a machine; each kind of kit is built once and shared by all machines of that kind."""
 
 from __future__ import annotations
 
@@ -9,69 +9,75 @@ from pathlib import Path
 
 from edgesplit_provisioning import kit as kit_package
 from edgesplit_provisioning.kit import Kit, Target, build_kit
-from edgesplit_provisioning.kit.manifest import CORAL, INSTALLER, NAME, digest
-from edgesplit_provisioning.ssh.decide import Means
-from edgesplit_provisioning.ssh.facts import Survey
+from edgesplit_provisioning.kit.manifest import CORAL, INSTALLER, MANIFEST, digest
+from edgesplit_provisioning.ssh.decide import InstallMeans
+from edgesplit_provisioning.ssh.facts import MachineFacts
 
-MakeKit = Callable[[Means, Survey, "Path | None"], "Fitting"]
+MakeKit = Callable[[InstallMeans, MachineFacts, "Path | None"], "KitForAdoption"]
+"""Returns the kit for a machine, with the given archive of Coral packages or none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
-    """A kit as `adoption.Kit` wants it."""
+class KitForAdoption:
+    """Adapts `edgesplit_provisioning.kit.Kit` to the `Kit` protocol of `ssh.adopt`."""
 
-    made: Kit
+    kit: Kit
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """By name, in the order in which they are sent: what describes the others first."""
-        return self.made.files
+        """Files by name, in the order in which they are sent: the manifest first."""
+        return self.kit.files
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
-        return self.made.bytes
+        """Total size of all files."""
+        return self.kit.bytes
 
     @property
     def version(self) -> str:
-        """Of edgesplit in it."""
-        return self.made.described.version
+        """Version of edgesplit in the kit."""
+        return self.kit.manifest.version
 
     @property
     def mark(self) -> str:
-        """As install.sh calls what it installs."""
-        return f"{self.version}-{digest(self.made.files[NAME])[:8]}"
+        """Name of the version folder that install.sh makes."""
+        return f"{self.version}-{digest(self.kit.files[MANIFEST])[:8]}"
 
     @property
     def needs_bytes(self) -> int:
         """Free space that installing takes."""
-        return self.made.described.needs_bytes
+        return self.kit.manifest.needs_bytes
 
 
-def installer() -> Path:
-    """The installer alone: it also removes."""
+def installer_path() -> Path:
+    """Path of install.sh, which can also uninstall."""
     return Path(kit_package.__file__).with_name(INSTALLER)
 
 
-def kits(
-    cache: Path, extras: Sequence[str], interpreter: Path | None, wheelhouse: Path | None, told: Callable[[str], None]
+def kit_maker(
+    cache: Path,
+    extras: Sequence[str],
+    interpreter: Path | None,
+    wheelhouse: Path | None,
+    on_progress: Callable[[str], None],
 ) -> MakeKit:
-    """Makes kits, one at a time and each once; of Coral's packages where they are given."""
-    making, made = threading.Lock(), dict[tuple[Target, bool, Path | None], Fitting]()
+    """A function that builds kits, one at a time and each kind once. `interpreter` and `wheelhouse` are passed to
+    `build_kit`."""
+    lock, cached = threading.Lock(), dict[tuple[Target, bool, Path | None], KitForAdoption]()
 
-    def make(means: Means, seen: Survey, coral: Path | None) -> Fitting:
-        glibc = f"{seen.libc[0]}.{seen.libc[1]}" if seen.libc else "2.28"
+    def make(means: InstallMeans, facts: MachineFacts, coral: Path | None) -> KitForAdoption:
+        glibc = f"{facts.libc[0]}.{facts.libc[1]}" if facts.libc else "2.28"
         target = Target(python=means.python, machine=means.machine, glibc=glibc)
         key = (target, means.own_interpreter, coral)
-        with making:
-            if key not in made:
-                wanted = [*extras, *(["tflite"] if coral is not None else [])]
+        with lock:
+            if key not in cached:
+                all_extras = [*extras, *(["tflite"] if coral is not None else [])]
                 more = {CORAL: coral} if coral is not None else None
-                brought = interpreter if means.own_interpreter else None
-                made[key] = Fitting(build_kit(
-                    target, extras=sorted(set(wanted)), cache=cache, interpreter=brought, wheelhouse=wheelhouse,
-                    more=more, progress=told,
+                bundled = interpreter if means.own_interpreter else None
+                cached[key] = KitForAdoption(build_kit(
+                    target, extras=sorted(set(all_extras)), cache=cache, interpreter=bundled, wheelhouse=wheelhouse,
+                    more=more, progress=on_progress,
                 ))  # fmt: skip
-            return made[key]
+            return cached[key]
 
     return make

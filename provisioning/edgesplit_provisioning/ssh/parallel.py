@@ -1,4 +1,4 @@
-"""Several machines at once: each by a thread of its own, none of them held up by another's failure."""
+"""Processes several machines in parallel, each in a thread of its own; a failure of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edgesplit.errors import EdgeError
-from edgesplit_provisioning.ssh.adopt import Adopted
+from edgesplit_provisioning.ssh.adopt import AdoptionResult
 from edgesplit_provisioning.ssh.inventory import Host
 
-AT_ONCE = 8
+MAX_PARALLEL = 8
+"""Number of machines processed in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one machine: adopted, or why not."""
+class HostOutcome:
+    """Result of one machine: adopted, or the error."""
 
     host: Host
-    adopted: Adopted | None = None
+    result: AdoptionResult | None = None
     error: EdgeError | None = None
 
 
-def each(hosts: Sequence[Host], one: Callable[[Host], Adopted], finished: Callable[[Outcome], None]) -> list[Outcome]:
-    """`one` for every machine; the outcomes in the machines' order, each told as it comes."""
+def run_parallel(
+    hosts: Sequence[Host], process: Callable[[Host], AdoptionResult], on_finished: Callable[[HostOutcome], None]
+) -> list[HostOutcome]:
+    """Call `process` for every machine. The outcomes are returned in the machines' order; `on_finished` is called for
+    each as it completes."""
 
-    def outcome(host: Host) -> Outcome:
+    def outcome(host: Host) -> HostOutcome:
         try:
-            result = Outcome(host, adopted=one(host))
+            result = HostOutcome(host, result=process(host))
         except EdgeError as error:
-            result = Outcome(host, error=error)
-        finished(result)
+            result = HostOutcome(host, error=error)
+        on_finished(result)
         return result
 
-    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
+    with ThreadPoolExecutor(max_workers=min(MAX_PARALLEL, len(hosts))) as pool:
         return list(pool.map(outcome, hosts))

@@ -1,40 +1,40 @@
-"""Commands as root on a machine, by sudo where we are not root there. A password goes to sudo's input and nowhere
-else."""
+"""Runs commands as root on a machine, through sudo where the login user is not root. A password is passed on sudo's
+standard input only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.ssh.connection import COMMAND_S, Ran, Ssh
-from edgesplit_provisioning.ssh.decide import Root
+from edgesplit_provisioning.ssh.connection import COMMAND_TIMEOUT_S, CommandResult, Ssh
+from edgesplit_provisioning.ssh.decide import RootMethod
 
 AskPassword = Callable[[str], str]
-"""The password for sudo on that machine; empty where nobody can be asked."""
+"""Returns the sudo password for a machine; empty where no user can be asked."""
 _WITHOUT_PASSWORD = 'exec sudo -n -- sh -c "$@"'
 _WITH_PASSWORD = "exec sudo -S -p '' -- sh -c \"$@\""
 
 
-class AsRoot:
-    """Runs scripts as root there."""
+class RootShell:
+    """Runs scripts as root on a machine."""
 
-    def __init__(self, ssh: Ssh, how: Root, password: str = "") -> None:
+    def __init__(self, ssh: Ssh, method: RootMethod, password: str = "") -> None:
         self._ssh = ssh
-        self._how = how
+        self._method = method
         self._password = password
 
     @classmethod
-    def on(cls, ssh: Ssh, how: Root, ask: AskPassword) -> AsRoot:
-        """UsageError where sudo wants a password, and there is none or a wrong one."""
-        if how != "sudo with password":
-            return cls(ssh, how)
-        password = ask(ssh.host.target)
+    def on(cls, ssh: Ssh, method: RootMethod, ask_password: AskPassword) -> RootShell:
+        """Check that root is reachable. UsageError where sudo needs a password and there is none or a wrong one."""
+        if method != "sudo with password":
+            return cls(ssh, method)
+        password = ask_password(ssh.host.target)
         if not password:
             raise UsageError(
                 f"sudo on {ssh.host.target} wants a password: call this with --ask-sudo-password, or let this user use"
                 " sudo without (NOPASSWD)"
             )
-        root = cls(ssh, how, password)
+        root = cls(ssh, method, password)
         if not root.run("true").ok:
             raise UsageError(f"sudo on {ssh.host.target} does not take this password, or this user may not use it")
         return root
@@ -43,14 +43,14 @@ class AsRoot:
         self,
         script: str,
         *arguments: str,
-        timeout_s: float = COMMAND_S,
-        said: Callable[[str], None] = lambda line: None,
-    ) -> Ran:
-        """As `Ssh.run`, without input of its own."""
-        if self._how == "root":
-            return self._ssh.run(script, *arguments, timeout_s=timeout_s, said=said)
-        words = (script, "sh", *arguments)
-        if self._how == "sudo":
-            return self._ssh.run(_WITHOUT_PASSWORD, *words, timeout_s=timeout_s, said=said)
-        given = self._password.encode() + b"\n"
-        return self._ssh.run(_WITH_PASSWORD, *words, content=given, timeout_s=timeout_s, said=said)
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> CommandResult:
+        """Run a script as root, as `Ssh.run` does, without standard input."""
+        if self._method == "root":
+            return self._ssh.run(script, *arguments, timeout_s=timeout_s, on_line=on_line)
+        command = (script, "sh", *arguments)
+        if self._method == "sudo":
+            return self._ssh.run(_WITHOUT_PASSWORD, *command, timeout_s=timeout_s, on_line=on_line)
+        stdin = self._password.encode() + b"\n"
+        return self._ssh.run(_WITH_PASSWORD, *command, content=stdin, timeout_s=timeout_s, on_line=on_line)

@@ -1,5 +1,5 @@
-"""A kit's files to a machine: each continued where it was cut off, checked by its digest there, and put in place by one
-rename. What is there already and right is not sent again."""
+"""Uploads a kit's files to a machine: each upload resumes where it was interrupted, is checked by its digest there, and
+is put into place by one rename. Files that are already complete are not sent again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
-from edgesplit_provisioning.ssh.connection import BLOCK, Ran, Ssh, last
+from edgesplit_provisioning.ssh.connection import BLOCK_BYTES, CommandResult, Ssh, last_line
 from edgesplit_provisioning.ssh.facts import STAGE
 
 Progress = Callable[[int, int], None]
-"""Bytes there, of how many."""
-LONGEST_S = 3_600.0
-"""For one file."""
-SPOILT, SHORT = 5, 6
+"""Progress callback: bytes uploaded, bytes in all."""
+FILE_TIMEOUT_S = 3_600.0
+"""Timeout of one file, in seconds."""
+DIGEST_MISMATCH, TRUNCATED = 5, 6
+"""Exit statuses of `_PUT`: digest mismatch, and less content than announced."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_ROOM = "No space left on device"
+_DISK_FULL = "No space left on device"
 
 _LIST = """
 cd "$HOME" || exit 3
@@ -41,39 +42,39 @@ done
 exit 0
 """
 _DIGEST = 'cd "$HOME/$1" && sha256sum -- "$2"'
-# Stage, name, offset, size, digest. Where the input ends early, the connection was cut: what came is kept.
+# Arguments: stage, name, offset, size, digest. Input that ends early means a lost connection: the partial file is kept.
 _PUT = f"""
 umask 077; cd "$HOME/$1" || exit 3
 part=.$2.part
 if [ "$3" = 0 ]; then rm -f -- "$part"; fi
 cat >>"$part" || exit 4
-if [ "$(wc -c <"$part")" -lt "$4" ]; then exit {SHORT}; fi
+if [ "$(wc -c <"$part")" -lt "$4" ]; then exit {TRUNCATED}; fi
 got=$(sha256sum -- "$part") || exit 4
-if [ "${{got%% *}}" != "$5" ]; then rm -f -- "$part"; exit {SPOILT}; fi
+if [ "${{got%% *}}" != "$5" ]; then rm -f -- "$part"; exit {DIGEST_MISMATCH}; fi
 sync -- "$part" 2>/dev/null || sync
 mv -f -- "$part" "$2"
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is there of a kit."""
+class UploadState:
+    """The files that an earlier upload left."""
 
     home: str
     sizes: Mapping[str, int]
 
     @property
     def stage(self) -> str:
-        """The folder that is copied to."""
+        """The folder that files are uploaded to."""
         return f"{self.home}/{STAGE}"
 
-    def of(self, name: str) -> int:
-        """Bytes of that file that are there, whole or begun."""
+    def bytes_of(self, name: str) -> int:
+        """Bytes of that file that are there, complete or partial."""
         return self.sizes.get(name, self.sizes.get(f".{name}.part", 0))
 
 
-def standing(ssh: Ssh) -> Standing:
-    """What was copied before, and not deleted."""
+def read_upload_state(ssh: Ssh) -> UploadState:
+    """List what an earlier upload left."""
     home, *lines = ssh.run(_LIST, STAGE).out.decode("utf-8", "replace").splitlines() or [""]
     if not home.startswith("/"):
         raise UsageError(f"{ssh.host.target} does not say where this user's home is")
@@ -82,28 +83,28 @@ def standing(ssh: Ssh) -> Standing:
         name, _, size = line.rpartition(" ")
         if _NAME.fullmatch(name.removeprefix(".").removesuffix(".part")) and size.isascii() and size.isdigit():
             sizes[name] = int(size[:15])
-    return Standing(home, sizes)
+    return UploadState(home, sizes)
 
 
-def carry(ssh: Ssh, files: Mapping[str, Path], there: Standing, progress: Progress) -> None:
-    """Have these files in the stage folder there, whole, and no others. LinkError where the connection is lost: what
-    came stays."""
+def upload_files(ssh: Ssh, files: Mapping[str, Path], state: UploadState, progress: Progress) -> None:
+    """Upload these files to the staging folder and remove all others there. LinkError where the connection is lost;
+    partial files stay and are resumed."""
     _prepare(ssh, files)
     total, before = sum(path.stat().st_size for path in files.values()), 0
     for name, path in files.items():
-        _carry_file(ssh, name, path, there, lambda done, base=before: progress(base + done, total))  # type: ignore[misc]
+        _upload_file(ssh, name, path, state, lambda done, base=before: progress(base + done, total))  # type: ignore[misc]
         before += path.stat().st_size
         progress(before, total)
 
 
-def put_secret(ssh: Ssh, name: str, content: bytes) -> None:
-    """A small file that only its owner may read; never on a command line."""
+def upload_secret(ssh: Ssh, name: str, content: bytes) -> None:
+    """Upload a small file that only its owner may read; its content never appears on a command line."""
     digest = hashlib.sha256(content).hexdigest()
-    _done(ssh.run(_PUT, STAGE, name, "0", str(len(content)), digest, content=content), f"write {name}")
+    _check_result(ssh.run(_PUT, STAGE, name, "0", str(len(content)), digest, content=content), f"write {name}")
 
 
 def sha256(path: Path) -> str:
-    """Of a file here."""
+    """SHA-256 of a local file."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -115,41 +116,44 @@ def _prepare(ssh: Ssh, names: Collection[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise MalformedMessage(f"not a kit's file name: {name[:80]!r}")
-    _done(ssh.run(_PREPARE, STAGE, *names), "make a folder in the home")
+    _check_result(ssh.run(_PREPARE, STAGE, *names), "make a folder in the home")
 
 
-def _carry_file(ssh: Ssh, name: str, path: Path, there: Standing, progress: Callable[[int], None]) -> None:
+def _upload_file(ssh: Ssh, name: str, path: Path, state: UploadState, progress: Callable[[int], None]) -> None:
     size, digest = path.stat().st_size, sha256(path)
-    if there.sizes.get(name) == size and _digest_there(ssh, name) == digest:
+    if state.sizes.get(name) == size and _digest_there(ssh, name) == digest:
         return
-    begun = there.sizes.get(f".{name}.part", 0)
-    for offset in dict.fromkeys((begun if 0 < begun <= size else 0, 0)):  # a spoilt beginning costs the whole once
+    partial = state.sizes.get(f".{name}.part", 0)
+    for offset in dict.fromkeys(
+        (partial if 0 < partial <= size else 0, 0)
+    ):  # resume; after a digest mismatch send the whole file once more
         content = _blocks(path, offset, progress)
-        ran = ssh.run(_PUT, STAGE, name, str(offset), str(size), digest, content=content, timeout_s=LONGEST_S)
-        if ran.ok:
+        result = ssh.run(_PUT, STAGE, name, str(offset), str(size), digest, content=content, timeout_s=FILE_TIMEOUT_S)
+        if result.ok:
             return
-        if ran.status not in (SPOILT, SHORT):
-            _done(ran, f"write {name}")
+        if result.status not in (DIGEST_MISMATCH, TRUNCATED):
+            _check_result(result, f"write {name}")
     raise LinkError(f"{ssh.host.target}: {name} does not arrive as it was sent")
 
 
 def _digest_there(ssh: Ssh, name: str) -> str:
-    return ssh.run(_DIGEST, STAGE, name, timeout_s=LONGEST_S).out.decode("ascii", "replace").partition(" ")[0]
+    return ssh.run(_DIGEST, STAGE, name, timeout_s=FILE_TIMEOUT_S).out.decode("ascii", "replace").partition(" ")[0]
 
 
 def _blocks(path: Path, offset: int, progress: Callable[[int], None]) -> Iterator[bytes]:
     with path.open("rb") as file:
         file.seek(offset)
         done = offset
-        while block := file.read(BLOCK):
+        while block := file.read(BLOCK_BYTES):
             yield block
             done += len(block)
             progress(done)
 
 
-def _done(ran: Ran, what: str) -> None:
-    if ran.ok:
+def _check_result(result: CommandResult, action: str) -> None:
+    """Raise the error of a failed remote command; UsageError for a full disk."""
+    if result.ok:
         return
-    if _ROOM in ran.err:
-        raise UsageError(f"no room there to {what}: free some on the home folder's disk, and do this again")
-    raise EdgeError(f"cannot {what} there: {last(ran.err)}")
+    if _DISK_FULL in result.err:
+        raise UsageError(f"no room there to {action}: free some on the home folder's disk, and do this again")
+    raise EdgeError(f"cannot {action} there: {last_line(result.err)}")

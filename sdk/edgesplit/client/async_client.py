@@ -1,7 +1,7 @@
-"""`edgesplit.Client` for asyncio: the same answers, the same errors, the same one id until the deadline.
+"""`AsyncClient`: the inference client for asyncio, with the answers, errors and retry rules of `edgesplit.Client`.
 
-Cancelling an `infer` closes its exchange. Connections are kept for the next request, a bounded number at once; all must
-be used in one event loop.
+One request id is retried until the deadline. Cancelling an `infer` closes the connection of its exchange. Idle
+connections are pooled for the next request, at most `connections` at once; all of them must be used in one event loop.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edgesplit.client import model_index
 from edgesplit.client.async_connection import AsyncConnection
 from edgesplit.client.direct.async_channel import AsyncLanes
 from edgesplit.client.direct.grant import LANE_PATH
-from edgesplit.client.direct.sync_channel import may_have_lanes
-from edgesplit.client.frame_window import Errors, Result, StreamSettings, Window
-from edgesplit.client.request import PLAIN, Answer, Question, check_deadline
-from edgesplit.client.retry import Attempts
+from edgesplit.client.direct.sync_channel import can_use_lanes
+from edgesplit.client.frame_window import ErrorMode, FrameWindow, Result, StreamSettings
+from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
+from edgesplit.client.retry import RetryState
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply
-from edgesplit.observability.trace_context import of_application
+from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.options import NONE, Drop, Wishes, to_parameters
+from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +53,17 @@ class AsyncClient:
         lane: bool = True,
         connections: int = 64,
     ) -> None:
-        """As `Client`. As many requests as `connections` are under way at once; more wait, as part of their time."""
+        """Nothing is connected yet; the other parameters are those of `Client`. At most `connections` requests are in
+        flight at once; further ones wait for a connection, which counts against their deadline."""
         self._address = Address.parse(url)
         self._tls = (tls or ssl.create_default_context()) if self._address.tls else None
         self._timeout_s = timeout_s
         self._shared_memory = shared_memory
-        self._room = asyncio.Semaphore(connections)
+        self._connection_slots = asyncio.Semaphore(connections)
         self._idle: list[AsyncConnection] = []
         self._busy: set[AsyncConnection] = set()
         self._closed = False
-        self._lanes = AsyncLanes(shared_memory) if may_have_lanes(self._address.socket, lane) else None
+        self._lanes = AsyncLanes(shared_memory) if can_use_lanes(self._address.socket, lane) else None
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -78,18 +79,19 @@ class AsyncClient:
         deadline_s: float = 2.0,
         request_id: str | None = None,
         outputs: Sequence[str] = (),
-        wishes: Wishes = NONE,
+        options: InferOptions = NONE,
     ) -> Answer:
-        """As `Client.infer`."""
+        """Run the model on `inputs` within `deadline_s` seconds; parameters, answer and errors are those of
+        `Client.infer`."""
         check_deadline(deadline_s)
         deadline, lanes = monotonic() + deadline_s, self._lanes
-        if lanes is None or request_id is not None or wishes is not NONE or of_application():
-            question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
-            return await self._answer(question, deadline, deadline_s)
-        answer = await lanes.answer(model, inputs, outputs, deadline, self._wish_lane)
+        if lanes is None or request_id is not None or options is not NONE or application_headers():
+            request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
+            return await self._send_with_retry(request, deadline, deadline_s)
+        answer = await lanes.infer(model, inputs, outputs, deadline, self._request_lane)
         if answer is None:
-            answer = await self._answer(Question.of(model, inputs, outputs), deadline, deadline_s)
-            lanes.answered(model)
+            answer = await self._send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s)
+            lanes.on_agent_answer(model)
         return answer
 
     def stream(
@@ -100,33 +102,37 @@ class AsyncClient:
         in_flight: int = 2,
         drop: Drop = "none",
         deadline_s: float = 2.0,
-        errors: Errors = "raise",
+        errors: ErrorMode = "raise",
         outputs: Sequence[str] = (),
-        wishes: Wishes = NONE,
+        options: InferOptions = NONE,
     ) -> AsyncIterator[Answer | EdgeError]:
-        """As `Client.stream`. An ordinary iterable is read in a thread, so that it may block."""
-        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), wishes)
-        return self._streamed(settings, frames)
+        """Answers to `frames` in order; parameters and errors are those of `Client.stream`.
+
+        A synchronous iterable is read in a thread, so its steps may block.
+        """
+        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), options)
+        return self._stream_results(settings, frames)
 
     async def models(self) -> tuple[str, ...]:
-        """As `Client.models`."""
+        """Names of the models that can be used now, sorted."""
         return model_index.names(await self._get("POST", model_index.INDEX))
 
     async def metadata(self, model: str) -> dict[str, Any]:
-        """As `Client.metadata`."""
+        """The model's inputs and outputs as Open Inference Protocol metadata. NotFound if the server has no such
+        model."""
         path = model_index.model_path(model)
-        found: dict[str, Any] = model_index.said(path, await self._get("GET", path), dict[str, Any])
-        return found
+        metadata: dict[str, Any] = model_index.decode_reply(path, await self._get("GET", path), dict[str, Any])
+        return metadata
 
     async def ready(self, model: str | None = None) -> bool:
-        """As `Client.ready`."""
+        """Whether the server, or `model` on it, can answer now; False if the server does not respond."""
         try:
             return (await self._get("GET", model_index.ready_path(model))).status == 200
         except EdgeError:
             return False
 
     async def close(self) -> None:
-        """End all connections. A call that waits raises LinkError."""
+        """Close all connections. Calls in flight raise LinkError."""
         self._closed = True
         if self._lanes is not None:
             self._lanes.close()
@@ -135,180 +141,189 @@ class AsyncClient:
         self._idle.clear()
         await asyncio.sleep(0)  # transports close in the loop's next round
 
-    async def _answer(self, question: Question, deadline: float, deadline_s: float) -> Answer:
-        """Ask until it is answered, fails for good, or the deadline has come."""
-        attempts = Attempts(deadline_s)
+    async def _send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
+        """Send `request` until it is answered, fails for good, or `deadline` (monotonic clock) has passed:
+        DeadlineExceeded."""
+        attempts = RetryState(deadline_s)
         while monotonic() < deadline:
             try:
-                return await self._attempt(question, deadline)
+                return await self._attempt(request, deadline)
             except EdgeError as error:
                 if self._closed:
                     raise
-                pause_s = attempts.failed(error)
+                pause_s = attempts.on_failure(error)
                 log.debug("attempt failed, trying again: %s", error)
             await asyncio.sleep(max(0.0, min(pause_s, deadline - monotonic())))
-        raise attempts.over()
+        raise attempts.deadline_error()
 
-    async def _wish_lane(self, wish: bytes, descriptor: int, within_s: float) -> Reply:
-        deadline, good = monotonic() + within_s, False
-        connection = await self._taken(deadline)
+    async def _request_lane(self, body: bytes, descriptor: int, timeout_s: float) -> Reply:
+        """Send the request for a direct lane, passing the worker's end of the socket pair as `descriptor`."""
+        deadline, good = monotonic() + timeout_s, False
+        connection = await self._acquire_connection(deadline)
         try:
             path = self._address.prefix + LANE_PATH
-            reply = await connection.exchange("POST", path, deadline=deadline, body=[wish], descriptor=descriptor)
+            reply = await connection.exchange("POST", path, deadline=deadline, body=[body], descriptor=descriptor)
             good = True
             return reply
         finally:
-            self._given_back(connection, good)
+            self._release_connection(connection, good)
 
-    async def _attempt(self, question: Question, deadline: float) -> Answer:
-        connection = await self._taken(deadline)
+    async def _attempt(self, request: InferenceRequest, deadline: float) -> Answer:
+        connection = await self._acquire_connection(deadline)
         good = False
         try:
-            answer = await connection.ask(self._address.prefix, question, deadline)
+            answer = await connection.infer(self._address.prefix, request, deadline)
             good = True
             return answer
         except Busy:
             good = True
             raise
         finally:
-            self._given_back(connection, good)
+            self._release_connection(connection, good)
 
     async def _get(self, method: str, path: str) -> Reply:
-        """One exchange; a connection that the server had closed meanwhile is replaced at once."""
+        """One exchange with the client's timeout; a connection that the server closed while it was idle is replaced
+        once."""
         deadline = monotonic() + self._timeout_s
-        connection = await self._taken(deadline)
+        connection = await self._acquire_connection(deadline)
         good, was_open, target = False, connection.is_open, self._address.prefix + path
         try:
             try:
-                reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN)
+                reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
             except LinkError:
                 if not was_open or self._closed:
                     raise
-                reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN)
+                reply = await connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
             good = True
             return reply
         finally:
-            self._given_back(connection, good)
+            self._release_connection(connection, good)
 
-    async def _taken(self, deadline: float) -> AsyncConnection:
+    async def _acquire_connection(self, deadline: float) -> AsyncConnection:
+        """An idle or new connection, once one of the client's slots is free; DeadlineExceeded if none is by
+        `deadline`."""
         if self._closed:
             raise LinkError("this client was closed")
         try:
-            await asyncio.wait_for(self._room.acquire(), max(0.0, deadline - monotonic()))
+            await asyncio.wait_for(self._connection_slots.acquire(), max(0.0, deadline - monotonic()))
         except (TimeoutError, asyncio.TimeoutError) as error:
             raise DeadlineExceeded("all connections of this client were busy until the deadline") from error
-        connection = self._idle.pop() if self._idle else self._made()
+        connection = self._idle.pop() if self._idle else self._new_connection()
         self._busy.add(connection)
         return connection
 
-    def _made(self) -> AsyncConnection:
+    def _new_connection(self) -> AsyncConnection:
         return AsyncConnection(self._address, self._tls, shared_memory=self._shared_memory)
 
-    def _given_back(self, connection: AsyncConnection, good: bool) -> None:
+    def _release_connection(self, connection: AsyncConnection, is_reusable: bool) -> None:
+        """Return a connection to the pool; it is closed unless it `is_reusable` (no unread response can follow on
+        it)."""
         self._busy.discard(connection)
-        self._room.release()
-        if good and not self._closed and connection.is_open:
+        self._connection_slots.release()
+        if is_reusable and not self._closed and connection.is_open:
             self._idle.append(connection)
         else:
             connection.close()
 
-    async def _streamed(self, settings: StreamSettings, frames: Any) -> AsyncIterator[Result]:
+    async def _stream_results(self, settings: StreamSettings, frames: Any) -> AsyncIterator[Result]:
         stream = _Stream(settings, frames, self)
         stream.start()
         try:
-            while (given := await stream.next()) is not None:
-                if (result := settings.given(*given)) is not None:
+            while (numbered_result := await stream.next()) is not None:
+                if (result := settings.to_application(*numbered_result)) is not None:
                     yield result
         finally:
             await stream.stop()
 
 
 class _Stream:
-    """A stream's tasks: one reads the source, one per frame under way asks."""
+    """The tasks of one stream: one reads the source, and one per frame in flight sends its request."""
 
     def __init__(self, settings: StreamSettings, frames: Any, client: AsyncClient) -> None:
         self._settings = settings
         self._frames = frames
         self._client = client
         self._name = uuid.uuid4().hex
-        self._window: Window[tuple[Any, float]] = Window(settings.in_flight, settings.drop)
+        self._window: FrameWindow[tuple[Any, float]] = FrameWindow(settings.in_flight, settings.drop)
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._broken: BaseException | None = None
+        self._source_error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to read."""
-        self._run(self._read())
+        """Start reading the source."""
+        self._spawn(self._read_source())
 
     async def stop(self) -> None:
-        """Nobody wants more: what is under way is cancelled, which closes its exchanges."""
+        """Cancel all tasks of the stream, which closes the connections of their exchanges."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def next(self) -> tuple[int, Result] | None:
-        """The next result, once it is there; None at the end."""
-        while (given := self._window.give()) is None:
-            if self._window.over:
-                if self._broken is not None:
-                    raise self._broken
+        """Number and result of the next frame in order, once available; None at the end. Raises what the source
+        raised."""
+        while (numbered_result := self._window.next_result()) is None:
+            if self._window.is_over:
+                if self._source_error is not None:
+                    raise self._source_error
                 return None
             self._changed.clear()
             await self._changed.wait()
-        self._begin()
-        return given
+        self._start_frames()
+        return numbered_result
 
-    async def _read(self) -> None:
+    async def _read_source(self) -> None:
         try:
-            source = _source(self._frames)
+            source = _as_async_iterator(self._frames)
             while True:
-                while not self._window.wants:
+                while not self._window.can_accept:
                     self._changed.clear()
                     await self._changed.wait()
                 frame = await source.__anext__()
-                self._window.take((frame, monotonic() + self._settings.deadline_s))
-                self._begin()
+                self._window.add((frame, monotonic() + self._settings.deadline_s))
+                self._start_frames()
         except StopAsyncIteration:
             pass
         except Exception as error:
-            self._broken = error
-        self._window.ended()
+            self._source_error = error
+        self._window.end_source()
         self._changed.set()
 
-    def _begin(self) -> None:
-        """Ask about every frame whose turn has come."""
-        while (begun := self._window.begin()) is not None:
-            number, (frame, deadline) = begun
-            self._run(self._ask(number, frame, deadline))
+    def _start_frames(self) -> None:
+        """Start a request for every frame that may be in flight now."""
+        while (next_frame := self._window.start_next()) is not None:
+            number, (frame, deadline) = next_frame
+            self._spawn(self._infer_frame(number, frame, deadline))
         self._changed.set()
 
-    async def _ask(self, number: int, frame: Any, deadline: float) -> None:
+    async def _infer_frame(self, number: int, frame: Any, deadline: float) -> None:
+        """Send one frame's request and store its result; errors become results."""
         try:
-            question = self._settings.question(self._name, frame)
-            result: Result = await self._client._answer(question, deadline, self._settings.deadline_s)
+            request = self._settings.request(self._name, frame)
+            result: Result = await self._client._send_with_retry(request, deadline, self._settings.deadline_s)
         except EdgeError as error:
             result = error
         except Exception as error:
             result = EdgeError(f"frame {number}: {type(error).__name__}: {error}")
-        self._window.finished(number, result)
-        self._begin()
+        self._window.set_result(number, result)
+        self._start_frames()
 
-    def _run(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _source(frames: Any) -> AsyncIterator[Any]:
+def _as_async_iterator(frames: Any) -> AsyncIterator[Any]:
     """`frames` as an asynchronous iterator."""
     if isinstance(frames, AsyncIterable):
         return frames.__aiter__()
-    return _in_a_thread(iter(frames))
+    return _iterate_in_thread(iter(frames))
 
 
-async def _in_a_thread(frames: Any) -> AsyncIterator[Any]:
-    """An ordinary iterator, whose every step may block."""
+async def _iterate_in_thread(frames: Any) -> AsyncIterator[Any]:
+    """The items of a synchronous iterator, each step run in a thread because it may block."""
     end = object()
     while (frame := await asyncio.to_thread(next, frames, end)) is not end:
         yield frame

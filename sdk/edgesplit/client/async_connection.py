@@ -1,7 +1,7 @@
-"""One persistent HTTP/1.1 connection of an asyncio client. What `edgesplit.client.connection` is for threads.
+"""One persistent HTTP/1.1 connection of an asyncio client; `edgesplit.client.connection` is the one for threads.
 
-An exchange that is cancelled, or given up at its deadline, ends the connection: nothing that arrives later can be taken
-for the answer to another request.
+An exchange that is cancelled or exceeds its deadline closes the connection, so a late response can never be taken for
+the answer to another request.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgesplit.client.connection import Body, failures_told, passing, request_head
-from edgesplit.client.request import Answer, Question
-from edgesplit.client.shared_memory import SEGMENT_PATH, Arena, offer
+from edgesplit.client.connection import Body, descriptor_message, request_head, translate_failures
+from edgesplit.client.request import Answer, InferenceRequest
+from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.http1.address import Address
-from edgesplit.http1.response import Incoming, Known, Reply, new_scratch
+from edgesplit.http1.response import IncomingResponse, KnownHead, Reply, new_scratch
 from edgesplit.shared_memory.segment import Segment
 
 T = TypeVar("T")
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection, for one exchange at a time."""
+    """One connection, used by one exchange at a time."""
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, *, shared_memory: bool = True) -> None:
-        self._may_share = bool(address.socket) and shared_memory
+        self._uses_shared_memory = bool(address.socket) and shared_memory
         self._address = address
         self._tls = tls
         self._sock: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
-        self._incoming: Incoming | None = None
-        self._waiting: asyncio.Future[Reply] | None = None
-        self._arena = Arena()
+        self._incoming: IncomingResponse | None = None
+        self._pending_reply: asyncio.Future[Reply] | None = None
+        self._shared_memory = ClientSharedMemory()
         self._scratch = new_scratch()
-        self._known: Known | None = None
+        self._last_head: KnownHead | None = None
 
     @property
     def is_open(self) -> bool:
-        """Can it carry another exchange?"""
+        """Whether the connection can carry another exchange."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(
@@ -55,63 +55,79 @@ class AsyncConnection(asyncio.BufferedProtocol):
         descriptor: int | None = None,
         reopen: bool = True,
     ) -> Reply:
-        """One request and its response by `deadline`; as `edgesplit.client.connection.Connection.exchange`."""
-        with failures_told(self._address, self.close):
+        """Send one request and return its response by `deadline` (monotonic clock); connects first if needed.
+
+        `descriptor` is passed along with the request. With `reopen=False` only the present connection is used.
+        DeadlineExceeded, LinkError, or MalformedMessage if the response is not HTTP; the connection is then closed.
+        """
+        with translate_failures(self._address, self.close):
             if not self.is_open:
                 if not reopen:
                     raise LinkError("closed meanwhile")
-                await _by(deadline, self._open())
+                await _with_deadline(deadline, self._open())
             assert self._transport is not None
-            self._incoming = incoming = Incoming(self._scratch, self._known)
-            self._waiting = asyncio.get_running_loop().create_future()
+            self._incoming = response = IncomingResponse(self._scratch, self._last_head)
+            self._pending_reply = asyncio.get_running_loop().create_future()
             self._send(request_head(self._address, method, path, headers or {}, body), body, descriptor)
-            reply = await _by(deadline, _result(self._waiting))
-        self._known = incoming.known
-        if not incoming.keep:
+            reply = await _with_deadline(deadline, _await_reply(self._pending_reply))
+        self._last_head = response.known_head
+        if not response.keep_alive:
             self.close()
         return reply
 
-    async def ask(self, prefix: str, question: Question, deadline: float) -> Answer:
-        """One attempt at `question`; as `edgesplit.client.connection.Connection.ask`."""
+    async def infer(self, prefix: str, request: InferenceRequest, deadline: float) -> Answer:
+        """Make one attempt at the inference request `request` and return its answer; large tensors go through shared
+        memory where the server supports it. A connection that the server closed while it was idle is replaced once."""
         was_open = self.is_open
         try:
-            reply, arena = await self._asked(prefix, question, deadline)
+            reply, arena = await self._infer_once(prefix, request, deadline)
         except LinkError:
             if not was_open:
                 raise
-            reply, arena = await self._asked(prefix, question, deadline)
-        answer = question.answer(reply, arena)
-        arena.learn(answer.outputs)
+            reply, arena = await self._infer_once(prefix, request, deadline)
+        answer = request.decode_answer(reply, arena)
+        arena.reserve_for(answer.outputs)
         return answer
 
     def close(self) -> None:
-        """End the connection; the next exchange opens another."""
+        """Close the connection; the next exchange opens a new one."""
         transport, self._transport, self._sock = self._transport, None, None
-        arena, self._arena = self._arena, Arena(room=self._arena.room)
+        arena, self._shared_memory = (
+            self._shared_memory,
+            ClientSharedMemory(answer_bytes=self._shared_memory.answer_bytes),
+        )
         self._incoming = None
         if transport is not None:
             transport.abort()
         arena.close()
 
-    async def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
-        if self._may_share and (segment := self._arena.begin(question)) is not None:
-            await self._offer(segment, prefix, deadline)
-        arena = self._arena
-        inputs_at, answer_at = arena.lend(question)
-        headers, body = question.body(deadline - monotonic(), inputs_at, answer_at)
-        path, lent = prefix + question.path, answer_at is not None
-        reply = await self.exchange("POST", path, deadline=deadline, headers=headers, body=body, reopen=not lent)
+    async def _infer_once(
+        self, prefix: str, request: InferenceRequest, deadline: float
+    ) -> tuple[Reply, ClientSharedMemory]:
+        """The reply, and the shared memory that its outputs may lie in."""
+        if self._uses_shared_memory and (segment := self._shared_memory.prepare(request)) is not None:
+            await self._pass_segment(segment, prefix, deadline)
+        arena = self._shared_memory
+        inputs_at, answer_at = arena.store_inputs(request)
+        headers, body = request.encode(deadline - monotonic(), inputs_at, answer_at)
+        path, uses_memory = prefix + request.path, answer_at is not None
+        reply = await self.exchange("POST", path, deadline=deadline, headers=headers, body=body, reopen=not uses_memory)
         return reply, arena
 
-    async def _offer(self, segment: Segment, prefix: str, deadline: float) -> None:
+    async def _pass_segment(self, segment: Segment, prefix: str, deadline: float) -> None:
+        """Pass the segment's descriptor to the server, on the connection that the segment will belong to."""
         try:
             reply = await self.exchange(
-                "POST", prefix + SEGMENT_PATH, deadline=deadline, body=[offer(segment)], descriptor=segment.descriptor
+                "POST",
+                prefix + SEGMENT_PATH,
+                deadline=deadline,
+                body=[segment_request_body(segment)],
+                descriptor=segment.descriptor,
             )
         except BaseException:
             segment.close()
             raise
-        self._arena.offered(segment, reply)
+        self._shared_memory.on_segment_reply(segment, reply)
 
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
@@ -136,47 +152,49 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if descriptor is None:
             self._transport.writelines([head, *body])
             return
-        assert self._sock is not None  # between two exchanges nothing waits to be sent, so this does not overtake it
+        assert self._sock is not None  # the transport's buffer is empty between exchanges, so this keeps the order
         whole = b"".join([head, *body])
-        sent = self._sock.sendmsg([whole], [passing(descriptor)])
+        sent = self._sock.sendmsg([whole], [descriptor_message(descriptor)])
         if sent < len(whole):
             self._transport.write(whole[sent:])
 
-    # What asyncio calls
+    # asyncio's protocol callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """The transport is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The buffer that asyncio receives the next bytes into."""
         return self._scratch if self._incoming is None else self._incoming.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
-        if self._incoming is None:  # nobody asked: whatever it is, the connection is spoilt
+        """`nbytes` bytes were received into the buffer."""
+        if self._incoming is None:  # unsolicited bytes: the connection cannot be trusted any more
             self.close()
             return
-        self._took(nbytes)
+        self._on_received(nbytes)
 
     def eof_received(self) -> bool:
-        """The other side has closed."""
+        """The server has closed its side of the connection."""
         if self._incoming is not None:
-            self._took(0)
+            self._on_received(0)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The connection is gone: an exchange in flight fails with LinkError."""
         self._transport = None
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(LinkError(str(exc or "closed without an answer")))
+        if self._pending_reply is not None and not self._pending_reply.done():
+            self._pending_reply.set_exception(LinkError(str(exc or "closed without an answer")))
 
-    def _took(self, count: int) -> None:
+    def _on_received(self, count: int) -> None:
+        """Feed `count` received bytes (0: end of stream) to the parser; completes the exchange once the reply is
+        whole."""
         assert self._incoming is not None
-        waiting = self._waiting
+        waiting = self._pending_reply
         try:
-            reply = self._incoming.received(count)
+            reply = self._incoming.on_received(count)
         except EdgeError as error:
             self._incoming = None
             if waiting is not None and not waiting.done():
@@ -188,12 +206,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 waiting.set_result(reply)
 
 
-async def _result(waiting: asyncio.Future[Reply]) -> Reply:
+async def _await_reply(waiting: asyncio.Future[Reply]) -> Reply:
     return await waiting
 
 
-async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; TimeoutError if it is not there by the deadline."""
+async def _with_deadline(deadline: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; TimeoutError if it is not there by `deadline` (monotonic clock)."""
     left_s = deadline - monotonic()
     if left_s <= 0:
         work.close()

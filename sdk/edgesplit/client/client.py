@@ -1,10 +1,11 @@
-"""The Python way in: `Client.infer` returns one answer or raises a typed error by its deadline, whatever happens.
+"""`Client`: the inference client for threads. `Client.infer` returns one answer or raises a typed error by its
+deadline.
 
-One request id is retried over lost connections, restarts and "no room just now" until the deadline; an answer counts
-only under that id, so a late or duplicate one of an earlier attempt is never returned. Over the agent's Unix socket
-large tensors lie in shared memory and are not copied through the kernel. Works with any server of the Open Inference
-Protocol that echoes ids; what only the agent tells (`Answer.report`) is None elsewhere. `edgesplit.AsyncClient` is the
-same for asyncio.
+One request id is retried over lost connections, server restarts and refusals for lack of room until the deadline. An
+answer counts only under that id, so a late or duplicate answer to an earlier attempt is never returned. Over the
+agent's Unix socket large tensors lie in shared memory and are not copied through the kernel. Works with any server of
+the Open Inference Protocol that echoes request ids; `Answer.report`, which only the agent sends, is None for other
+servers. `edgesplit.AsyncClient` is the client for asyncio.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any
 
 from edgesplit.client import model_index
 from edgesplit.client.connection import Connection
-from edgesplit.client.direct.sync_channel import may_have_lanes
-from edgesplit.client.frame_window import Errors, StreamSettings
-from edgesplit.client.request import PLAIN, Answer, Question, check_deadline
-from edgesplit.client.retry import Attempts
-from edgesplit.client.stream import answers
+from edgesplit.client.direct.sync_channel import can_use_lanes
+from edgesplit.client.frame_window import ErrorMode, StreamSettings
+from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
+from edgesplit.client.retry import RetryState
+from edgesplit.client.stream import stream_answers
 from edgesplit.errors import Busy, EdgeError, LinkError
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.observability.trace_context import of_application
+from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.options import NONE, Drop, Wishes, to_parameters
+from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
 __all__ = ["Answer", "Client", "Connection", "Reply", "error_of"]
 
@@ -52,22 +53,25 @@ class Client:
         shared_memory: bool = True,
         lane: bool = True,
     ) -> None:
-        """`url`: `http://…`, `https://…` or `unix:///path/of/the/agent.sock`; `timeout_s` is for `models` and such.
+        """`url`: `http://…`, `https://…` or `unix:///path/of/the/agent.sock`. `timeout_s` bounds `models`, `metadata`
+        and `ready`.
 
-        `shared_memory=False`: tensors travel as bytes over a Unix socket too. `lane=False`: every request goes through
-        the agent, also where there is nothing for it to decide."""
+        `shared_memory=False` sends tensors as bytes over a Unix socket too. `lane=False` sends every request through
+        the agent; otherwise, where the device runs the model alone, a direct lane to the model's worker process is
+        used.
+        """
         address = Address.parse(url)
-        secured = (tls or ssl.create_default_context()) if address.tls else None
-        self._begin(address, secured, timeout_s, shared_memory)
-        self._takes_lanes = may_have_lanes(address.socket, lane)
+        context = (tls or ssl.create_default_context()) if address.tls else None
+        self._initialise(address, context, timeout_s, shared_memory)
+        self._uses_lanes = can_use_lanes(address.socket, lane)
 
-    def _begin(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float, shared_memory: bool) -> None:
-        self._takes_lanes = False
+    def _initialise(self, address: Address, tls: ssl.SSLContext | None, timeout_s: float, shared_memory: bool) -> None:
+        self._uses_lanes = False
         self._address = address
         self._tls = tls
         self._timeout_s = timeout_s
         self._shared_memory = shared_memory
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Connection] = {}
         self._closed = threading.Event()
@@ -86,26 +90,28 @@ class Client:
         deadline_s: float = 2.0,
         request_id: str | None = None,
         outputs: Sequence[str] = (),
-        wishes: Wishes = NONE,
+        options: InferOptions = NONE,
     ) -> Answer:
-        """The model's answer to `inputs` (bytes, such as a JPEG, are one UINT8 tensor), within `deadline_s`.
+        """The model's answer to `inputs`, within `deadline_s` seconds. A `bytes` input, such as a JPEG, is one UINT8
+        tensor.
 
-        `wishes` say how it is to be answered: `Wishes(hedge="never", stale_ok_s=1.0)`.
-        Over the agent's Unix socket, where the device answers alone, the answer comes from the model's own process.
-        Raises NotFound or UsageError for what no retry mends, InferenceFailed where the model failed, and
-        DeadlineExceeded, which says what stood in the way, once the time is up.
+        `options` are per-request settings: `InferOptions(hedge="never", stale_ok_s=1.0)`. `outputs` names the outputs
+        to return (empty: all). `request_id` is generated if absent. Over the agent's Unix socket, where the device runs
+        the model alone, the answer comes straight from the model's worker process. Raises NotFound or UsageError for
+        errors that no retry can repair, InferenceFailed if the model failed, and DeadlineExceeded, with the last
+        obstacle in its text, once the time is up.
         """
         check_deadline(deadline_s)
         deadline = monotonic() + deadline_s
-        if not (self._takes_lanes and request_id is None and wishes is NONE) or of_application():
-            question = Question.of(model, inputs, outputs, request_id, to_parameters(wishes))
-            return self.answer(question, deadline, deadline_s)
-        connection = getattr(self._own, "connection", None) or self._connection()
-        answer = connection.lanes.answer(model, inputs, outputs, deadline, connection.wish_lane)
+        if not (self._uses_lanes and request_id is None and options is NONE) or application_headers():
+            request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
+            return self.send_with_retry(request, deadline, deadline_s)
+        connection = getattr(self._thread_local, "connection", None) or self._thread_connection()
+        answer = connection.lanes.infer(model, inputs, outputs, deadline, connection.request_lane)
         if answer is not None:
             return answer
-        answer = self.answer(Question.of(model, inputs, outputs), deadline, deadline_s)
-        connection.lanes.answered(model)
+        answer = self.send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s)
+        connection.lanes.on_agent_answer(model)
         return answer
 
     def stream(
@@ -116,94 +122,97 @@ class Client:
         in_flight: int = 2,
         drop: Drop = "none",
         deadline_s: float = 2.0,
-        errors: Errors = "raise",
+        errors: ErrorMode = "raise",
         outputs: Sequence[str] = (),
-        wishes: Wishes = NONE,
+        options: InferOptions = NONE,
     ) -> Iterator[Answer | EdgeError]:
-        """Answers to `frames`, in their order, up to `in_flight` of them under way at once.
+        """Answers to `frames`, in order, with up to `in_flight` of them in flight at once.
 
-        `drop` says what gives way where frames come faster than answers. `none`: the source waits, and never more than
-        `in_flight` frames are taken from it ahead of the answers that were given out. `oldest`: the source never waits,
-        and a frame that has not begun gives way to the next. `newest`: a frame that finds no room is dropped.
-        `errors="raise"` raises a frame's error and ends the stream; dropped frames are left out (`Answer.frame` counts
-        them). `errors="yield"` gives the error, `Dropped` too, in the frame's place, and goes on. The deadline of each
-        frame begins when it is taken from `frames`, which is read in a thread of its own. Leaving the loop, or
-        `close()` on what this returns, ends what is under way.
+        `drop` is the policy for frames that come faster than answers. `none`: the source waits (back-pressure), and
+        never more than `in_flight` frames are read ahead of the answers that were yielded. `oldest`: the source never
+        waits, and the oldest frame that has not been sent is dropped for the next one. `newest`: a new frame that finds
+        no room is dropped. `errors="raise"` raises a frame's error and ends the stream; dropped frames are left out
+        (`Answer.frame` counts them). `errors="yield"` yields the error, `Dropped` too, in the frame's place, and
+        continues. Each frame's deadline starts when the frame is read from `frames`, which happens in a thread of its
+        own. Leaving the loop, or calling `close()` on the returned iterator, cancels what is in flight.
 
-        >>> for answer in client.stream("digits", camera(), in_flight=3, drop="oldest"):
-        ...     show(answer.frame, answer.outputs["prob"])
+            >>> for answer in client.stream("digits", camera(), in_flight=3, drop="oldest"):
+            ...     show(answer.frame, answer.outputs["prob"])
         """
-        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), wishes)
-        twin = Client.__new__(type(self))  # its connections end with the stream, and only they
-        twin._begin(self._address, self._tls, self._timeout_s, self._shared_memory)
-        return answers(settings, frames, twin)
+        settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), options)
+        stream_client = Client.__new__(type(self))  # a client of its own: closing it ends only the stream's connections
+        stream_client._initialise(self._address, self._tls, self._timeout_s, self._shared_memory)
+        return stream_answers(settings, frames, stream_client)
 
     def models(self) -> tuple[str, ...]:
-        """Names of the models that can be asked for now."""
+        """Names of the models that can be used now, sorted."""
         return model_index.names(self._exchange("POST", model_index.INDEX))
 
     def metadata(self, model: str) -> dict[str, Any]:
-        """The model's inputs and outputs, as the Open Inference Protocol words them. NotFound if there is no such."""
+        """The model's inputs and outputs as Open Inference Protocol metadata. NotFound if the server has no such
+        model."""
         path = model_index.model_path(model)
-        found: dict[str, Any] = model_index.said(path, self._exchange("GET", path), dict[str, Any])
-        return found
+        metadata: dict[str, Any] = model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
+        return metadata
 
     def ready(self, model: str | None = None) -> bool:
-        """Could the server, or this model on it, answer now?"""
+        """Whether the server, or `model` on it, can answer now; False if the server does not respond."""
         try:
             return self._exchange("GET", model_index.ready_path(model)).status == 200
         except EdgeError:
             return False
 
     def close(self) -> None:
-        """End all connections. A call that waits raises LinkError."""
+        """Close all connections. Calls in flight raise LinkError."""
         self._closed.set()
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
-            connection.end()
+            connection.shut_down()
 
-    def answer(self, question: Question, deadline: float, deadline_s: float) -> Answer:
-        """Ask until it is answered, fails for good, or `deadline` (of the monotonic clock) has come."""
-        attempts = Attempts(deadline_s)
+    def send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
+        """Send `request` until it is answered, fails for good, or `deadline` (monotonic clock) has passed:
+        DeadlineExceeded."""
+        attempts = RetryState(deadline_s)
         while monotonic() < deadline:
-            connection = self._connection()
+            connection = self._thread_connection()
             try:
-                return connection.ask(self._address.prefix, question, deadline)
+                return connection.infer(self._address.prefix, request, deadline)
             except EdgeError as error:
                 if self._closed.is_set():
                     raise
-                pause_s = attempts.failed(error)
+                pause_s = attempts.on_failure(error)
                 log.debug("attempt failed, trying again: %s", error)
                 if not isinstance(error, Busy):
-                    connection.close()  # whatever else arrives on it belongs to the past
+                    connection.close()  # a late response to this attempt may still arrive on it
             self._closed.wait(max(0.0, min(pause_s, deadline - monotonic())))
-        raise attempts.over()
+        raise attempts.deadline_error()
 
     def _exchange(self, method: str, path: str) -> Reply:
-        """One exchange on this thread's connection; one that the server had closed meanwhile is replaced at once."""
-        connection, deadline = self._connection(), monotonic() + self._timeout_s
+        """One exchange on this thread's connection; a connection that the server closed while it was idle is replaced
+        once."""
+        connection, deadline = self._thread_connection(), monotonic() + self._timeout_s
         was_open, target = connection.is_open, self._address.prefix + path
         try:
-            return connection.exchange(method, target, deadline=deadline, headers=PLAIN)
+            return connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
         except LinkError:
             if not was_open or self._closed.is_set():
                 raise
-        return connection.exchange(method, target, deadline=deadline, headers=PLAIN)
+        return connection.exchange(method, target, deadline=deadline, headers=PLAIN_HEADERS)
 
-    def _connection(self) -> Connection:
-        """This thread's own. Those of threads that have ended are closed on the way."""
+    def _thread_connection(self) -> Connection:
+        """This thread's connection, made on first use. Connections of threads that have ended are closed here."""
         if self._closed.is_set():
             raise LinkError("this client was closed")
-        own: Connection | None = getattr(self._own, "connection", None)
+        own: Connection | None = getattr(self._thread_local, "connection", None)
         if own is None:
             own = Connection.to(self._address, self._tls, shared_memory=self._shared_memory)
             with self._lock:
-                if self._closed.is_set():  # meanwhile: `close` did not see this one
+                if self._closed.is_set():  # closed in between: `close` did not see this connection
                     raise LinkError("this client was closed")
                 self._connections[threading.current_thread()] = own
                 ended = [thread for thread in self._connections if not thread.is_alive()]
                 for thread in ended:
-                    self._connections.pop(thread).end()
-            self._own.connection = own
+                    self._connections.pop(thread).shut_down()
+            self._thread_local.connection = own
         return own

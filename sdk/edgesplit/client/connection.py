@@ -1,7 +1,7 @@
-"""One persistent HTTP/1.1 connection of a client, on a blocking socket: TCP, TLS, or a Unix socket.
+"""One persistent HTTP/1.1 connection of a client on a blocking socket: TCP, TLS, or a Unix socket.
 
-Every wait is bounded by what is left of the deadline, also when the server drips its answer byte by byte, or reads none
-of the request. Parsing is `edgesplit.http1.response`, repeating `edgesplit.client.retry`.
+Every wait is bounded by the time left until the deadline, also when the server sends its answer byte by byte or does
+not read the request. Responses are parsed by `edgesplit.http1.response`; retries are `edgesplit.client.retry`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from time import monotonic
 
 from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.client.direct.sync_channel import Lanes
-from edgesplit.client.request import Answer, Question
-from edgesplit.client.shared_memory import SEGMENT_PATH, Arena, offer
+from edgesplit.client.request import Answer, InferenceRequest
+from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
 from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
 from edgesplit.http1.address import Address
-from edgesplit.http1.response import Incoming, Known, Reply, new_scratch
+from edgesplit.http1.response import IncomingResponse, KnownHead, Reply, new_scratch
 from edgesplit.shared_memory.segment import Segment
 
-_SEND = 262_144
+_SEND_BYTES = 262_144
 _LONGEST_WAIT_S = 3600.0
 Body = Sequence[bytes | memoryview]
 
@@ -36,9 +36,10 @@ def request_head(address: Address, method: str, path: str, headers: Mapping[str,
 
 
 @contextlib.contextmanager
-def failures_told(address: Address, close: Callable[[], None]) -> Iterator[None]:
-    """An exchange that fails closes its connection, and what failed is told by `address`: DeadlineExceeded, LinkError,
-    or MalformedMessage. Anything else closes it too, and rises as it is."""
+def translate_failures(address: Address, close: Callable[[], None]) -> Iterator[None]:
+    """Translate the errors of an exchange and close its connection: DeadlineExceeded for a timeout, LinkError for an
+    OSError, MalformedMessage for a response that is not HTTP, each naming `address`. Any other exception closes the
+    connection too and is raised unchanged."""
     try:
         yield
     except TimeoutError as error:
@@ -56,7 +57,7 @@ def failures_told(address: Address, close: Callable[[], None]) -> Iterator[None]
 
 
 class Connection:
-    """One connection; not thread-safe, except that `close` ends a running exchange."""
+    """One connection. Not thread-safe, except that `close` ends an exchange running in another thread."""
 
     def __init__(
         self,
@@ -68,27 +69,28 @@ class Connection:
         path: str = "",
         shared_memory: bool = True,
     ) -> None:
-        """To `host` and `port`, or to the Unix socket at `path`, with large tensors in shared memory where they can."""
+        """To `host` and `port`, or to the Unix socket at `path`; there large tensors go through shared memory if
+        `shared_memory`. Nothing is connected yet."""
         self._address = Address(host, port, tls is not None, socket=path)
         self._tls = tls
         self._server_name = server_name or host
         self._sock: socket.socket | None = None
-        self._may_share = bool(path) and shared_memory
-        self._arena = Arena()
-        self._ended = False
+        self._uses_shared_memory = bool(path) and shared_memory
+        self._shared_memory = ClientSharedMemory()
+        self._is_shut_down = False
         self._scratch = new_scratch()
-        self._known: Known | None = None
-        """The header block of the last reply."""
+        self._last_head: KnownHead | None = None
+        """The header block of the last reply, which need not be parsed again when it repeats."""
         self.lanes = Lanes(shared_memory)
 
     @classmethod
     def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
-        """To that address."""
+        """A connection to `address`, not opened yet."""
         return cls(address.host, address.port, tls, path=address.socket, shared_memory=shared_memory)
 
     @property
     def is_open(self) -> bool:
-        """Is there a connection left over from the last exchange? The other side may have closed it since."""
+        """Whether a connection is left from the last exchange. The server may have closed it since."""
         return self._sock is not None
 
     def exchange(
@@ -102,99 +104,107 @@ class Connection:
         descriptor: int | None = None,
         reopen: bool = True,
     ) -> Reply:
-        """One request and its response by `deadline` (of the monotonic clock); `descriptor` goes with it. Without
-        `reopen`, only on the connection that there is.
+        """Send one request and return its response by `deadline` (monotonic clock); connects first if needed.
 
-        DeadlineExceeded, LinkError, or MalformedMessage where the response is none; the connection is closed then.
+        `descriptor` is passed along with the request. With `reopen=False` only the present connection is used.
+        DeadlineExceeded, LinkError, or MalformedMessage if the response is not HTTP; the connection is then closed.
         """
-        incoming = Incoming(self._scratch, self._known)
-        with failures_told(self._address, self.close):
-            sock = self._opened(deadline, reopen)
+        response = IncomingResponse(self._scratch, self._last_head)
+        with translate_failures(self._address, self.close):
+            sock = self._ensure_open(deadline, reopen)
             head = request_head(self._address, method, path, headers or {}, body)
             self._send(sock, head, body, deadline, descriptor)
-            reply = self._receive(sock, incoming, deadline)
-        self._known = incoming.known
-        if not incoming.keep:
+            reply = self._receive(sock, response, deadline)
+        self._last_head = response.known_head
+        if not response.keep_alive:
             self.close()
         return reply
 
-    def ask(self, prefix: str, question: Question, deadline: float) -> Answer:
-        """One attempt at `question`, its large tensors in shared memory where the server takes that. A connection that
-        the server had closed meanwhile is replaced at once."""
+    def infer(self, prefix: str, request: InferenceRequest, deadline: float) -> Answer:
+        """Make one attempt at the inference request `request` and return its answer; large tensors go through shared
+        memory where the server supports it. A connection that the server closed while it was idle is replaced once."""
         was_open = self.is_open
         try:
-            reply, arena = self._asked(prefix, question, deadline)
+            reply, arena = self._infer_once(prefix, request, deadline)
         except LinkError:
-            if not was_open or self._ended:
+            if not was_open or self._is_shut_down:
                 raise
-            reply, arena = self._asked(prefix, question, deadline)
-        answer = question.answer(reply, arena)
-        arena.learn(answer.outputs)
+            reply, arena = self._infer_once(prefix, request, deadline)
+        answer = request.decode_answer(reply, arena)
+        arena.reserve_for(answer.outputs)
         return answer
 
     def close(self) -> None:
-        """End the connection; the next exchange opens another."""
+        """Close the connection; the next exchange opens a new one."""
         sock, self._sock = self._sock, None
-        arena, self._arena = self._arena, Arena(room=self._arena.room)
+        arena, self._shared_memory = (
+            self._shared_memory,
+            ClientSharedMemory(answer_bytes=self._shared_memory.answer_bytes),
+        )
         if sock is not None:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
             sock.close()
         arena.close()
 
-    def end(self) -> None:
-        """Close it for good, and the lanes that were granted to it."""
-        self._ended = True
+    def shut_down(self) -> None:
+        """Close the connection and its direct lanes for good: later exchanges raise LinkError."""
+        self._is_shut_down = True
         self.lanes.close()
         self.close()
 
-    def wish_lane(self, wish: bytes, descriptor: int, within_s: float) -> Reply:
-        """Ask for a lane, passing the end that is the worker's."""
-        until = monotonic() + within_s
-        return self.exchange("POST", LANE_PATH, deadline=until, body=[wish], descriptor=descriptor)
+    def request_lane(self, body: bytes, descriptor: int, timeout_s: float) -> Reply:
+        """Request a direct lane, passing the worker's end of the socket pair as `descriptor`."""
+        deadline = monotonic() + timeout_s
+        return self.exchange("POST", LANE_PATH, deadline=deadline, body=[body], descriptor=descriptor)
 
-    def _asked(self, prefix: str, question: Question, deadline: float) -> tuple[Reply, Arena]:
-        """The reply, and the memory that it may lie in."""
-        if self._may_share and (segment := self._arena.begin(question)) is not None:
-            self._offer(segment, prefix, deadline)
-        arena = self._arena
-        inputs_at, answer_at = arena.lend(question)
-        headers, body = question.body(deadline - monotonic(), inputs_at, answer_at)
-        path, lent = prefix + question.path, answer_at is not None
-        return self.exchange("POST", path, deadline=deadline, headers=headers, body=body, reopen=not lent), arena
+    def _infer_once(self, prefix: str, request: InferenceRequest, deadline: float) -> tuple[Reply, ClientSharedMemory]:
+        """The reply, and the shared memory that its outputs may lie in."""
+        if self._uses_shared_memory and (segment := self._shared_memory.prepare(request)) is not None:
+            self._pass_segment(segment, prefix, deadline)
+        arena = self._shared_memory
+        inputs_at, answer_at = arena.store_inputs(request)
+        headers, body = request.encode(deadline - monotonic(), inputs_at, answer_at)
+        path, uses_memory = prefix + request.path, answer_at is not None
+        return self.exchange("POST", path, deadline=deadline, headers=headers, body=body, reopen=not uses_memory), arena
 
-    def _offer(self, segment: Segment, prefix: str, deadline: float) -> None:
-        """Pass the segment to the server, on the connection that it will belong to."""
+    def _pass_segment(self, segment: Segment, prefix: str, deadline: float) -> None:
+        """Pass the segment's descriptor to the server, on the connection that the segment will belong to."""
         try:
             reply = self.exchange(
-                "POST", prefix + SEGMENT_PATH, deadline=deadline, body=[offer(segment)], descriptor=segment.descriptor
+                "POST",
+                prefix + SEGMENT_PATH,
+                deadline=deadline,
+                body=[segment_request_body(segment)],
+                descriptor=segment.descriptor,
             )
         except BaseException:
             segment.close()
             raise
-        self._arena.offered(segment, reply)
+        self._shared_memory.on_segment_reply(segment, reply)
 
-    def _opened(self, deadline: float, reopen: bool) -> socket.socket:
-        """The connection, made where there is none."""
+    def _ensure_open(self, deadline: float, reopen: bool) -> socket.socket:
+        """The open socket, connected first where there is none."""
+        # A plain socket readable between two exchanges was closed by the server, or holds an unsolicited answer.
         if self._sock is not None and not (self._tls is None and _is_ready(self._sock, select.POLLIN, 0.0)):
-            return self._sock  # readable between two exchanges: closed by the server, or an answer nobody asked for
+            return self._sock
         self.close()
-        if self._ended:
+        if self._is_shut_down:
             raise LinkError("this client was closed")
         if not reopen:
             raise LinkError("closed meanwhile")
-        self._sock = sock = self._connected(deadline)
+        self._sock = sock = self._connect(deadline)
         if self._tls is not None:
             sock.settimeout(_remaining(deadline))
             self._sock = sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
         else:
             sock.setblocking(False)
-        if self._ended:  # while it was made: `end` found nothing to close
+        if self._is_shut_down:  # shut down while connecting: `shut_down` found nothing to close
             self.close()
             raise LinkError("this client was closed")
         return sock
 
-    def _connected(self, deadline: float) -> socket.socket:
+    def _connect(self, deadline: float) -> socket.socket:
         if self._address.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -209,64 +219,65 @@ class Connection:
         return sock
 
     def _send(self, sock: socket.socket, head: bytes, body: Body, deadline: float, descriptor: int | None) -> None:
-        """All of it, piece by piece, so that the deadline also bounds a peer that reads too slowly."""
-        small = sum(len(part) for part in body) <= _SEND
+        """Send head and body piece by piece, so that the deadline also bounds a peer that reads too slowly."""
+        small = sum(len(part) for part in body) <= _SEND_BYTES
         parts = [b"".join([head, *body])] if small else [head, *body]
         for part in parts:
             view = memoryview(part)
             while len(view):
                 try:
-                    self._may_wait(sock, deadline)
+                    self._limit_wait(sock, deadline)
                     if descriptor is None:
-                        view = view[sock.send(view[:_SEND]) :]
+                        view = view[sock.send(view[:_SEND_BYTES]) :]
                     else:
-                        view, descriptor = view[sock.sendmsg([view], [passing(descriptor)]) :], None
+                        view, descriptor = view[sock.sendmsg([view], [descriptor_message(descriptor)]) :], None
                 except BlockingIOError:
                     _wait(sock, select.POLLOUT, deadline)
 
-    def _receive(self, sock: socket.socket, incoming: Incoming, deadline: float) -> Reply:
-        """The response, each wait no longer than is left."""
+    def _receive(self, sock: socket.socket, incoming: IncomingResponse, deadline: float) -> Reply:
+        """The whole response; each wait is bounded by the deadline."""
         while True:
             if self._tls is None:
                 _wait(sock, select.POLLIN, deadline)
             try:
-                self._may_wait(sock, deadline)
-                reply = incoming.received(sock.recv_into(incoming.buffer()))
-            except BlockingIOError:  # whatever made it ready has gone
+                self._limit_wait(sock, deadline)
+                reply = incoming.on_received(sock.recv_into(incoming.buffer()))
+            except BlockingIOError:  # spurious readiness
                 continue
             if reply is not None:
                 return reply
 
-    def _may_wait(self, sock: socket.socket, deadline: float) -> None:
-        """Over TLS a call waits by itself, no longer than is left; a plain socket never does, and is asked first."""
+    def _limit_wait(self, sock: socket.socket, deadline: float) -> None:
+        """Set the time left as the socket's timeout over TLS, where calls block. A plain socket is non-blocking and
+        polled instead."""
         if self._tls is not None:
             sock.settimeout(_remaining(deadline))
 
 
-def passing(descriptor: int) -> tuple[int, int, array.array[int]]:
-    """What sends a file descriptor along with a message."""
+def descriptor_message(descriptor: int) -> tuple[int, int, array.array[int]]:
+    """Ancillary data (SCM_RIGHTS) that sends a file descriptor along with a message."""
     return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
 
 
 def _remaining(deadline: float) -> float:
-    """Seconds left; TimeoutError if none is."""
-    left = deadline - monotonic()
-    if left <= 0:
+    """Seconds left until `deadline`; TimeoutError if it has passed."""
+    left_s = deadline - monotonic()
+    if left_s <= 0:
         raise TimeoutError("the deadline has passed")
-    return left
+    return left_s
 
 
-def _wait(sock: socket.socket, what: int, deadline: float) -> None:
-    """Until the socket is ready for that. TimeoutError at the deadline."""
-    while not _is_ready(sock, what, _remaining(deadline)):
+def _wait(sock: socket.socket, events: int, deadline: float) -> None:
+    """Wait until the socket is ready for `events` (of poll). TimeoutError at the deadline."""
+    while not _is_ready(sock, events, _remaining(deadline)):
         pass
 
 
-def _is_ready(sock: socket.socket, what: int, within_s: float) -> bool:
-    """Ready for that, closed or broken, within so many seconds."""
+def _is_ready(sock: socket.socket, events: int, timeout_s: float) -> bool:
+    """Whether the socket becomes ready for `events`, closed or broken within `timeout_s` seconds."""
     descriptor = sock.fileno()
-    if descriptor < 0:  # another thread has ended it
+    if descriptor < 0:  # closed by another thread
         raise LinkError("closed meanwhile")
     poll = select.poll()
-    poll.register(descriptor, what)
-    return bool(poll.poll(1e3 * min(within_s, _LONGEST_WAIT_S)))
+    poll.register(descriptor, events)
+    return bool(poll.poll(1e3 * min(timeout_s, _LONGEST_WAIT_S)))

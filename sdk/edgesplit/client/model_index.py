@@ -1,4 +1,4 @@
-"""What a server says of its models, read without sockets: for every client of ours."""
+"""Paths and replies of the model index, metadata and readiness calls, without sockets; shared by the clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 INDEX = "/v2/repository/index"
 READY = "/v2/health/ready"
@@ -21,23 +21,24 @@ class _IndexEntry(msgspec.Struct):
 
 
 def model_path(model: str) -> str:
-    """Of its metadata."""
+    """Path of the model's metadata."""
     return f"/v2/models/{quote(model, safe='')}"
 
 
 def ready_path(model: str | None) -> str:
-    """Of the question whether the server, or that model on it, could answer now."""
+    """Path of the readiness check of the server, or of `model` on it."""
     return READY if model is None else f"{model_path(model)}/ready"
 
 
 def names(reply: Reply) -> tuple[str, ...]:
-    """The models of an index that can be asked for now."""
-    entries: list[_IndexEntry] = said(INDEX, reply, list[_IndexEntry])
+    """Names of the models in an index reply that can be used now, sorted."""
+    entries: list[_IndexEntry] = decode_reply(INDEX, reply, list[_IndexEntry])
     return tuple(sorted({entry.name for entry in entries if entry.state in ("", "READY")}))
 
 
-def said(path: str, reply: Reply, kind: Any) -> Any:
-    """The reply's JSON; the error that it tells of, or MalformedMessage."""
+def decode_reply(path: str, reply: Reply, kind: Any) -> Any:
+    """The reply's JSON decoded as `kind`. Raises the error that the reply carries, or MalformedMessage if it is not
+    such JSON."""
     if error := error_of(reply):
         raise error
     try:
@@ -46,4 +47,4 @@ def said(path: str, reply: Reply, kind: Any) -> Any:
         raise MalformedMessage(f"{path}: {error}") from error
 
 
-settle(__name__)
+warm_up_structs(__name__)

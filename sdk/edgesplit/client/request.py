@@ -1,4 +1,5 @@
-"""One inference as a client asks it: its body for each attempt, and the answer in the reply. No sockets here."""
+"""One inference request of a client: its encoding for each attempt, and the answer decoded from the reply. No
+sockets."""
 
 from __future__ import annotations
 
@@ -8,38 +9,38 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from edgesplit.client.request_id import fresh_id
+from edgesplit.client.request_id import new_request_id
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.lazy_import import later
-from edgesplit.observability.trace_context import of_application
+from edgesplit.lazy_import import lazy_import
+from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
 from edgesplit.oip import report
-from edgesplit.oip.shared_memory import Memory, Place
+from edgesplit.oip.shared_memory import Memory, TensorRef
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
-PLAIN = {"accept": "application/json", "accept-encoding": "identity"}
+PLAIN_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The one result of a request."""
+    """The result of one inference request."""
 
     outputs: Mapping[str, oip.Tensor]
     report: report.Report | None
-    """How the agent made it, or None where another server answered."""
+    """How the agent produced it; None if another server answered."""
     id: str
     frame: int | None = None
-    """Its frame's number in a stream, from 0."""
+    """The frame's number in a stream, from 0; None outside a stream."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked, the same in every attempt."""
+class InferenceRequest:
+    """One inference request, identical in every attempt."""
 
     path: str
     inputs: Mapping[str, oip.Tensor]
@@ -47,37 +48,47 @@ class Question:
     id: str
     parameters: Mapping[str, oip.Scalar] = field(default_factory=dict)
     trace: Mapping[str, str] = field(default_factory=dict)
-    """Headers of the trace that the application asks in, if it asks in one."""
+    """W3C trace context headers of the application's current span; empty if there is none."""
 
     @classmethod
-    def of(
+    def create(
         cls,
         model: str,
         inputs: Mapping[str, oip.Tensor | bytes],
         outputs: Sequence[str] = (),
         request_id: str | None = None,
         parameters: Mapping[str, oip.Scalar] | None = None,
-    ) -> Question:
-        """UsageError for inputs that cannot be sent. An id that is made up here is one request's in all the world."""
-        tensors = {name: _tensor(name, value) for name, value in inputs.items()}
+    ) -> InferenceRequest:
+        """A request for `model`. UsageError for inputs that cannot be sent. Without `request_id` a globally unique one
+        is generated."""
+        tensors = {name: _to_tensor(name, value) for name, value in inputs.items()}
         path = f"/v2/models/{quote(model, safe='')}/infer"
-        id_ = request_id or fresh_id()
-        return cls(path, tensors, tuple(outputs), id_, parameters or {}, of_application())
+        id_ = request_id or new_request_id()
+        return cls(path, tensors, tuple(outputs), id_, parameters or {}, application_headers())
 
-    def body(
-        self, left_s: float, inputs_at: Mapping[str, Place] | None = None, answer_at: Place | None = None
+    def encode(
+        self, left_s: float, inputs_at: Mapping[str, TensorRef] | None = None, answer_at: TensorRef | None = None
     ) -> tuple[dict[str, str], oip.Buffers]:
-        """Headers and body of an attempt; the server is told how much time is left of the request's."""
+        """Headers and body of an attempt; `left_s`, the time left, is sent to the server as the request's timeout.
+
+        `inputs_at` and `answer_at` refer to shared memory that holds inputs and has room for the answer.
+        """
         parameters = {**self.parameters, "timeout": max(1, int(left_s * 1e6))}
-        asked = oip.InferRequest(
+        request = oip.InferRequest(
             self.inputs, self.outputs, self.id, parameters, inputs_at=inputs_at or {}, answer_at=answer_at
         )
-        buffers, length = oip.encode_request(asked)
-        headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length), **PLAIN, **self.trace}
+        buffers, length = oip.encode_request(request)
+        headers = {
+            "content-type": "application/octet-stream",
+            oip.HEADER_LENGTH: str(length),
+            **PLAIN_HEADERS,
+            **self.trace,
+        }
         return headers, buffers
 
-    def answer(self, reply: Reply, memory: Memory | None = None) -> Answer:
-        """The answer in `reply`; the error that it tells of, or MalformedMessage where it answers something else."""
+    def decode_answer(self, reply: Reply, memory: Memory | None = None) -> Answer:
+        """The answer in `reply`. Raises the error that the reply carries, or MalformedMessage if it answers another
+        request."""
         if error := error_of(reply):
             raise error
         response = oip.decode_response(reply.body, oip.header_length(reply.headers), memory)
@@ -90,13 +101,13 @@ class Question:
 
 
 def check_deadline(deadline_s: float) -> None:
-    """UsageError for what is no time."""
+    """UsageError if `deadline_s` is not a number."""
     if math.isnan(deadline_s):
         raise UsageError(f"a deadline of {deadline_s} s")
 
 
-def _tensor(name: str, value: oip.Tensor | bytes) -> oip.Tensor:
-    """As an array; UsageError for what is none."""
+def _to_tensor(name: str, value: oip.Tensor | bytes) -> oip.Tensor:
+    """`value` as an array; UsageError if it is neither an array nor bytes."""
     if isinstance(value, bytes | bytearray | memoryview):
         return np.frombuffer(value, np.uint8)
     if isinstance(value, np.ndarray | np.generic):

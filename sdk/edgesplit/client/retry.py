@@ -1,4 +1,4 @@
-"""When a request is tried again, and when that is over: decided without sockets or clocks, for every client of ours."""
+"""Retry policy of the clients: when a request is sent again, and when to give up. No sockets, no clocks."""
 
 from __future__ import annotations
 
@@ -6,34 +6,36 @@ import random
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage
 
-FIRST_PAUSE_S = 0.01
-LONGEST_PAUSE_S = 0.25
+FIRST_BACKOFF_S = 0.01
+MAX_BACKOFF_S = 0.25
 
 
-class Attempts:
-    """The attempts at one request. Pauses double, with jitter; a server that asks to be left alone is, for up to half a
-    second; what stood in the way is told in the end."""
+class RetryState:
+    """The attempts at one request, with exponential back-off and jitter. A server's Retry-After is honoured up to half
+    a second; the last obstacle is named in the final error."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._pause_s = FIRST_PAUSE_S
+        self._backoff_s = FIRST_BACKOFF_S
         self._last = "no time was given"
-        self._refused = ""
+        self._last_refusal = ""
 
-    def failed(self, error: EdgeError) -> float:
-        """Seconds to wait before the next attempt. Raises `error` itself where no retry mends it."""
+    def on_failure(self, error: EdgeError) -> float:
+        """Back-off in seconds before the next attempt. Raises `error` itself if retrying cannot help."""
         at_least_s = 0.0
-        if isinstance(error, DeadlineExceeded):  # an attempt that the end cut short hides nothing said before it
-            self._last = f"{error}; before that: {self._refused}" if self._refused else str(error)
+        if isinstance(error, DeadlineExceeded):  # cut short by the deadline: keep the reason of the attempt before
+            self._last = f"{error}; before that: {self._last_refusal}" if self._last_refusal else str(error)
         elif isinstance(error, LinkError | MalformedMessage):
-            self._last = self._refused = str(error)
+            self._last = self._last_refusal = str(error)
             at_least_s = error.retry_after_s if isinstance(error, Busy) else 0.0
         else:
             raise error
-        jittered_s = max(self._pause_s * random.uniform(0.5, 1.0), min(at_least_s, 1.0) * random.uniform(0.1, 0.5))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        # Jitter over [0.5, 1) of the back-off, and over [0.1, 0.5) of Retry-After (capped at 1 s): clients that were
+        # refused together do not return together.
+        jittered_s = max(self._backoff_s * random.uniform(0.5, 1.0), min(at_least_s, 1.0) * random.uniform(0.1, 0.5))
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
         return jittered_s
 
-    def over(self) -> DeadlineExceeded:
-        """The error once the time is up."""
+    def deadline_error(self) -> DeadlineExceeded:
+        """The error to raise once the deadline has passed."""
         return DeadlineExceeded(f"no answer within {self._deadline_s:g} s; last: {self._last}")

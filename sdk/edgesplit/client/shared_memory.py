@@ -1,8 +1,8 @@
-"""The client's side of shared memory: one segment per connection, lent to one exchange at a time.
+"""The client's side of shared memory: one segment per connection, used by one exchange at a time.
 
-Inputs lie in front, the answer's room behind them. A connection carries one exchange at a time, and an exchange that is
-given up ends its connection: so no memory is ever used for the next while a server may still look at it. Where the
-server takes no segments the tensors travel as bytes.
+Inputs lie at the front, the room for the answer behind them. A connection carries one exchange at a time, and an
+exchange that is given up closes its connection, so memory is never reused while a server may still read it. Where the
+server does not support segments, tensors travel as bytes.
 """
 
 from __future__ import annotations
@@ -13,124 +13,139 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgesplit.client.request import Question
+from edgesplit.client.request import InferenceRequest
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.limits import LIMITS
-from edgesplit.oip.protocol import SHARED_FROM, Tensor
-from edgesplit.oip.shared_memory import Place
+from edgesplit.oip.protocol import MIN_SHARED_BYTES, Tensor
+from edgesplit.oip.shared_memory import TensorRef
 from edgesplit.shared_memory.segment import SUPPORTED, Segment
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
 SEGMENT_PATH = "/v2/edgesplit/segment"
 _ALIGN = 64
-_LEAST = 1 << 20
+_MIN_ANSWER_BYTES = 1 << 20
 
 
 @dataclass
-class Arena:
-    """What one connection has to lend. `memory` for `Question.answer`: its `read` finds outputs that were put here."""
+class ClientSharedMemory:
+    """The shared memory segment of one connection, and what is known of the sizes it needs.
 
-    room: int = _LEAST
-    """Bytes for answers."""
+    Implements `Memory` for `InferenceRequest.decode_answer`: `read` returns the outputs that the server put into the
+    segment.
+    """
+
+    answer_bytes: int = _MIN_ANSWER_BYTES
+    """Bytes reserved for answers."""
     segment: Segment | None = None
     region: str = ""
-    refused: bool = not SUPPORTED
-    _wants: int = field(default=0)
+    is_refused: bool = not SUPPORTED
+    _input_bytes: int = field(default=0)
 
-    def begin(self, question: Question) -> Segment | None:
-        """A new segment that must be offered to the server before `lend`, or None where none is needed."""
-        self._wants = sum(_span(one) for one in _shareable(question.inputs).values())
-        needed = self._wants + self.room
-        big = self._wants >= SHARED_FROM or self.room > _LEAST
-        if self.refused or not big or needed > LIMITS.http_body_bytes:
+    def prepare(self, request: InferenceRequest) -> Segment | None:
+        """A new segment that must be passed to the server before `store_inputs` is called; None if none is needed or
+        memory is short."""
+        self._input_bytes = sum(_aligned_size(tensor) for tensor in _shareable(request.inputs).values())
+        needed = self._input_bytes + self.answer_bytes
+        big = self._input_bytes >= MIN_SHARED_BYTES or self.answer_bytes > _MIN_ANSWER_BYTES
+        if self.is_refused or not big or needed > LIMITS.http_body_bytes:
             return None
         if self.segment is not None and self.segment.size >= needed:
             return None
         self.close()
         self.segment = None
         try:
-            return Segment.made(1 << (needed - 1).bit_length() if needed < LIMITS.http_body_bytes // 2 else needed)
+            return Segment.create(1 << (needed - 1).bit_length() if needed < LIMITS.http_body_bytes // 2 else needed)
         except OSError:
-            self.refused = True
+            self.is_refused = True
             return None
 
-    def offered(self, segment: Segment, reply: Reply) -> None:
-        """The server's reply to the offer of `segment`."""
-        region = _region_in(reply)
+    def on_segment_reply(self, segment: Segment, reply: Reply) -> None:
+        """Adopt `segment` if the server's reply accepts it; otherwise close it and use bytes from now on."""
+        region = _accepted_region(reply)
         if region:
             self.segment, self.region = segment, region
         else:
             segment.close()
-            self.refused = True
+            self.is_refused = True
 
-    def lend(self, question: Question) -> tuple[Mapping[str, Place], Place | None]:
-        """Put the inputs there: their places, and the room for the answer. Nothing where there is no segment."""
-        if self.segment is None or self.segment.size < self._wants + self.room:
+    def store_inputs(self, request: InferenceRequest) -> tuple[Mapping[str, TensorRef], TensorRef | None]:
+        """Copy the large inputs into the segment; returns a reference per input and one to the room for the answer.
+        Empty and None without a segment."""
+        if self.segment is None or self.segment.size < self._input_bytes + self.answer_bytes:
             return {}, None
-        places: dict[str, Place] = {}
+        references: dict[str, TensorRef] = {}
         offset = 0
-        for name, tensor in _shareable(question.inputs).items():
-            places[name] = Place(self.region, tensor.nbytes, offset)
-            whole = np.frombuffer(self.segment.memory, np.uint8, tensor.nbytes, offset)
-            np.copyto(whole.view(tensor.dtype.newbyteorder("<")).reshape(tensor.shape), tensor)
-            offset += _span(tensor)
-        return places, Place(self.region, self.segment.size - offset, offset)
+        for name, tensor in _shareable(request.inputs).items():
+            references[name] = TensorRef(self.region, tensor.nbytes, offset)
+            target = np.frombuffer(self.segment.memory, np.uint8, tensor.nbytes, offset)
+            np.copyto(target.view(tensor.dtype.newbyteorder("<")).reshape(tensor.shape), tensor)
+            offset += _aligned_size(tensor)
+        return references, TensorRef(self.region, self.segment.size - offset, offset)
 
-    def learn(self, outputs: Mapping[str, Tensor]) -> None:
-        """Make room, from the next exchange on, for answers as large as these."""
-        size = sum(_span(one) for one in _shareable(outputs).values())
-        self.room = max(self.room, size)
+    def reserve_for(self, outputs: Mapping[str, Tensor]) -> None:
+        """Reserve room for answers as large as `outputs` from the next exchange on."""
+        size = sum(_aligned_size(tensor) for tensor in _shareable(outputs).values())
+        self.answer_bytes = max(self.answer_bytes, size)
 
     def close(self) -> None:
-        """Lend it no more. The last answer can still be read."""
+        """Close the segment; outputs of the last answer stay readable."""
         if self.segment is not None:
             self.segment.close()
 
-    # What `Question.answer` wants of a Memory
+    # The protocol `edgesplit.oip.shared_memory.Memory`
 
-    def check(self, place: Place) -> None:
-        """UsageError unless it is there."""
-        if self.segment is None or place.region != self.region or place.offset + place.size > self.segment.size:
-            raise MalformedMessage(f"the answer says it lies in {place}, which was not lent")
+    def check(self, reference: TensorRef) -> None:
+        """MalformedMessage unless `reference` lies within the segment."""
+        if (
+            self.segment is None
+            or reference.region != self.region
+            or reference.offset + reference.size > self.segment.size
+        ):
+            raise MalformedMessage(f"the answer says it lies in {reference}, which was not lent")
 
-    def read(self, place: Place, *, settled: bool) -> memoryview:
-        """A copy: the memory is lent again soon."""
-        self.check(place)
+    def read(self, reference: TensorRef, *, stable: bool) -> memoryview:
+        """A copy of what lies at `reference`, because the next exchange reuses the memory."""
+        self.check(reference)
         assert self.segment is not None
-        return memoryview(bytearray(self.segment.memory[place.offset : place.offset + place.size]))
+        return memoryview(bytearray(self.segment.memory[reference.offset : reference.offset + reference.size]))
 
-    def write(self, place: Place, parts: Sequence[bytes | memoryview]) -> None:
-        """Only servers write answers."""
+    def write(self, reference: TensorRef, parts: Sequence[bytes | memoryview]) -> None:
+        """UsageError: only servers write answers."""
         raise UsageError("a client writes no answers")
 
 
-def offer(segment: Segment) -> bytes:
-    """The body of the request that passes the segment's descriptor."""
+def segment_request_body(segment: Segment) -> bytes:
+    """Body of the request that passes the segment's descriptor."""
     return msgspec.json.encode({"byte_size": segment.size})
 
 
-def _region_in(reply: Reply) -> str:
+def _accepted_region(reply: Reply) -> str:
+    """The region name in the server's reply to a passed segment; empty if it was refused."""
     if reply.status != 200:
         return ""
     try:
-        told = msgspec.json.decode(reply.body, type=dict[str, object])
+        message = msgspec.json.decode(reply.body, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return ""
-    region = told.get("region", "")
+    region = message.get("region", "")
     return region if isinstance(region, str) else ""
 
 
 def _shareable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are worth a place."""
-    return {name: one for name, one in tensors.items() if one.nbytes >= SHARED_FROM and one.dtype.kind in "biuf"}
+    """The tensors that are large enough for shared memory and made of numbers."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.nbytes >= MIN_SHARED_BYTES and tensor.dtype.kind in "biuf"
+    }
 
 
-def _span(tensor: Tensor) -> int:
-    """Its bytes, up to where the next may begin."""
+def _aligned_size(tensor: Tensor) -> int:
+    """Bytes of the tensor, rounded up to the alignment of the next one."""
     return tensor.nbytes + -tensor.nbytes % _ALIGN

@@ -1,4 +1,5 @@
-"""`Client.stream`: one thread reads the source, one per frame under way asks, the caller's own gives the results."""
+"""`Client.stream`: one thread reads the source, one per frame in flight sends requests, the caller's thread yields
+results."""
 
 from __future__ import annotations
 
@@ -8,114 +9,115 @@ from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import Any, Protocol
 
-from edgesplit.client.frame_window import Result, StreamSettings, Window
-from edgesplit.client.request import Answer, Question
+from edgesplit.client.frame_window import FrameWindow, Result, StreamSettings
+from edgesplit.client.request import Answer, InferenceRequest
 from edgesplit.errors import EdgeError
 
 
-class Asks(Protocol):
+class StreamClient(Protocol):
     """What a stream needs of a client."""
 
-    def answer(self, question: Question, deadline: float, deadline_s: float) -> Answer:
-        """Ask until it is answered or the deadline has come."""
+    def send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
+        """Send `request` with retries; raises DeadlineExceeded once `deadline` (monotonic clock) has passed."""
         ...
 
     def close(self) -> None:
-        """End what is under way."""
+        """Cancel what is in flight."""
         ...
 
 
-def answers(settings: StreamSettings, frames: Iterable[Any], client: Asks) -> Iterator[Result]:
-    """Results in order, as `settings.errors` wants them. `client` is the stream's own and is closed with it."""
+def stream_answers(settings: StreamSettings, frames: Iterable[Any], client: StreamClient) -> Iterator[Result]:
+    """Results in frame order, filtered by `settings.errors`. `client` belongs to the stream and is closed with it."""
     stream = _Stream(settings, frames, client)
     stream.start()
     try:
-        while (given := stream.next()) is not None:
-            if (result := settings.given(*given)) is not None:
+        while (numbered_result := stream.next()) is not None:
+            if (result := settings.to_application(*numbered_result)) is not None:
                 yield result
     finally:
         stream.stop()
 
 
 class _Stream:
-    def __init__(self, settings: StreamSettings, frames: Iterable[Any], client: Asks) -> None:
+    def __init__(self, settings: StreamSettings, frames: Iterable[Any], client: StreamClient) -> None:
         self._settings = settings
         self._frames = frames
         self._client = client
         self._name = uuid.uuid4().hex
-        self._window: Window[tuple[Any, float]] = Window(settings.in_flight, settings.drop)
+        self._window: FrameWindow[tuple[Any, float]] = FrameWindow(settings.in_flight, settings.drop)
         self._changed = threading.Condition()
         self._stopped = False
-        self._broken: BaseException | None = None
-        """What the source itself raised; it rises when all before it were given out."""
+        self._source_error: BaseException | None = None
+        """What the source raised; raised to the consumer after all earlier results."""
 
     def start(self) -> None:
-        """Begin to read and to ask."""
-        for run in (self._read, *[self._ask] * self._settings.in_flight):
-            threading.Thread(target=run, name="stream", daemon=True).start()
+        """Start the reading and the sending threads."""
+        for target in (self._read_source, *[self._send_frames] * self._settings.in_flight):
+            threading.Thread(target=target, name="stream", daemon=True).start()
 
     def stop(self) -> None:
-        """Nobody wants more."""
+        """End the stream: the threads finish and requests in flight are cancelled."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         self._client.close()
 
     def next(self) -> tuple[int, Result] | None:
-        """The next result, once it is there; None at the end."""
+        """Number and result of the next frame in order, once available; None at the end. Raises what the source
+        raised."""
         with self._changed:
-            while (given := self._window.give()) is None:
-                if self._window.over:
-                    if self._broken is not None:
-                        raise self._broken
+            while (numbered_result := self._window.next_result()) is None:
+                if self._window.is_over:
+                    if self._source_error is not None:
+                        raise self._source_error
                     return None
                 self._changed.wait()
             self._changed.notify_all()
-            return given
+            return numbered_result
 
-    def _read(self) -> None:
-        """On a thread of its own: the source, as far ahead as the window allows."""
+    def _read_source(self) -> None:
+        """Reader thread: reads the source as far ahead as the window allows."""
         try:
             source = iter(self._frames)
-            while self._may_take():
+            while self._wait_for_room():
                 frame = next(source)
                 with self._changed:
-                    self._window.take((frame, monotonic() + self._settings.deadline_s))
+                    self._window.add((frame, monotonic() + self._settings.deadline_s))
                     self._changed.notify_all()
         except StopIteration:
             pass
         except BaseException as error:
-            self._broken = error
+            self._source_error = error
         with self._changed:
-            self._window.ended()
+            self._window.end_source()
             self._changed.notify_all()
 
-    def _may_take(self) -> bool:
+    def _wait_for_room(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._window.wants)
+            self._changed.wait_for(lambda: self._stopped or self._window.can_accept)
             return not self._stopped
 
-    def _ask(self) -> None:
-        """On a thread of its own: one frame after the other."""
-        while (begun := self._begin()) is not None:
-            number, (frame, deadline) = begun
+    def _send_frames(self) -> None:
+        """Sender thread: sends one frame after the other."""
+        while (next_frame := self._next_frame()) is not None:
+            number, (frame, deadline) = next_frame
             try:
-                question = self._settings.question(self._name, frame)
-                result: Result = self._client.answer(question, deadline, self._settings.deadline_s)
+                request = self._settings.request(self._name, frame)
+                result: Result = self._client.send_with_retry(request, deadline, self._settings.deadline_s)
             except EdgeError as error:
                 result = error
             except Exception as error:
                 result = EdgeError(f"frame {number}: {type(error).__name__}: {error}")
             with self._changed:
-                self._window.finished(number, result)
+                self._window.set_result(number, result)
                 self._changed.notify_all()
 
-    def _begin(self) -> tuple[int, tuple[Any, float]] | None:
-        """The next frame to ask about, once there is one; None when none will be."""
+    def _next_frame(self) -> tuple[int, tuple[Any, float]] | None:
+        """The next frame to send, once there is one; None when there will be no more."""
         with self._changed:
-            while not self._stopped and not self._window.over:
-                if (begun := self._window.begin()) is not None:
-                    return begun
+            while not self._stopped and not self._window.is_over:
+                if (next_frame := self._window.start_next()) is not None:
+                    return next_frame
                 self._changed.wait()
             self._changed.notify_all()
             return None

@@ -1,4 +1,4 @@
-"""One-time claims: how a command asks the controller for one."""
+"""Creates one-time claims, with which new devices enrol at the controller."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edgesplit.controller_client.client import ControllerClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimWish:
-    """What is said of a device to come."""
+class ClaimRequest:
+    """The properties of a device that is to enrol with the claim. `expires_s` is the claim's lifetime in seconds."""
 
     device: str
     device_class: str
@@ -20,20 +20,26 @@ class ClaimWish:
     labels: Mapping[str, str] = field(default_factory=dict)
     expires_s: int = 3_600
     replace: bool = False
-    """The name is a device's already, and is taken from it."""
+    """A device of that name exists already, and the new device takes its name over."""
     gateway: str = ""
+    """Makes the device a gateway: HOST:PORT under which other devices reach it; empty: not a gateway."""
 
 
-def make_claim(api: ControllerClient, wish: ClaimWish) -> str:
-    """The claim's document, as the device gets it. It holds a secret."""
+def create_claim(controller: ControllerClient, request: ClaimRequest) -> str:
+    """Create a claim for the device that `request` describes; returns the claim as JSON text, in the form that the
+    device reads.
+
+    The text contains a secret token: keep it like a password. UsageError if the controller refuses the claim, LinkError
+    if the controller does not answer.
+    """
     body = {
-        "device": wish.device,
-        "device_class": wish.device_class,
-        "link": wish.link,
-        "group": wish.group,
-        "labels": dict(wish.labels),
-        "expires_s": wish.expires_s,
-        "replace": wish.replace,
-        "gateway": wish.gateway,
+        "device": request.device,
+        "device_class": request.device_class,
+        "link": request.link,
+        "group": request.group,
+        "labels": dict(request.labels),
+        "expires_s": request.expires_s,
+        "replace": request.replace,
+        "gateway": request.gateway,
     }
-    return json.dumps(api.post("/v1/devices/claims", body))
+    return json.dumps(controller.post("/v1/devices/claims", body))

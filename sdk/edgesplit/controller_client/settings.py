@@ -1,4 +1,4 @@
-"""Where operators' programs keep and find things: the variables of the environment and the folders of the user."""
+"""Where operators' programs find their files: environment variables and the folders of the user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 DATA_VARIABLE = "EDGESPLIT_DATA"
-"""The data folder of a controller on this machine."""
+"""Environment variable with the data folder of a controller on this machine."""
 CREDENTIALS_VARIABLE = "EDGESPLIT_CREDENTIALS"
-"""An operator's credentials file, for a controller that runs elsewhere."""
+"""Environment variable with an operator's credentials file, for a controller that runs on another machine."""
 
 
 def default_data_folder() -> Path:
@@ -20,17 +20,17 @@ def default_data_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """The user's cache: kits, wheels and unpacked images, all of which can be made again."""
+    """The user's cache folder for kits, wheels and unpacked images; all of its content can be created again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgesplit"
 
 
 def saved_credentials() -> Path:
-    """The credentials file that `edgectl login` writes."""
+    """Path of the credentials file that `edgectl login` writes."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "edgesplit" / "credentials.json"
 
 
 def credentials_file(data: Path) -> Path | None:
-    """The credentials of the last login where no controller runs on the folder `data`; None where one does, or nobody
-    has logged in."""
+    """The credentials file of the last login; None if a controller runs on the folder `data`, or if there was no
+    login."""
     saved = saved_credentials()
     return saved if not (data / "controller.json").exists() and saved.exists() else None

@@ -1,8 +1,9 @@
-"""Content keys for one device: wrapped to its X25519 key, so that one stream of ciphertext still feeds a whole group.
+"""Content keys wrapped for one device: encrypted to its X25519 public key, so that one stream of ciphertext can still
+be multicast to a whole group.
 
-HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305. Device and release are part of what is sealed, so
-that nothing wrapped for one opens as another's. Who wrapped is not proven here: the statement that carries the keys is
-signed, and each key must fit the commitment in the signed manifest, whatever way it came.
+HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, ChaCha20-Poly1305. Device and release are bound to the ciphertext, so
+that keys wrapped for one cannot be opened for another. Base mode does not authenticate the sender: the statement that
+carries the keys is signed, and each key must match the commitment in the signed manifest, whichever way it came.
 """
 
 from __future__ import annotations
@@ -22,29 +23,31 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
-from edgesplit.release.manifest import Sealed
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.release.manifest import EncryptionInfo
 from edgesplit.trust.identity import private_pem
 
 PUBLIC_BYTES = 32
-WAY_OUT = (
+RECOVERY_HINT = (
     "encrypted models cannot be opened here without it: make a claim with `edgectl device claim NAME --replace`, move"
     " the folder `identity` away, and start the agent with that claim"
 )
+"""Instructions that end the error messages about a lost or damaged encryption key."""
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 class _KeyRing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is inside."""
+    """The encrypted payload: content keys by key id."""
 
     keys: dict[str, bytes]
 
 
 def wrap(keys: Keys, public_key: bytes, device: str, release: str) -> bytes:
-    """These content keys, for that device and release alone. MalformedMessage where its key is none."""
+    """Encrypt these content keys for one device and release. MalformedMessage where its public key is invalid,
+    UsageError where the result is too large."""
     ring = msgspec.msgpack.encode(_KeyRing(dict(keys)), order="deterministic")
     try:
-        wrapped = _SUITE.encrypt(ring, X25519PublicKey.from_public_bytes(public_key), _about(device, release))
+        wrapped = _SUITE.encrypt(ring, X25519PublicKey.from_public_bytes(public_key), _binding(device, release))
     except ValueError as error:
         raise MalformedMessage(f"the encryption key of {device} is no X25519 key") from error
     if len(wrapped) > LIMITS.wrapped_bytes:
@@ -56,7 +59,8 @@ def wrap(keys: Keys, public_key: bytes, device: str, release: str) -> bytes:
 
 
 def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> dict[str, bytes]:
-    """The content keys in `wrapped`; TrustError unless they were wrapped for this device, this key and this release."""
+    """Decrypt the content keys in `wrapped`. TrustError unless they were wrapped for this device, this key and this
+    release."""
     if not wrapped:
         raise TrustError(f"release {release[:12]} is encrypted, and no content keys came with the statement")
     if len(wrapped) > LIMITS.wrapped_bytes:
@@ -64,16 +68,16 @@ def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> 
             f"release {release[:12]}: wrapped keys of {len(wrapped)} bytes, at most {LIMITS.wrapped_bytes}"
         )
     try:
-        ring = _SUITE.decrypt(wrapped, key, _about(device, release))
+        ring = _SUITE.decrypt(wrapped, key, _binding(device, release))
     except (InvalidTag, ValueError) as error:
         raise TrustError(
             f"release {release[:12]}: its content keys were not wrapped for this device, or were spoiled on the way"
         ) from error
-    return decode_ring(ring)
+    return decode_keys(ring)
 
 
-def decode_ring(raw: bytes) -> dict[str, bytes]:
-    """The keys in an opened ring; TrustError where it holds anything else."""
+def decode_keys(raw: bytes) -> dict[str, bytes]:
+    """Decode the decrypted payload. TrustError where it is malformed or a key has the wrong length."""
     try:
         keys = msgspec.msgpack.decode(raw, type=_KeyRing).keys
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -83,8 +87,9 @@ def decode_ring(raw: bytes) -> dict[str, bytes]:
     return keys
 
 
-def fitting(keys: Keys, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
-    """The keys that are needed, each checked against its commitment; TrustError where one is missing or another."""
+def select_keys(keys: Keys, needed: Mapping[str, EncryptionInfo]) -> dict[str, bytes]:
+    """Select the keys in `needed`, each checked against its commitment. TrustError where a key is missing or does not
+    match."""
     missing = [key_id for key_id in needed if key_id not in keys]
     if missing:
         raise TrustError(
@@ -96,15 +101,16 @@ def fitting(keys: Keys, needed: Mapping[str, Sealed]) -> dict[str, bytes]:
     return {key_id: keys[key_id] for key_id in needed}
 
 
-def _about(device: str, release: str) -> bytes:
+def _binding(device: str, release: str) -> bytes:
     return f"edgesplit content keys 1\n{device}\n{release}".encode()
 
 
-# The device's own key
+# The device's own encryption key
 
 
 def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
-    """The device's X25519 key in `path`, made there (0600, durably) if there is none: only while it enrols."""
+    """Load the device's X25519 key from `path`, or generate it there (mode 0600, durably) if the file does not exist.
+    For enrolment only."""
     if path.exists():
         return load_encryption_key(path)
     key = X25519PrivateKey.generate()
@@ -116,48 +122,49 @@ def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
 
 
 def load_encryption_key(path: Path) -> X25519PrivateKey:
-    """The device's X25519 key; UsageError says the way out where it is lost or spoiled."""
+    """Load the device's X25519 key. UsageError with instructions where it is lost or damaged."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise UsageError(f"the encryption key {path} cannot be read ({error.strerror}); {WAY_OUT}") from error
+        raise UsageError(f"the encryption key {path} cannot be read ({error.strerror}); {RECOVERY_HINT}") from error
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} holds no private key any more; {WAY_OUT}") from error
+        raise UsageError(f"{path} holds no private key any more; {RECOVERY_HINT}") from error
     if not isinstance(key, X25519PrivateKey):
-        raise UsageError(f"{path} holds another key than X25519; {WAY_OUT}")
+        raise UsageError(f"{path} holds another key than X25519; {RECOVERY_HINT}")
     if path.stat().st_mode & 0o077:
         os.chmod(path, 0o600)
     return key
 
 
 def public_bytes(key: X25519PrivateKey) -> bytes:
-    """What the controller is given."""
+    """The public key as sent to the controller (32 bytes)."""
     return key.public_key().public_bytes_raw()
 
 
-def introduce(key: X25519PrivateKey, identity: Ed25519PrivateKey, csr_pem: str) -> tuple[bytes, bytes]:
-    """The public part, and the identity key's signature that binds it to that certificate request."""
+def sign_encryption_key(key: X25519PrivateKey, identity: Ed25519PrivateKey, csr_pem: str) -> tuple[bytes, bytes]:
+    """Returns the public key, and the identity key's signature that binds it to this certificate request."""
     public = public_bytes(key)
-    return public, identity.sign(_introduction(public, csr_pem))
+    return public, identity.sign(_signed_text(public, csr_pem))
 
 
-def check_introduction(public: bytes, signature: bytes, identity: object, csr_pem: str, device: str) -> None:
-    """The holder of the identity key says that this X25519 key is its own, and it can be wrapped to.
+def verify_encryption_key(public_key: bytes, signature: bytes, identity: object, csr_pem: str, device: str) -> None:
+    """Verify that the holder of the identity key owns this X25519 key, and that the key can be wrapped to.
 
-    TrustError where the signature is another's, MalformedMessage where it is no key.
+    TrustError where the signature is not by the identity key, MalformedMessage where the key is not an X25519 key.
     """
-    if len(public) != PUBLIC_BYTES or not isinstance(identity, Ed25519PublicKey):
+    if len(public_key) != PUBLIC_BYTES or not isinstance(identity, Ed25519PublicKey):
         raise MalformedMessage("the encryption key is no X25519 key, or the request's own key is not Ed25519")
     try:
-        identity.verify(signature, _introduction(public, csr_pem))
+        identity.verify(signature, _signed_text(public_key, csr_pem))
     except InvalidSignature as error:
         raise TrustError("the encryption key is not signed by the key of the certificate request") from error
-    wrap({}, public, device, "")
+    wrap({}, public_key, device, "")
 
 
-def _introduction(public: bytes, csr_pem: str) -> bytes:
-    """What the identity key signs: nothing else that it ever signs begins like this."""
+def _signed_text(public: bytes, csr_pem: str) -> bytes:
+    """The message that the identity key signs. Its prefix is unique among everything this key signs (domain
+    separation)."""
     return b"edgesplit encryption key 1\n" + public + csr_pem.encode()
 
 
-settle(__name__)
+warm_up_structs(__name__)

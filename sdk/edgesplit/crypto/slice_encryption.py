@@ -1,13 +1,13 @@
-"""Encrypted slices: what lies on disks and travels is ciphertext, and is opened in memory only.
+"""Encryption of slices: on disk and in transit they are ciphertext; they are decrypted in memory only.
 
 Each slice has one content key. Its files are encrypted chunk by chunk with ChaCha20-Poly1305, each chunk bound to its
-slice, file and place, so that none can be swapped, moved or left out; a chunk's name is the SHA-256 of its ciphertext,
-so that storing, streaming and resuming are the same as in clear. A content key follows from what it encrypts and a
-secret of the controller's, so that the same slice gives the same bytes again and no key ever meets a nonce twice.
-Who gets a content key is `edgesplit.crypto.key_wrapping`'s.
+slice, file and position, so that none can be swapped, moved or omitted. A chunk is named by the SHA-256 of its
+ciphertext, so that storing, streaming and resuming work as for plain slices. A content key is derived from the
+plaintext and a secret of the controller, so that encrypting the same slice again gives the same bytes and no nonce is
+ever reused under a key. Distribution of content keys is in `edgesplit.crypto.key_wrapping`.
 
-What is opened lies in sealed memory files (memfd): no disk holds it, nothing can change it any more, and it goes with
-the process. It can be swapped out like any memory, and whoever is root on the machine can read it.
+Decrypted files are in sealed memory files (memfd): they are on no disk, immutable, and freed with the process. The
+memory can be swapped out like any other, and root on the machine can read it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from edgesplit.errors import EdgeError, TrustError
-from edgesplit.release.manifest import TAG_BYTES, Chunk, Golden, Manifest, Plain, Sealed, Slice, SliceFile
+from edgesplit.release.manifest import (
+    TAG_BYTES,
+    Chunk,
+    EncryptionInfo,
+    GoldenExample,
+    Manifest,
+    PlaintextInfo,
+    Slice,
+    SliceFile,
+)
 
 CIPHER: Final = "chacha20-poly1305"
 KEY_BYTES = 32
-GOLDEN = "golden inputs"
-"""Owner of the golden chunks: no slice can have that name."""
+GOLDEN_OWNER = "golden inputs"
+"""Owner name of the golden chunks in the encryption; not a valid slice name."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 Keys = Mapping[str, bytes]
@@ -45,7 +54,7 @@ Keys = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """The key of one slice, or of a release's golden inputs."""
+    """Content key of one slice, or of a release's golden inputs."""
 
     key_id: str
     secret: bytes
@@ -55,84 +64,85 @@ class ContentKey:
         return f"ContentKey({self.key_id!r})"
 
     @classmethod
-    def of(cls, controller_secret: bytes, what: bytes) -> ContentKey:
-        """The key for exactly `what` (all of the plaintext by its digests) at this controller, and for nothing else."""
-        key_id = hmac.new(controller_secret, b"edgesplit key id 1\n" + what, hashlib.sha256).hexdigest()
-        return cls.named(controller_secret, key_id)
+    def derive(cls, controller_secret: bytes, plaintext_digests: bytes) -> ContentKey:
+        """Derive the key for exactly the plaintext identified by `plaintext_digests`, at this controller."""
+        key_id = hmac.new(controller_secret, b"edgesplit key id 1\n" + plaintext_digests, hashlib.sha256).hexdigest()
+        return cls.from_key_id(controller_secret, key_id)
 
     @classmethod
-    def named(cls, controller_secret: bytes, key_id: str) -> ContentKey:
-        """The key of that name, made anew."""
-        return cls(key_id, _derived(controller_secret, b"edgesplit content key 1\n" + key_id.encode()))
+    def from_key_id(cls, controller_secret: bytes, key_id: str) -> ContentKey:
+        """Derive the key with this key id again."""
+        return cls(key_id, _derive(controller_secret, b"edgesplit content key 1\n" + key_id.encode()))
 
     @property
-    def sealed(self) -> Sealed:
-        """What a manifest says of it."""
-        return Sealed(CIPHER, self.key_id, commitment(self.secret))
+    def sealed(self) -> EncryptionInfo:
+        """The key's entry in a manifest: cipher, key id and commitment."""
+        return EncryptionInfo(CIPHER, self.key_id, commitment(self.secret))
 
 
 def commitment(key: bytes) -> str:
-    """What a manifest tells of a content key: enough to know it again, not to find it."""
-    return _derived(key, b"edgesplit key commitment 1").hex()
+    """Commitment to a content key, as published in manifests: it identifies the key without revealing it."""
+    return _derive(key, b"edgesplit key commitment 1").hex()
 
 
-def is_key_of(sealed: Sealed, key: bytes) -> bool:
-    """Whether this is the content key that `sealed` needs."""
+def is_key_of(sealed: EncryptionInfo, key: bytes) -> bool:
+    """True if `key` is the content key that `sealed` refers to."""
     return len(key) == KEY_BYTES and hmac.compare_digest(commitment(key), sealed.commitment)
 
 
-class _Box:
-    """Seals and opens the chunks of one owner under its content key."""
+class _ChunkCipher:
+    """Encrypts and decrypts the chunks of one owner (a slice, or the golden inputs) under its content key."""
 
     def __init__(self, owner: str, key: bytes) -> None:
         self._owner = owner
-        self._cipher = ChaCha20Poly1305(_derived(key, b"edgesplit chunk key 1"))
-        self._digest_key = _derived(key, b"edgesplit plain digest 1")
+        self._cipher = ChaCha20Poly1305(_derive(key, b"edgesplit chunk key 1"))
+        self._digest_key = _derive(key, b"edgesplit plain digest 1")
 
-    def seal(self, data: bytes | memoryview, file: str, place: tuple[int, int, int]) -> bytes:
-        """The chunk, encrypted. `place`: number of the file, of the chunk in it, and how many chunks it has."""
-        return self._cipher.encrypt(_nonce(place), data, self._about(file, place))
+    def encrypt(self, data: bytes | memoryview, file: str, position: tuple[int, int, int]) -> bytes:
+        """Encrypt a chunk. `position`: index of the file, index of the chunk in it, and its number of chunks."""
+        return self._cipher.encrypt(_nonce(position), data, self._associated_data(file, position))
 
-    def open(self, data: bytes, file: str, place: tuple[int, int, int]) -> bytes:
-        """The chunk, decrypted; TrustError where it is not what was sealed for that place."""
+    def decrypt(self, data: bytes, file: str, position: tuple[int, int, int]) -> bytes:
+        """Decrypt a chunk. TrustError where it is not what was encrypted for this position."""
         try:
-            return self._cipher.decrypt(_nonce(place), data, self._about(file, place))
+            return self._cipher.decrypt(_nonce(position), data, self._associated_data(file, position))
         except InvalidTag as error:
             raise TrustError(
-                f"chunk {place[1]} of {self._owner}/{file} cannot be decrypted: it is not what was encrypted there"
+                f"chunk {position[1]} of {self._owner}/{file} cannot be decrypted: it is not what was encrypted there"
             ) from error
 
-    def digest(self) -> hmac.HMAC:
-        """A running digest of plaintext, for who has the key."""
+    def new_digest(self) -> hmac.HMAC:
+        """A new keyed digest (HMAC) of plaintext: only holders of the key can compute it."""
         return hmac.new(self._digest_key, digestmod=hashlib.sha256)
 
-    def _about(self, file: str, place: tuple[int, int, int]) -> bytes:
-        return f"edgesplit chunk 1\n{self._owner}\n{file}\n".encode() + struct.pack(">IQQ", *place)
+    def _associated_data(self, file: str, position: tuple[int, int, int]) -> bytes:
+        return f"edgesplit chunk 1\n{self._owner}\n{file}\n".encode() + struct.pack(">IQQ", *position)
 
 
-def _nonce(place: tuple[int, int, int]) -> bytes:
-    """Of its own for each chunk under a key: file and chunk, by number."""
-    return struct.pack(">IQ", place[0], place[1])
+def _nonce(position: tuple[int, int, int]) -> bytes:
+    """Nonce of a chunk, unique under its key: index of the file and index of the chunk."""
+    return struct.pack(">IQ", position[0], position[1])
 
 
-def _derived(key: bytes, purpose: bytes) -> bytes:
+def _derive(key: bytes, purpose: bytes) -> bytes:
     return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key)
 
 
-# Encrypting, at the controller
+# Encryption, on the controller
 
 
-def slice_key(plain: Slice, controller_secret: bytes) -> ContentKey:
-    """The content key of a slice in clear: its name, and every byte of its files by their digests, make it."""
-    return ContentKey.of(
+def derive_slice_key(plain: Slice, controller_secret: bytes) -> ContentKey:
+    """Content key of a plain slice, derived from its name and the digests of every byte of its files."""
+    return ContentKey.derive(
         controller_secret, b"slice\n" + msgspec.json.encode((plain.name, plain.files), order="deterministic")
     )
 
 
-class _SealedRuns(Sequence[bytes]):
-    """A file's chunks, each encrypted when it is asked for: the same every time, so that none needs to be kept."""
+class _EncryptedChunks(Sequence[bytes]):
+    """A file's encrypted chunks as a sequence. Each chunk is encrypted on access; the result is always the same, so
+    none is stored."""
 
-    def __init__(self, box: _Box, number: int, name: str, plain: Sequence[bytes | memoryview]) -> None:
+    def __init__(self, box: _ChunkCipher, number: int, name: str, plain: Sequence[bytes | memoryview]) -> None:
         self._box, self._number, self._name, self._plain = box, number, name, plain
 
     def __len__(self) -> int:
@@ -146,66 +156,71 @@ class _SealedRuns(Sequence[bytes]):
 
     def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
         if isinstance(place, slice):
-            return [self[at] for at in range(*place.indices(len(self)))]
-        run = self._plain[place]  # IndexError ends an iteration
-        at = place % len(self)
-        return self._box.seal(run, self._name, (self._number, at, len(self)))
+            return [self[index] for index in range(*place.indices(len(self)))]
+        run = self._plain[place]  # the IndexError of the last index + 1 ends iteration
+        index = place % len(self)
+        return self._box.encrypt(run, self._name, (self._number, index, len(self)))
 
 
-def seal_slice(
-    plain: Slice, runs: Mapping[str, Sequence[bytes | memoryview]], controller_secret: bytes
+def encrypt_slice(
+    plain: Slice, plain_chunks: Mapping[str, Sequence[bytes | memoryview]], controller_secret: bytes
 ) -> tuple[Slice, Mapping[str, Sequence[bytes]]]:
-    """The slice encrypted, and its files as chunks in order; one without files has nothing to hide and stays as it is.
+    """Encrypt a slice: its manifest entry and its files as chunks in order. A slice without files is returned
+    unchanged.
 
-    `runs`: the files in clear, as their chunks. They are read once here, and again whenever a chunk is asked for.
+    `plain_chunks`: the plaintext files, as their chunks. They are read once here, and again whenever an encrypted chunk
+    is accessed.
     """
     if not plain.files:
         return plain, {}
-    key = slice_key(plain, controller_secret)
-    box = _Box(plain.name, key.secret)
+    key = derive_slice_key(plain, controller_secret)
+    box = _ChunkCipher(plain.name, key.secret)
     listed, contents = [], dict[str, Sequence[bytes]]()
     for number, file in enumerate(plain.files):
-        digest, whole, size, chunks = box.digest(), hashlib.sha256(), 0, list[Chunk]()
-        for run in runs[file.name]:
+        # Two digests: of the plaintext, keyed (an unkeyed one would let an attacker confirm a guess of the file), and
+        # of the ciphertext, which names what is stored and transferred.
+        digest, whole, size, chunks = box.new_digest(), hashlib.sha256(), 0, list[Chunk]()
+        for run in plain_chunks[file.name]:
             digest.update(run)
-        contents[file.name] = sealed = _SealedRuns(box, number, file.name, runs[file.name])
+        contents[file.name] = sealed = _EncryptedChunks(box, number, file.name, plain_chunks[file.name])
         for run in sealed:
             whole.update(run)
             size += len(run)
             chunks.append(Chunk(hashlib.sha256(run).hexdigest(), len(run)))
-        plain_file = Plain(file.bytes, digest.hexdigest())
+        plain_file = PlaintextInfo(file.bytes, digest.hexdigest())
         listed.append(SliceFile(file.name, size, whole.hexdigest(), tuple(chunks), plain_file))
     return msgspec.structs.replace(plain, files=tuple(listed), sealed=key.sealed), contents
 
 
-def seal_golden(bodies: Sequence[bytes], controller_secret: bytes) -> tuple[Sealed, list[bytes]]:
-    """Golden bodies (request and response by turns, as the manifest lists them), encrypted under one key."""
+def encrypt_golden(bodies: Sequence[bytes], controller_secret: bytes) -> tuple[EncryptionInfo, list[bytes]]:
+    """Encrypt the golden bodies (request and response alternating, in the manifest's order) under one key."""
+    # Key derived from all bodies: other bodies get another key, so a nonce (the index) is never reused under one key.
     known = b"".join(hashlib.sha256(body).digest() for body in bodies)
-    key = ContentKey.of(controller_secret, b"golden\n" + known)
-    box = _Box(GOLDEN, key.secret)
-    return key.sealed, [box.seal(body, "", (0, number, len(bodies))) for number, body in enumerate(bodies)]
+    key = ContentKey.derive(controller_secret, b"golden\n" + known)
+    box = _ChunkCipher(GOLDEN_OWNER, key.secret)
+    return key.sealed, [box.encrypt(body, "", (0, number, len(bodies))) for number, body in enumerate(bodies)]
 
 
-# Opening, at a device or an offload server
+# Decryption, on a device or an offload server
 
 
 class SliceInMemory:
-    """The files of one slice, decrypted, in memory alone. Close it once the engine has what it needs."""
+    """The decrypted files of one slice in memory. Close it once the engine has loaded them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._files: dict[str, int] = {}
 
     @classmethod
-    def of(cls, name: str, files: dict[str, int]) -> SliceInMemory:
-        """A slice that another process has opened, by the descriptors of its files, which are this object's now."""
+    def from_descriptors(cls, name: str, files: dict[str, int]) -> SliceInMemory:
+        """A slice that another process has opened. Takes ownership of the file descriptors."""
         memory = cls(name)
         memory._files = files
         return memory
 
     @property
     def descriptors(self) -> Mapping[str, int]:
-        """Of each file, to be handed to another process; this object's own."""
+        """Descriptor of each file, for passing to another process. This object keeps ownership."""
         return self._files
 
     def __enter__(self) -> SliceInMemory:
@@ -218,29 +233,29 @@ class SliceInMemory:
         self.close()
 
     def close(self) -> None:
-        """Let go of the memory; what is mapped lives on until it is unmapped."""
+        """Close the files. Memory that is mapped stays until it is unmapped."""
         while self._files:
             os.close(self._files.popitem()[1])
 
     def has(self, file: str) -> bool:
-        """Is there such a file?"""
+        """True if the slice contains this file."""
         return file in self._files
 
-    def take(self, file: str, descriptor: int) -> None:
-        """Have a file that is open already beside those in memory; it is closed with them."""
+    def adopt(self, file: str, descriptor: int) -> None:
+        """Add a file that is already open. Takes ownership of the descriptor."""
         self._files[file] = descriptor
 
     def path(self, file: str) -> Path:
-        """A path by which an engine in this process can open that file, while this is not closed."""
+        """Path by which an engine in this process can open the file while this object is not closed."""
         return Path(f"/proc/self/fd/{self._files[file]}")
 
     def read(self, file: str) -> bytes:
-        """That file's bytes."""
+        """Contents of the file."""
         descriptor = self._files[file]
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
-    def mapped(self, file: str) -> mmap.mmap | None:
-        """That file, not copied and left out of core dumps; None where there is none, or nothing in it."""
+    def map_file(self, file: str) -> mmap.mmap | None:
+        """The file memory-mapped (not copied, excluded from core dumps); None where it does not exist or is empty."""
         descriptor = self._files.get(file)
         if descriptor is None or not os.fstat(descriptor).st_size:
             return None
@@ -249,18 +264,18 @@ class SliceInMemory:
         return view
 
     def add(self, file: str, pieces: Iterable[bytes]) -> None:
-        """Take in a file piece by piece, and let nobody change it any more."""
-        with self._room_for(file):
+        """Write a file from its pieces and seal it against changes. EdgeError where there is not enough memory."""
+        with self._memory_errors(file):
             descriptor = os.memfd_create(f"edgesplit:{self.name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._files[file] = descriptor
         for piece in pieces:
-            with self._room_for(file):
+            with self._memory_errors(file):
                 _write_all(descriptor, piece)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
     @contextmanager
-    def _room_for(self, file: str) -> Iterator[None]:
-        """EdgeError where memory cannot be had: it may be there another time."""
+    def _memory_errors(self, file: str) -> Iterator[None]:
+        """Translate OSError to EdgeError: memory may be available another time."""
         try:
             yield
         except OSError as error:
@@ -277,32 +292,33 @@ SliceSource = Path | SliceInMemory
 """Where an engine finds a slice's files: their folder, or memory for an encrypted slice."""
 
 
-def open_slice(slice_: Slice, opened: Callable[[SliceFile], BinaryIO], keys: Keys) -> SliceInMemory:
-    """The slice's files, decrypted into memory. `opened` gives a file's ciphertext; TrustError where it is not whole,
-    not this slice's, or its key is not among `keys`."""
+def decrypt_slice(slice_: Slice, open_file: Callable[[SliceFile], BinaryIO], keys: Keys) -> SliceInMemory:
+    """Decrypt the slice's files into memory. `open_file` opens a file's ciphertext. TrustError where it is incomplete,
+    not this slice's, or its key is not in `keys`."""
     sealed = slice_.sealed
     if sealed is None:
         raise TrustError(f"slice {slice_.name} is not encrypted")
-    box = _Box(slice_.name, key_of(sealed, keys, f"slice {slice_.name}"))
+    box = _ChunkCipher(slice_.name, require_key(sealed, keys, f"slice {slice_.name}"))
     memory = SliceInMemory(slice_.name)
     try:
         for number, file in enumerate(slice_.files):
-            with opened(file) as source:
-                memory.add(file.name, _opened_pieces(box, number, file, source))
+            with open_file(file) as source:
+                memory.add(file.name, _decrypted_chunks(box, number, file, source))
     except BaseException:
         memory.close()
         raise
     return memory
 
 
-def _opened_pieces(box: _Box, number: int, file: SliceFile, source: BinaryIO) -> Iterable[bytes]:
-    """The file's chunks in clear; at its end TrustError unless it is the plaintext that was signed for."""
-    digest, total = box.digest(), 0
-    for place, chunk in enumerate(file.chunks):
-        piece = box.open(source.read(chunk.bytes), file.name, (number, place, len(file.chunks)))
+def _decrypted_chunks(box: _ChunkCipher, number: int, file: SliceFile, source: BinaryIO) -> Iterable[bytes]:
+    """Decrypt a file's chunks. TrustError after the last one unless the plaintext is the one that was signed."""
+    digest, total = box.new_digest(), 0
+    for index, chunk in enumerate(file.chunks):
+        piece = box.decrypt(source.read(chunk.bytes), file.name, (number, index, len(file.chunks)))
         digest.update(piece)
         total += len(piece)
         yield piece
+    # The AEAD tags prove each chunk; this proves that together they are the file that was signed, and all of it.
     if (
         file.plain is None
         or total != file.plain.bytes
@@ -311,42 +327,46 @@ def _opened_pieces(box: _Box, number: int, file: SliceFile, source: BinaryIO) ->
         raise TrustError(f"{file.name} decrypts to other bytes than were signed for")
 
 
-def key_of(sealed: Sealed, keys: Keys, what: str) -> bytes:
-    """The content key that `sealed` needs; TrustError where it was not given, or another one under its name."""
+def require_key(sealed: EncryptionInfo, keys: Keys, subject: str) -> bytes:
+    """The content key that `sealed` refers to. TrustError where this machine does not have it, or has another one under
+    its id."""
     key = keys.get(sealed.key_id)
     if key is None:
-        raise TrustError(f"{what} is encrypted, and this machine was not given its content key")
+        raise TrustError(f"{subject} is encrypted, and this machine was not given its content key")
     if not is_key_of(sealed, key):
-        raise TrustError(f"{what} is encrypted, and the content key that was given for it is another one")
+        raise TrustError(f"{subject} is encrypted, and the content key that was given for it is another one")
     return key
 
 
-def golden_chunks(manifest: Manifest, keys: Keys, chunk: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    """Like `chunk`, but golden chunks that are encrypted come decrypted (in memory)."""
-    places = dict(_golden_places(manifest.golden))
+def decrypting_chunk_source(manifest: Manifest, keys: Keys, chunk: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """Wrap the chunk source `chunk`: encrypted golden chunks are decrypted in memory."""
+    positions = dict(_golden_positions(manifest.golden))
 
     def opened(sha256: str) -> bytes:
         data = chunk(sha256)
-        if sha256 not in places:
+        if sha256 not in positions:
             return data
-        sealed, place = places[sha256]
-        return _Box(GOLDEN, key_of(sealed, keys, "a golden input")).open(data, "", place)
+        sealed, position = positions[sha256]
+        return _ChunkCipher(GOLDEN_OWNER, require_key(sealed, keys, "a golden input")).decrypt(data, "", position)
 
     return opened
 
 
-def _golden_places(golden: Sequence[Golden]) -> Iterable[tuple[str, tuple[Sealed, tuple[int, int, int]]]]:
-    for number, one in enumerate(golden):
-        if one.sealed is not None:
-            yield one.request.sha256, (one.sealed, (0, 2 * number, 2 * len(golden)))
-            yield one.response.sha256, (one.sealed, (0, 2 * number + 1, 2 * len(golden)))
+def _golden_positions(
+    golden: Sequence[GoldenExample],
+) -> Iterable[tuple[str, tuple[EncryptionInfo, tuple[int, int, int]]]]:
+    for number, example in enumerate(golden):
+        if example.sealed is not None:
+            yield example.request.sha256, (example.sealed, (0, 2 * number, 2 * len(golden)))
+            yield example.response.sha256, (example.sealed, (0, 2 * number + 1, 2 * len(golden)))
 
 
-def needed_keys(manifest: Manifest, slices: Iterable[str], *, golden: bool = True) -> dict[str, Sealed]:
-    """What opens these slices, and the golden inputs, by key id; empty for what is in clear."""
+def needed_keys(manifest: Manifest, slices: Iterable[str], *, golden: bool = True) -> dict[str, EncryptionInfo]:
+    """Content keys needed for these slices, and by default for the golden inputs, by key id; empty where nothing is
+    encrypted."""
     wanted = [manifest.slice(name).sealed for name in slices]
-    wanted += [one.sealed for one in manifest.golden] if golden else []
-    return {one.key_id: one for one in wanted if one is not None}
+    wanted += [sealed.sealed for sealed in manifest.golden] if golden else []
+    return {sealed.key_id: sealed for sealed in wanted if sealed is not None}
 
 
 assert TAG_BYTES == 16  # Poly1305's

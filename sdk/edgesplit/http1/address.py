@@ -1,4 +1,4 @@
-"""Where a server is: `http://host:port/prefix`, `https://…`, or `unix:///path/of/a/socket`."""
+"""Parses server addresses: `http://host:port/prefix`, `https://…`, or `unix:///path/of/a/socket`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ UNIX = "unix://"
 
 @dataclass(frozen=True)
 class Address:
-    """One server's."""
+    """The address of one server."""
 
     host: str = "localhost"
     port: int = 0
     tls: bool = False
     prefix: str = ""
-    """Of every path."""
+    """Prepended to the path of every request."""
     socket: str = ""
-    """Path of its Unix socket; empty: TCP."""
+    """Path of the server's Unix socket; empty: TCP."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The address that `url` names; UsageError where it names none."""
+        """The address in `url`; UsageError if it is not one."""
         if url.startswith(UNIX):
             path = url[len(UNIX) :]
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
@@ -40,10 +40,10 @@ class Address:
         return cls(parts.hostname, port, parts.scheme == "https", parts.path.rstrip("/"))
 
     def __str__(self) -> str:
-        """For people, and for the Host header of TCP."""
+        """For messages, and for the Host header over TCP."""
         return self.socket or f"{self.host}:{self.port}"
 
     @property
     def host_header(self) -> str:
-        """Of every request."""
+        """Value of the Host header."""
         return "localhost" if self.socket else str(self)

@@ -1,7 +1,7 @@
-"""Content codings of bodies: a request's undone within bounds, so that a small body never becomes a large surprise,
-and an answer's made where the client asks for it.
+"""Content codings: request bodies are decoded within a size bound (no decompression bombs), answers encoded on request.
 
-zstd is ours; gzip and deflate are what Triton's clients send. The bound is that of an uncoded body.
+zstd is what edgesplit's clients use; gzip and deflate are what Triton's clients send. The bound of a decoded body is
+that of an uncoded one.
 """
 
 from __future__ import annotations
@@ -20,100 +20,101 @@ _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 
 
 class UnknownCoding(EdgeError):
-    """This content coding is not spoken here (HTTP 415)."""
+    """The content coding is not supported here (HTTP 415)."""
 
 
-def decoded(body: Body, coding: str, most: int | None = None) -> Body:
-    """The body as it was before `coding` (a Content-Encoding; empty for none). MalformedMessage if it is not whole, or
-    has more than `most` bytes inside (by default as many as one that was not coded)."""
-    decode = CODINGS.get(coding.strip().lower() or "identity")
+def decode_body(body: Body, coding: str, max_bytes: int | None = None) -> Body:
+    """`body` decoded from `coding` (a Content-Encoding; empty for none). MalformedMessage if it is incomplete, or
+    decodes to more than `max_bytes` (default: the bound of an uncoded body). UnknownCoding for an unsupported coding.
+    """
+    decode = DECODERS.get(coding.strip().lower() or "identity")
     if decode is None:
-        raise UnknownCoding(f"content coding {coding[:80]!r} is not spoken here; these are: {', '.join(CODINGS)}")
-    return decode(body, LIMITS.http_body_bytes if most is None else min(most, LIMITS.http_body_bytes))
+        raise UnknownCoding(f"content coding {coding[:80]!r} is not spoken here; these are: {', '.join(DECODERS)}")
+    return decode(body, LIMITS.http_body_bytes if max_bytes is None else min(max_bytes, LIMITS.http_body_bytes))
 
 
-def _inflate(body: Body, most: int) -> Body:
-    """zlib or gzip, one member."""
+def _inflate(body: Body, max_bytes: int) -> Body:
+    """Decode zlib or gzip data of one member."""
     inflater = zlib.decompressobj(_ZLIB_OR_GZIP)
     try:
-        plain = inflater.decompress(body, most + 1)
+        plain = inflater.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise MalformedMessage(f"compressed body: {error}") from error
-    if len(plain) > most:
-        raise _too_large(most)
+    if len(plain) > max_bytes:
+        raise _too_large(max_bytes)
     if not inflater.eof or inflater.unused_data:
         raise MalformedMessage("compressed body: cut short, or followed by something")
     return plain
 
 
-def _unzstd(body: Body, most: int) -> Body:
-    """One zstd frame; where it tells its size, that much memory is taken once, never more."""
+def _unzstd(body: Body, max_bytes: int) -> Body:
+    """Decode one zstd frame. A frame that declares its size is decoded into one allocation of exactly that size."""
     decompressor = zstandard.ZstdDecompressor()
     try:
         size = zstandard.frame_content_size(body)
-        if size > most:
-            raise _too_large(most)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
         if size >= 0:
             plain = decompressor.decompress(body, max_output_size=size, allow_extra_data=False)
             if len(plain) != size:
                 raise MalformedMessage("compressed body: not of the size it tells")
             return plain
-        return _unzstd_in_pieces(decompressor, body, most)
+        return _unzstd_in_pieces(decompressor, body, max_bytes)
     except zstandard.ZstdError as error:
         raise MalformedMessage(f"compressed body: {error}") from error
 
 
-def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body, most: int) -> Body:
-    """A frame of unknown size."""
+def _unzstd_in_pieces(decompressor: zstandard.ZstdDecompressor, body: Body, max_bytes: int) -> Body:
+    """Decode a frame of undeclared size piece by piece."""
     plain = bytearray()
     with decompressor.stream_reader(body) as reader:
         while piece := reader.read(_PIECE):
             plain += piece
-            if len(plain) > most:
-                raise _too_large(most)
+            if len(plain) > max_bytes:
+                raise _too_large(max_bytes)
     return plain
 
 
-def _too_large(most: int) -> MalformedMessage:
-    return MalformedMessage(f"compressed body: more than {most} bytes inside")
+def _too_large(max_bytes: int) -> MalformedMessage:
+    return MalformedMessage(f"compressed body: more than {max_bytes} bytes inside")
 
 
-CODINGS: Mapping[str, Callable[[Body, int], Body]] = {
+DECODERS: Mapping[str, Callable[[Body, int], Body]] = {
     "identity": lambda body, _: body,
     "zstd": _unzstd,
     "gzip": _inflate,
     "deflate": _inflate,
 }
-"""What undoes each coding."""
+"""The decoder of each coding."""
 
 
-COMPRESSED_FROM = 1_024
-"""Bodies below this size are not worth a coding."""
+MIN_COMPRESSED_BYTES = 1_024
+"""Bodies of fewer bytes are sent uncoded: compression would not pay."""
 
 
-def accepted(wanted: str) -> str:
-    """The coding for an answer to a client that accepts `wanted` (an Accept-Encoding); empty for none."""
-    if wanted == "identity":
+def choose_coding(accept_encoding: str) -> str:
+    """The best supported coding for an Accept-Encoding header; empty for none."""
+    if accept_encoding == "identity":
         return ""
-    named = [one.partition(";") for one in wanted.lower().replace(" ", "").split(",")]
-    allowed = {name for name, _, quality in named if quality not in ("q=0", "q=0.0", "q=0.00", "q=0.000")}
+    offers = [offer.partition(";") for offer in accept_encoding.lower().replace(" ", "").split(",")]
+    allowed = {name for name, _, quality in offers if quality not in ("q=0", "q=0.0", "q=0.00", "q=0.000")}
     return next((name for name in ENCODERS if name in allowed), "")
 
 
-def encoded(buffers: Sequence[bytes | memoryview], coding: str) -> bytes:
-    """One body of these parts, in a coding that `accepted` gave."""
+def encode_body(buffers: Sequence[bytes | memoryview], coding: str) -> bytes:
+    """The parts joined and encoded in a coding returned by `choose_coding`."""
     return ENCODERS[coding](b"".join(buffers))
 
 
 def _gzip(body: bytes) -> bytes:
-    return _deflated(body, 16 + zlib.MAX_WBITS)
+    return _deflate(body, 16 + zlib.MAX_WBITS)
 
 
 def _zlib(body: bytes) -> bytes:
-    return _deflated(body, zlib.MAX_WBITS)
+    return _deflate(body, zlib.MAX_WBITS)
 
 
-def _deflated(body: bytes, window: int) -> bytes:
+def _deflate(body: bytes, window: int) -> bytes:
     packer = zlib.compressobj(1, zlib.DEFLATED, window)
     return packer.compress(body) + packer.flush()
 
@@ -123,4 +124,4 @@ def _zstd(body: bytes) -> bytes:
 
 
 ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {"zstd": _zstd, "gzip": _gzip, "deflate": _zlib}
-"""What makes each coding, the one that is liked best first. HTTP's `deflate` is zlib (RFC 9110 8.4.1.2)."""
+"""The encoder of each coding, preferred first. HTTP's `deflate` is the zlib format (RFC 9110 8.4.1.2)."""

@@ -1,8 +1,8 @@
-"""The head of a request of HTTP/1.1, read and judged, and that of an answer, written. No sockets, no clock.
+"""Parses and validates request heads of HTTP/1.1, and writes response heads. No sockets, no clock.
 
-Promises: a header block is taken whole or refused with a status that says why; two lengths, chunked bodies and bodies
-beyond every bound are refused before a byte of them is read. Both servers of edgesplit read heads here alone: the one
-with a thread per connection (`http1`) and the offload server's (`edgesplit_offload.frontend.connection`).
+A header block is accepted whole or refused with an HTTP status that names the reason. Contradictory lengths, chunked
+bodies and bodies beyond the limits are refused before any byte of them is read. Both servers of edgesplit parse heads
+here: the threaded one (`edgesplit.http1.server`) and the offload server's (`edgesplit_offload.frontend.connection`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import httptools
 from edgesplit.limits import LIMITS
 
 END = b"\r\n\r\n"
-"""Of a header block."""
+"""End of a header block."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _REASONS = {int(status): status.phrase for status in HTTPStatus}
 
 
 class Refused(Exception):
-    """This peer gets `status` and is left."""
+    """The request is refused: answer with `status` and close the connection."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -34,14 +34,14 @@ class Refused(Exception):
 
 @dataclass
 class Head:
-    """A request's header block, as httptools reports it."""
+    """A request's header block; the `on_` methods are httptools' parser callbacks."""
 
     method: str = ""
     url: bytes = b""
     version: str = "1.1"
     headers: dict[str, str] = field(default_factory=dict)
-    seen: list[str] = field(default_factory=list)
-    complete: bool = False
+    names: list[str] = field(default_factory=list)
+    is_complete: bool = False
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -49,20 +49,21 @@ class Head:
     def on_header(self, name: bytes, value: bytes) -> None:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
-        self.seen.append(key)
+        self.names.append(key)
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self.is_complete = True
 
     @property
     def keep_alive(self) -> bool:
-        """Does the client want another request on this connection?"""
-        words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
-        return "close" not in words and (self.version == "1.1" or "keep-alive" in words)
+        """Whether the client keeps the connection for another request."""
+        options = {option.strip().lower() for option in self.headers.get("connection", "").split(",")}
+        return "close" not in options and (self.version == "1.1" or "keep-alive" in options)
 
 
 def parse_head(block: bytes) -> Head:
-    """The header block `block`, which ends with its empty line; raises the refusal that it deserves."""
+    """Parse the header block `block`, which includes its final empty line. Raises Refused for a block that is not a
+    valid request."""
     head = Head()
     parser = httptools.HttpRequestParser(head)
     try:
@@ -71,7 +72,7 @@ def parse_head(block: bytes) -> Head:
         pass  # RFC 9110 7.8: a server may ignore Upgrade
     except httptools.HttpParserError as error:
         raise Refused(400, f"not an HTTP request: {error}") from error
-    if not head.complete:
+    if not head.is_complete:
         raise Refused(400, "not an HTTP request")
     head.method, head.version = parser.get_method().decode("latin-1"), parser.get_http_version()
     if head.version not in ("1.0", "1.1"):
@@ -80,8 +81,8 @@ def parse_head(block: bytes) -> Head:
 
 
 def body_length(head: Head) -> int:
-    """How many bytes follow this header block; raises the refusal where that is unsure or too much."""
-    lengths, chunked = head.seen.count("content-length"), "transfer-encoding" in head.seen
+    """Content length in bytes of the request's body. Raises Refused if it is ambiguous, chunked or above the limit."""
+    lengths, chunked = head.names.count("content-length"), "transfer-encoding" in head.names
     if lengths > 1 or (lengths and chunked):  # RFC 9112 6.3: request smuggling
         raise Refused(400, "the length of the body is given twice")
     if chunked:
@@ -96,7 +97,8 @@ def body_length(head: Head) -> int:
 
 
 def split_target(url: bytes) -> tuple[str, str]:
-    """Decoded path and raw query of a request target, in origin or absolute form."""
+    """Decoded path and raw query of a request target in origin or absolute form. Raises Refused for a malformed
+    path."""
     if url[:1] == b"/" and b"%" not in url:
         plain, _, rest = url.partition(b"?")
         if plain.isascii():
@@ -112,8 +114,8 @@ def split_target(url: bytes) -> tuple[str, str]:
     return decoded, query
 
 
-class Asked(NamedTuple):
-    """What a header block asks."""
+class ParsedHead(NamedTuple):
+    """A parsed and validated header block."""
 
     head: Head
     length: int
@@ -122,14 +124,15 @@ class Asked(NamedTuple):
     keep_alive: bool
 
 
-def asked_by(block: bytes) -> Asked:
-    """What the header block `block` asks; raises the refusal that it deserves."""
+def parse_request_head(block: bytes) -> ParsedHead:
+    """Parse and validate the header block `block`. Raises Refused."""
     head = parse_head(block)
-    return Asked(head, body_length(head), *split_target(head.url), head.keep_alive)
+    return ParsedHead(head, body_length(head), *split_target(head.url), head.keep_alive)
 
 
-def waits_for_leave(head: Head) -> bool:
-    """RFC 9110 10.1.1: does the client wait for leave to send its body? Raises the refusal of any other expectation."""
+def expects_continue(head: Head) -> bool:
+    """Whether the client waits for 100 Continue before it sends the body (RFC 9110 10.1.1). Raises Refused for any
+    other expectation."""
     expected = head.headers.get("expect")
     if expected is None or head.version == "1.0":
         return False
@@ -138,13 +141,14 @@ def waits_for_leave(head: Head) -> bool:
     return True
 
 
-def head_bytes(status: int, headers: Mapping[str, str], length: int, *, keep: bool) -> bytes:
-    """Status line and headers. A header with a line break in it is a programming error and is never sent."""
-    told = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if not told.count("\r") == told.count("\n") == len(headers):
+def encode_head(status: int, headers: Mapping[str, str], length: int, *, keep_alive: bool) -> bytes:
+    """Status line and headers of a response with a body of `length` bytes. ValueError for a header with a line break,
+    which is a programming error."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not lines.count("\r") == lines.count("\n") == len(headers):
         broken = next(name for name, value in headers.items() if "\r" in f"{name}{value}" or "\n" in f"{name}{value}")
         raise ValueError(f"line break in header {broken!r}")
     return (
-        f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n{told}content-length: {length}\r\n"
-        f"connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+        f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n{lines}content-length: {length}\r\n"
+        f"connection: {'keep-alive' if keep_alive else 'close'}\r\n\r\n"
     ).encode("latin-1", "replace")

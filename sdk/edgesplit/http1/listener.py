@@ -1,7 +1,7 @@
-"""The accepting side of a server: a TCP port, or a Unix socket, and a thread that hands on what connects.
+"""Listens on a TCP port or a Unix socket, with a thread that accepts connections and hands them to a callback.
 
-Promises: an address that cannot be had is one clear error; being out of file descriptors ends nothing; once `stop` has
-returned nothing is handed on any more. Leaves to others: what becomes of a connection.
+An address that is unavailable is one clear error; running out of file descriptors only delays accepting; once `stop`
+has returned, no more connections are handed on. What happens to a connection is the callback's concern.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from edgesplit.http1 import unix_socket
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 0.1
-"""Until the next try, when no more file descriptors were to be had."""
+RETRY_S = 0.1
+"""Delay before accepting again after a failure, such as running out of file descriptors."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there. UsageError, in one line, where the address cannot be had."""
+    """A TCP socket that listens on `host` and `port`. UsageError, in one line, if the address is unavailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)
@@ -33,12 +33,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def server_url(host: str, port: int, *, tls: bool) -> str:
-    """Where clients reach what listens there."""
+    """The URL under which clients reach a server on `host` and `port`."""
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class Accepting:
-    """One address, or the Unix socket `path`, from `start` to `stop`."""
+class Listener:
+    """A listener on one TCP address, or on the Unix socket `path`, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Accepting:
         mode: int = 0o600,
         group: str | None = None,
     ) -> None:
-        """`admit`: given each connection."""
+        """`admit` is called with each accepted connection, in the listener's thread."""
         self.host = host
-        self._admit = admit
+        self._on_connection = admit
         self._port = port
         self._path = path
         self._mode = mode
         self._group = group
-        self._at_path = (0, 0)
+        self._socket_identity = (0, 0)
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     @property
     def port(self) -> int:
-        """The port; 0 for a Unix socket. Known from `start` on."""
+        """The port; 0 for a Unix socket. UsageError before `start`."""
         if self._listener is None:
             raise UsageError("the server has not been started")
         if self._path is not None:
@@ -72,12 +72,12 @@ class Accepting:
         return int(self._listener.getsockname()[1]) if self._listener.fileno() >= 0 else self._port
 
     def url(self, *, tls: bool) -> str:
-        """Where clients reach it."""
+        """The URL under which clients reach the listener."""
         return f"unix://{self._path}" if self._path is not None else server_url(self.host, self.port, tls=tls)
 
     def start(self) -> None:
-        """Listen. UsageError, in one line, where the address cannot be had."""
-        self._listener = self._at(self._path) if self._path else listening_socket(self.host, self._port)
+        """Bind and accept. UsageError, in one line, if the address is unavailable."""
+        self._listener = self._bind_path(self._path) if self._path else listening_socket(self.host, self._port)
         self._port = self.port
         self._thread = threading.Thread(
             target=self._accept, args=(self._listener,), name=f"http-{self._port}", daemon=True
@@ -85,10 +85,10 @@ class Accepting:
         self._thread.start()
 
     def stop(self, within_s: float) -> None:
-        """Accept no more."""
+        """Stop accepting; waits at most `within_s` seconds for the thread."""
         self._stopping.set()
         if self._path is not None:
-            unix_socket.remove(self._path, self._at_path)
+            unix_socket.remove(self._path, self._socket_identity)
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
@@ -96,19 +96,19 @@ class Accepting:
         if self._thread is not None:
             self._thread.join(within_s)
 
-    def _at(self, path: Path) -> socket.socket:
-        sock = unix_socket.listening(path, self._mode, self._group)
-        self._at_path = unix_socket.identity(path)
+    def _bind_path(self, path: Path) -> socket.socket:
+        sock = unix_socket.bind_and_listen(path, self._mode, self._group)
+        self._socket_identity = unix_socket.identity(path)
         return sock
 
     def _accept(self, listener: socket.socket) -> None:
-        """Hand on each connection until the listener is closed."""
+        """Hand each connection to `admit` until the listener is closed."""
         while not self._stopping.is_set():
             try:
                 sock, _ = listener.accept()
             except OSError as error:
                 if not self._stopping.is_set() and listener.fileno() >= 0:
                     log.warning("cannot accept: %s", error)
-                    self._stopping.wait(AGAIN_S)
+                    self._stopping.wait(RETRY_S)
                 continue
-            self._admit(sock)
+            self._on_connection(sock)

@@ -1,7 +1,7 @@
-"""A connection as its server sees it: who is at the other end, which file descriptors came by it, what ends with it.
+"""The peer of an accepted connection: its user id, received file descriptors, and resources tied to the connection.
 
-Promises that a descriptor is closed with the connection unless somebody took it, and that who asks is told by the
-kernel, never by the peer. Linux only; elsewhere nobody is known and no descriptor comes.
+A received descriptor is closed with the connection unless the request's handler took it. The user id comes from the
+kernel, never from the peer. Linux only; on other systems the user is unknown and no descriptors arrive.
 """
 
 from __future__ import annotations
@@ -16,89 +16,91 @@ from pathlib import Path
 from typing import Protocol
 
 _CREDENTIALS = struct.Struct("3i")
-DESCRIPTORS = 4
-"""File descriptors that may come with one request; the kernel closes further ones."""
+MAX_DESCRIPTORS = 4
+"""File descriptors that may come with one request; further ones are closed."""
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 class Closeable(Protocol):
-    """What a connection can keep."""
+    """A resource that a connection can own."""
 
     def close(self) -> None:
-        """Give it up."""
+        """Release the resource."""
         ...
 
 
-class Channel:
-    """One accepted connection. Used by the connection's own thread, except `close`."""
+class Peer:
+    """The peer of one accepted connection. Only `close` may be called from a thread other than the connection's own."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.is_local_socket = sock.family == getattr(socket, "AF_UNIX", None)
         self._descriptors: list[int] = []
-        self._kept: dict[str, Closeable] = {}
+        self._resources: dict[str, Closeable] = {}
         self._user: int | None = None
 
     @property
     def user(self) -> int | None:
-        """The uid of the program at the other end, by the kernel; None where it does not say."""
+        """User id of the program at the other end, from the kernel; None if it is unknown."""
         if self._user is None:
-            self._user = self._asked_of_the_kernel()
+            self._user = self._query_user()
         return self._user
 
     def receive(self, size: int) -> bytes:
-        """As `socket.recv`; file descriptors that come along are held until they are taken or dropped."""
+        """At most `size` bytes, empty at end of stream; file descriptors that arrive along are held until taken or
+        dropped."""
         if not self.is_local_socket:
             return self._sock.recv(size)
         width = array.array("i").itemsize
-        data, ancillary, _, _ = self._sock.recvmsg(size, socket.CMSG_SPACE(DESCRIPTORS * width))
+        data, ancillary, _, _ = self._sock.recvmsg(size, socket.CMSG_SPACE(MAX_DESCRIPTORS * width))
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                came = array.array("i")
-                came.frombytes(content[: len(content) - len(content) % width])
-                self._descriptors += came
-        while len(self._descriptors) > DESCRIPTORS:
+                received = array.array("i")
+                received.frombytes(content[: len(content) - len(content) % width])
+                self._descriptors += received
+        while len(self._descriptors) > MAX_DESCRIPTORS:
             os.close(self._descriptors.pop(0))
         return data
 
-    def only_descriptor(self) -> int | None:
-        """The one that came with this request, which is the caller's now; None where none came, or several."""
+    def received_fd(self) -> int | None:
+        """The file descriptor that came with this request, now owned by the caller; None if none or several came."""
         return self._descriptors.pop() if len(self._descriptors) == 1 else None
 
-    def drop_descriptors(self) -> None:
-        """Close those that came and that nobody took."""
+    def drop_fds(self) -> None:
+        """Close the received descriptors that were not taken."""
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def keep(self, name: str, thing: Closeable) -> None:
-        """Hold on to `thing` for as long as the connection lives; what had that name is closed."""
-        before, self._kept[name] = self._kept.get(name), thing
-        if before is not None:
-            before.close()
+    def attach(self, name: str, resource: Closeable) -> None:
+        """Attach `resource` to the connection under `name`; it is closed with the connection. A previous resource of
+        that name is closed now."""
+        previous, self._resources[name] = self._resources.get(name), resource
+        if previous is not None:
+            previous.close()
 
-    def kept(self, name: str) -> Closeable | None:
-        """What was kept by that name."""
-        return self._kept.get(name)
+    def attached(self, name: str) -> Closeable | None:
+        """The resource attached under `name`, or None."""
+        return self._resources.get(name)
 
     def close(self) -> None:
-        """The connection has ended: so does all that it kept."""
-        self.drop_descriptors()
-        kept, self._kept = self._kept, {}
-        for thing in kept.values():
-            thing.close()
+        """Close everything that the connection owns."""
+        self.drop_fds()
+        resources, self._resources = self._resources, {}
+        for resource in resources.values():
+            resource.close()
 
-    def _asked_of_the_kernel(self) -> int | None:
+    def _query_user(self) -> int | None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if self.is_local_socket:
                 raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
                 return int(_CREDENTIALS.unpack(raw)[1])
-            return _owner(self._sock.getpeername(), self._sock.getsockname())
+            return _socket_owner(self._sock.getpeername(), self._sock.getsockname())
         return None
 
 
-def _owner(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
-    """Whose the socket at `peer` is that is connected to `here`, if it is one of this machine's."""
-    wanted = (_as_in_table(peer), _as_in_table(here))
+def _socket_owner(peer: tuple[str, int], local: tuple[str, int]) -> int | None:
+    """User id that owns the socket at `peer` connected to `local`, if it is a socket of this machine."""
+    wanted = (_to_proc_notation(peer), _to_proc_notation(local))
     for table in TCP_TABLES:
         for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
             columns = line.split()
@@ -107,8 +109,8 @@ def _owner(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
     return None
 
 
-def _as_in_table(address: tuple[str, int]) -> str:
-    """An address as /proc/net/tcp writes it: words in the machine's order, in hexadecimal."""
+def _to_proc_notation(address: tuple[str, int]) -> str:
+    """An address in the notation of /proc/net/tcp: hexadecimal words in the machine's byte order."""
     raw = ipaddress.ip_address(address[0]).packed
     words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
     return "".join(f"{struct.unpack('=I', word)[0]:08X}" for word in words) + f":{address[1]:04X}"

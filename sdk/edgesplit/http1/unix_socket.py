@@ -1,8 +1,9 @@
-"""A Unix socket to listen on: nobody connects before its mode is set, a dead program's is replaced, a living one's not.
+"""Creates a listening Unix socket with the right mode from its first moment; replaces a dead program's socket file
+only.
 
-It is bound under another name, given its mode and owner, and renamed into place: so there is no moment in which it
-is too open, and one that a killed program left behind is replaced in one step. That other name is reached through
-its folder's descriptor: only the path that clients use has to fit into an address.
+The socket is bound under a temporary name, given its mode and owner, and renamed into place: it is never accessible
+with a wrong mode, and a file left by a killed program is replaced atomically. The temporary name is addressed through
+its folder's descriptor, so only the final path has to fit into a socket address.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from pathlib import Path
 
 from edgesplit.errors import UsageError
 
-LONGEST_PATH = 107
-"""Bytes of a Unix socket's path (`sun_path` has 108, one of them a zero)."""
+MAX_PATH_BYTES = 107
+"""Most bytes of a Unix socket's path (`sun_path` has 108, one of them a zero)."""
 BACKLOG = 128
 _PROBE_S = 2.0
 
 
-def listening(path: Path, mode: int = 0o600, group: str | None = None) -> socket.socket:
-    """A socket that listens at `path`. UsageError, which says what to do, where it cannot be."""
+def bind_and_listen(path: Path, mode: int = 0o600, group: str | None = None) -> socket.socket:
+    """A socket that listens at `path`. UsageError with a remedy if that is impossible."""
     beside = path.with_name(f".sock-{os.getpid()}-{secrets.token_hex(4)}")
     _check_length(path)
     _check_free(path)
@@ -55,22 +56,22 @@ def _bind(sock: socket.socket, path: Path) -> None:
 
 def _check_length(path: Path) -> None:
     size = len(os.fsencode(path))
-    if size > LONGEST_PATH:
+    if size > MAX_PATH_BYTES:
         raise UsageError(
-            f"a Unix socket's path has at most {LONGEST_PATH} bytes, and {path} has {size}: "
+            f"a Unix socket's path has at most {MAX_PATH_BYTES} bytes, and {path} has {size}: "
             "name a shorter one with --socket PATH, or go without with --socket none"
         )
 
 
 def _check_free(path: Path) -> None:
-    """UsageError where something is at `path` that is not a dead program's socket."""
+    """UsageError if anything but a dead program's socket is at `path`."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise UsageError(f"cannot look at {path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise UsageError(f"{path} is there already and is no socket: remove it, or name another place with --socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
@@ -84,16 +85,16 @@ def _check_free(path: Path) -> None:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Which file is at `path` now; (0, 0) for none."""
+    """Device and inode of the file at `path`; (0, 0) if there is none."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return (0, 0)
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def remove(path: Path, ours: tuple[int, int]) -> None:
-    """Take our socket's name away, unless another program's has taken its place meanwhile."""
+def remove(path: Path, own_identity: tuple[int, int]) -> None:
+    """Unlink our socket file, unless another program's has replaced it meanwhile."""
     with contextlib.suppress(OSError):
-        if identity(path) == ours:
+        if identity(path) == own_identity:
             path.unlink()

@@ -1,16 +1,17 @@
-"""What travels over MQTT: this module is the specification.
+"""The MQTT messages between devices and controller: this module is the specification of the protocol.
 
-Version 5 of MQTT only. Payloads are MessagePack of the structs below, at most `LIMITS.message_bytes`; chunks are bare
-bytes. `{device}` is the certificate's name: the broker lets a device write and read only under its own.
+MQTT version 5 only. Payloads are MessagePack of the structs below, at most `LIMITS.message_bytes`; chunks are raw
+bytes. `{device}` is the common name in the certificate: the broker lets a device write and read only under its own.
 
     edgesplit/v1/{device}/birth       device -> controller   QoS 1, retained   Birth; the last will is Death
-    edgesplit/v1/{device}/desired     controller -> device   QoS 1, retained   release.Signed over release.Statement
-    edgesplit/v1/{device}/reported    device -> controller   QoS 1, retained   Reported
+    edgesplit/v1/{device}/desired     controller -> device   QoS 1, retained   manifest.Signed over manifest.Statement:
+                                                                               the desired state
+    edgesplit/v1/{device}/reported    device -> controller   QoS 1, retained   Reported: the reported state
     edgesplit/v1/{device}/telemetry   device -> controller   QoS 0             Telemetry
-    edgesplit/v1/{device}/late        device -> controller   QoS 1             Late: telemetry that could not be sent
-    edgesplit/v1/{device}/kept        controller -> device   QoS 0             Kept: what needs not be sent again
-    edgesplit/v1/{device}/job         controller -> device   QoS 1             Job: something to be told of
-    edgesplit/v1/{device}/bundle      device -> controller   QoS 1             BundlePiece or JobRefused
+    edgesplit/v1/{device}/late        device -> controller   QoS 1             Backlog: telemetry that could not be sent
+    edgesplit/v1/{device}/kept        controller -> device   QoS 0             Ack: telemetry that was stored
+    edgesplit/v1/{device}/job         controller -> device   QoS 1             DeviceJob: a request for diagnostics
+    edgesplit/v1/{device}/bundle      device -> controller   QoS 1             LogPiece or JobRefused
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
     edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata), or a
                                                                                chunk's bytes for this device alone
@@ -27,30 +28,32 @@ from msgspec import Meta
 
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt.telemetry import Amount, BoardSeen, Count, Moment, Queue, ReleaseHealth, StoreSeen
-from edgesplit.msgspec_warmup import settle
+from edgesplit.mqtt.telemetry import Amount, BacklogState, Count, DeviceTime, MachineState, QueueState, ReleaseHealth
+from edgesplit.msgspec_warmup import warm_up_structs
 
 ROOT = "edgesplit/v1"
-TELEMETRY_S = (1.0, 3_600.0)
-"""Telemetry is sent at least and at most so often, in seconds."""
-Place = Annotated[int, Meta(ge=0, lt=64)]
-Kind = Literal[
+TELEMETRY_INTERVAL_RANGE_S = (1.0, 3_600.0)
+"""Shortest and longest interval between telemetry messages, in seconds."""
+BucketIndex = Annotated[int, Meta(ge=0, lt=64)]
+"""Index of a histogram bucket."""
+TopicKind = Literal[
     "birth", "desired", "reported", "telemetry", "fetch", "fetched", "late", "kept", "job", "bundle"
 ]  # fmt: skip
+"""Last level of a device's topics."""
 
 
-def topic(device: str, kind: Kind) -> str:
-    """The topic of one kind of message of one device; `+` stands for every device in a subscription."""
+def topic(device: str, kind: TopicKind) -> str:
+    """Topic of one kind of message of one device; with `+` as device, a subscription to all devices."""
     return f"{ROOT}/{device}/{kind}"
 
 
 def chunk_topic(sha256: str) -> str:
-    """The topic on which a chunk is published for every device that wants it."""
+    """Topic on which a chunk is published for every device that needs it."""
     return f"{ROOT}/chunk/{sha256}"
 
 
-def device_of(topic_name: str) -> str:
-    """The device a topic belongs to; MalformedMessage if it is none of ours."""
+def device_of_topic(topic_name: str) -> str:
+    """The device that a topic belongs to; MalformedMessage if it is not one of edgesplit's topics."""
     parts = topic_name.split("/")
     if len(parts) != 4 or "/".join(parts[:2]) != ROOT:
         raise MalformedMessage(f"not one of our topics: {topic_name[:80]!r}")
@@ -58,90 +61,94 @@ def device_of(topic_name: str) -> str:
 
 
 class Birth(msgspec.Struct, frozen=True, tag="birth"):
-    """A device is here."""
+    """A device has connected."""
 
     session: Count
-    """Grows with every connection; an older session's messages are ignored."""
+    """Session number, which increases with every connection; messages of an older session are ignored."""
     boot_s: Amount
     """Seconds since the agent started, by the monotonic clock."""
     version: str
-    """Of the agent."""
+    """Version of the agent."""
     device_class: str
     """Name of its device profile."""
     emulated: bool
     local_url: str
-    """Where applications on that device reach the agent."""
+    """URL at which applications on the device reach the agent."""
     start: str = ""
-    """A random mark of this start of the agent: two that take turns are two agents with one identity."""
+    """Random id of this start of the agent. Births that alternate between two ids mean two agents with one identity (a
+    copied SD card)."""
     certificate: str = ""
-    """Serial number (decimal) of the certificate in use; tells that a renewed one has arrived."""
+    """Serial number (decimal) of the certificate in use; confirms that a renewed one has been installed."""
     simulated: bool = False
-    """The device is none: its agent's decisions are real, its runtime and perhaps its time are made up."""
+    """The device is simulated: its agent's decisions are real, its runtime and perhaps its time are not."""
     built_for: Annotated[str, Meta(max_length=40)] = ""
-    """Which builds of the agent fit there (`agent_release.Target.tag`), as in `cp311-aarch64`; empty: it cannot change
-    its version by itself."""
+    """Tag of the agent builds that fit the device (`agent_release.Target.tag`), for example `cp311-aarch64`; empty: the
+    agent cannot update itself."""
 
 
 class Death(msgspec.Struct, frozen=True, tag="death"):
-    """The last will: the broker says it when the device's session `session` ends without a goodbye."""
+    """The last will: the broker publishes it when the device's session `session` ends without a DISCONNECT."""
 
     session: Count
 
 
 class ModelState(msgspec.Struct, frozen=True):
-    """What one device makes of one model it was told to serve."""
+    """Reported state of one model that the device has been instructed to serve."""
 
     model: str
     release: str
-    """The release that runs; empty if none does."""
+    """Digest of the running release; empty if none runs."""
     wanted: str
-    """The release the newest valid statement asks for."""
+    """Digest of the desired release, by the newest valid statement."""
     state: Literal["fetching", "staged", "trial", "running", "failed", "rolled back", "safe mode"]
-    """`trial`: runs, and was not found healthy yet. `rolled back`: it ran, was unhealthy, and what ran before runs
-    again. `safe mode`: it is not loaded, for the agent did not live with it."""
+    """`trial`: runs and has not been found healthy yet. `rolled back`: it was unhealthy, and the previous release runs
+    again. `safe mode`: not loaded, because the agent crashed with it."""
     detail: str = ""
-    """Why it failed, for people."""
+    """Reason of a failure, for display."""
 
 
 class Reported(msgspec.Struct, frozen=True, tag="reported"):
-    """What a device really runs."""
+    """Reported state: the models that a device really runs."""
 
     session: Count
     counter: Count
-    """Of the statement acted upon."""
+    """Counter of the statement that this state results from."""
     models: tuple[ModelState, ...]
     safe_mode: str = ""
-    """Why no model is loaded; empty outside of safe mode."""
+    """Reason why no model is loaded; empty outside of safe mode."""
     trouble: str = ""
-    """Why the newest statement is not obeyed."""
+    """Reason why the newest statement is not followed; empty where it is."""
     kept: tuple[ModelState, ...] = ()
-    """Of a gateway: what it keeps for the devices behind it; here are those that are `staged`."""
+    """For a gateway: releases that it stores for the devices behind it; only those in state `staged` are listed."""
     number: Count = 0
-    """Of this report in its session, growing: an earlier one that comes later changes nothing."""
+    """Sequence number of this report in its session, increasing; a report with a lower number that arrives later is
+    ignored."""
 
 
 class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
-    """The seconds that one phase (`edgesplit.oip.report.PHASES`) took in a window's requests, as a histogram."""
+    """Histogram of the seconds that one phase (`edgesplit.oip.report.PHASES`) took in the requests of a telemetry
+    window."""
 
     phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
     total_s: Amount
-    counts: Annotated[tuple[tuple[Place, Count], ...], Meta(max_length=32)]
-    """Requests by bucket: (place in `edgesplit.observability.histogram.SECONDS`, count), without the empty ones; one
-    place further stands for what is longer than the last bound."""
+    counts: Annotated[tuple[tuple[BucketIndex, Count], ...], Meta(max_length=32)]
+    """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS`, count), without empty buckets. The
+    index after the last bound holds longer times."""
 
 
 class SliceSeconds(msgspec.Struct, frozen=True, array_like=True):
-    """What one slice takes on the device, as it was of late."""
+    """Recent run time of one slice on the device."""
 
     name: Annotated[str, Meta(max_length=64)]
     seconds: Amount
     """Smoothed over its runs."""
     runs: Count
-    """Since the release was loaded."""
+    """Number of runs since the release was loaded."""
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one model's requests since the last telemetry. Times in seconds, p50 and p95 over the window."""
+class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry window: statistics of one model's requests since the previous telemetry message. Times in seconds; p50
+    and p95 over the window."""
 
     model: str
     release: str
@@ -152,29 +159,30 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: Count = 0
     switches: Count = 0
     late: Count = 0
-    """Emulated samples for which this host was slower than the profile."""
+    """Emulated runs for which this host was slower than the emulated device."""
     up_bytes: Count = 0
     latency_p50_s: Amount = 0.0
     latency_p95_s: Amount = 0.0
     predicted_s: Amount = 0.0
-    """What the plan predicts for `row` in the conditions now."""
+    """The plan's prediction for `row` in the current conditions."""
     device_s: Amount = 0.0
     link_s: Amount = 0.0
     remote_s: Amount = 0.0
     trouble: Annotated[str, Meta(max_length=400)] = ""
-    """Why the release runs otherwise than it should: worker processes lost, an accelerator gone."""
+    """Why the release runs differently than it should: worker processes lost, an accelerator gone."""
     phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
-    """Where the requests' time went; left away where the message would grow too long, and by agents before 0.2."""
+    """Breakdown of the requests' time; omitted where the message would become too long, and by agents before 0.2."""
     slices: Annotated[tuple[SliceSeconds, ...], Meta(max_length=64)] = ()
-    """Of the slices that requests ran here; what the next plan is made with. Left away as `phases` is."""
+    """Run times of the slices that ran on the device; input to the next planning. Omitted where the message would
+    become too long, and by agents before 0.2."""
     joules: Amount = 0.0
-    """Per answer, of those whose joules are known."""
+    """Mean energy per answer, over the answers whose energy is known."""
     joules_basis: Annotated[str, Meta(max_length=16)] = ""
-    """`measured` (scaled to this device's rails) or `predicted` (the plan's figures). Empty: none is known."""
+    """`measured` (scaled to this device's power rails) or `predicted` (the plan's figures). Empty: unknown."""
 
 
-class PowerSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The device's power and heat, and what it makes of them. None: unknown there."""
+class PowerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The device's power and temperature, and the power mode that it chose. None: unknown."""
 
     mode: Literal["performance", "balanced", "saver"] = "performance"
     why: Annotated[str, Meta(max_length=80)] = ""
@@ -182,77 +190,81 @@ class PowerSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     updates_wait: Annotated[str, Meta(max_length=80)] = ""
     watts: Amount | None = None
     watts_from: Annotated[str, Meta(max_length=16)] = ""
-    """`rails` or `battery`."""
+    """Sensor of `watts`: `rails` or `battery`."""
     battery_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
     discharging: bool | None = None
     celsius: Annotated[float, Meta(ge=-300, le=1000)] | None = None
     speed: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """What the processor's clock may reach now, as a part of what it could."""
+    """Ratio of the currently allowed CPU clock to the maximum one."""
     under_voltage: bool = False
     under_voltage_since_boot: bool = False
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
-    """Measured on the device (or emulated, and then it says so)."""
+    """Measurements of a device (real or emulated, see `emulated`)."""
 
     session: Count
     sequence: Count
-    """Of this message in its session, from 0 and without gaps, whether it could be sent or not."""
+    """Sequence number of this message in its session, from 0 and without gaps, counting messages that could not be
+    sent."""
     emulated: bool
     up_bytes_per_s: Amount
     rtt_s: Amount
     remote_ok: bool
-    models: tuple[Window, ...]
+    models: tuple[TelemetryWindow, ...]
     down_bytes_per_s: Amount = 0.0
-    """0: not told."""
-    power: PowerSeen | None = None
-    moment: Moment | None = None
-    """When it was measured."""
+    """0: not reported."""
+    power: PowerState | None = None
+    moment: DeviceTime | None = None
+    """Time of the measurement."""
     agent: Annotated[str, Meta(max_length=40)] = ""
-    """The agent's version."""
+    """Version of the agent."""
     statement: Count = 0
-    """Counter of the newest statement that is believed."""
+    """Counter of the newest verified statement."""
     statement_expires: Count = 0
-    """Unix seconds; 0: there is none."""
-    queue: Queue | None = None
-    board: BoardSeen | None = None
+    """Expiry of that statement in Unix seconds; 0: there is none."""
+    queue: QueueState | None = None
+    board: MachineState | None = None
     health: Annotated[tuple[ReleaseHealth, ...], Meta(max_length=64)] = ()
-    store: StoreSeen | None = None
+    store: BacklogState | None = None
 
 
-class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
-    """Telemetry that was measured while the link was gone, oldest first. Answered by `Kept`, and sent again without."""
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
+    """Telemetry that was measured while the link was down, oldest first. Acknowledged by `Ack`, and sent again until
+    then."""
 
     number: Count
-    """Of this batch."""
-    sent: Moment
-    """By the same clocks as the messages in it: how long ago each was measured, whatever the first clock says."""
+    """Number of this batch."""
+    sent: DeviceTime
+    """Time of sending, by the same clocks as the messages in it: the age of each is known even if the wall clock is
+    wrong."""
     measured: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kept"):
-    """What the controller has stored: the device may forget it."""
+class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kept"):
+    """Acknowledgement of telemetry that the controller has stored: the device may delete it."""
 
     late: Count | None = None
-    """The batch of that number."""
+    """Number of the acknowledged backlog batch."""
     session: Count = 0
     sequence: Count | None = None
-    """Telemetry of that session that came, up to this one."""
-    every_s: Annotated[float, Meta(ge=TELEMETRY_S[0], le=TELEMETRY_S[1])] | None = None
-    """How often telemetry is wanted, until something else is said."""
+    """Acknowledges the telemetry of `session` up to this sequence number."""
+    every_s: Annotated[float, Meta(ge=TELEMETRY_INTERVAL_RANGE_S[0], le=TELEMETRY_INTERVAL_RANGE_S[1])] | None = None
+    """Requested interval between telemetry messages in seconds, until changed."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """Something to be told of. A closed list of kinds and bounds: nothing in it is run, loaded or opened."""
+class DeviceJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Request for diagnostics. A closed list of kinds with bounds: the device runs, loads or opens nothing on its
+    behalf."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
     what: Literal["logs"]
     most_bytes: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 524_288
-    """Of the answer, compressed."""
+    """Maximum size of the compressed answer."""
 
 
-class BundlePiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
-    """A piece of a job's answer: gzip of one JSON object, in all `total` bytes with that SHA-256."""
+class LogPiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+    """Piece of a job's answer, a log bundle: gzip of one JSON object, `total` bytes in all, with that SHA-256."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
     offset: Annotated[int, Meta(ge=0, lt=1_048_576)]
@@ -262,54 +274,58 @@ class BundlePiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """Why there is no answer."""
+    """Reason why a job gets no answer."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
     why: Annotated[str, Meta(max_length=200)]
 
 
 class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
-    """Ask for one TUF metadata file or one manifest, by name; the answer carries the same correlation data."""
+    """Request for one TUF metadata file or one manifest, by name; the answer carries the same correlation data."""
 
     path: str
     """`metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
 
 
 class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="chunks"):
-    """Ask for chunks of a release; each is published on its own topic. At most `LIMITS.window_chunks` at a time.
+    """Request for chunks of a release; each is published on its own topic. At most `LIMITS.fetch_window_chunks` at a
+    time.
 
-    A chunk is named by its place in the release's own list (`Manifest.chunk_list`): sixteen of them are two bytes.
+    A chunk is identified by its index in the release's own list (`Manifest.chunk_list`): sixteen of them take two
+    bytes.
     """
 
     release: str
     first: Annotated[int, msgspec.Meta(ge=0, lt=8 * LIMITS.bitmap_bytes)]
-    """The place that the first bit stands for."""
+    """Index that the first bit stands for."""
     bitmap: Annotated[bytes, msgspec.Meta(min_length=1, max_length=LIMITS.bitmap_bytes)]
-    """Bit i (of byte i // 8, the lowest first) is set where the chunk at place `first` + i is asked for."""
+    """Bit i (of byte i // 8, least significant first) is set where the chunk at index `first` + i is requested."""
     own: bool = False
-    """A copy on the device's own `fetched` topic is good, too: bare bytes, with the digest as correlation data."""
+    """The device also accepts a copy on its own `fetched` topic: raw bytes, with the digest as correlation data."""
 
     @classmethod
-    def of(cls, release: str, places: Collection[int]) -> FetchChunks:
-        """The request for the chunks at these places, of which there is at least one."""
-        first = min(places)
+    def from_indexes(cls, release: str, indexes: Collection[int]) -> FetchChunks:
+        """Request for the chunks at these indexes, of which there must be at least one."""
+        # The bitmap starts at the lowest index, so that requests for chunks at the end stay short.
+        first = min(indexes)
         bits = 0
-        for place in places:
+        for place in indexes:
             bits |= 1 << (place - first)
         return cls(release, first, bits.to_bytes((bits.bit_length() + 7) // 8, "little"), own=True)
 
     @property
-    def places(self) -> list[int]:
-        """The places asked for, in order; MalformedMessage where they are none or too many."""
+    def indexes(self) -> list[int]:
+        """The requested indexes in order; MalformedMessage where there are none or too many."""
         bits = int.from_bytes(self.bitmap, "little")
         count = bin(bits).count("1")
-        if not 0 < count <= LIMITS.window_chunks:
-            raise MalformedMessage(f"{count} chunks at once, at most {LIMITS.window_chunks}")
-        return [self.first + place for place in range(bits.bit_length()) if bits >> place & 1]
+        if not 0 < count <= LIMITS.fetch_window_chunks:
+            raise MalformedMessage(f"{count} chunks at once, at most {LIMITS.fetch_window_chunks}")
+        return [self.first + bit for bit in range(bits.bit_length()) if bits >> bit & 1]
 
 
 class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
-    """A piece of a metadata file: `data` begins at `offset` of `total`; `total` -1 says there is no such file."""
+    """Piece of a metadata file: `data` begins at `offset` of `total` bytes; a `total` of -1 means that there is no such
+    file."""
 
     path: str
     offset: int
@@ -318,19 +334,19 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 
 Message = (
-    Birth | Death | Reported | Telemetry | Late | Kept | Job | BundlePiece | JobRefused
+    Birth | Death | Reported | Telemetry | Backlog | Ack | DeviceJob | LogPiece | JobRefused
     | FetchMetadata | FetchChunks | Fetched
 )  # fmt: skip
 T = TypeVar("T")
 
 
 def encode(message: Message | msgspec.Struct) -> bytes:
-    """The message's bytes."""
+    """Encode a message as MessagePack."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) -> T:
-    """The message of type `kind` (a struct or a union of structs) in `raw`; MalformedMessage for anything else."""
+    """Decode a message of type `kind` (a struct or a union of structs); MalformedMessage for anything else."""
     if len(raw) > most_bytes:
         raise MalformedMessage(f"message of {len(raw)} bytes, at most {most_bytes}")
     try:
@@ -339,4 +355,4 @@ def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) ->
         raise MalformedMessage(f"{getattr(kind, '__name__', kind)}: {error}") from error
 
 
-settle(__name__)
+warm_up_structs(__name__)

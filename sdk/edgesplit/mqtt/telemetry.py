@@ -1,7 +1,7 @@
-"""What a device measures of itself, beside its requests: numbers with bounds, and the small structs made of them.
+"""Telemetry of the device itself, apart from its requests: bounded number types, and small structs made of them.
 
-`edgesplit.mqtt.messages` carries them; every field can be left out, so that an agent and a controller of different
-versions understand each other.
+The messages in `edgesplit.mqtt.messages` contain them. Every field can be omitted, so that agents and controllers of
+different versions understand each other.
 """
 
 from __future__ import annotations
@@ -11,38 +11,40 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-"""A number that every database and every JSON reader holds exactly."""
+"""An integer that every database and every JSON parser represents exactly."""
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
-"""Finite: a NaN or an infinity is no measurement, and no JSON."""
+"""A non-negative finite float: NaN and infinity are no measurements and not valid JSON."""
 Celsius = Annotated[float, Meta(ge=-300, le=1000)]
-Word = Annotated[str, Meta(max_length=80)]
+ShortText = Annotated[str, Meta(max_length=80)]
+"""A short text."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """When, by the device's own clocks. The first may be wrong, the second never is, but knows one boot only."""
+class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A time by the device's own clocks. The wall clock may be wrong; the time since boot is always right, but only
+    comparable within one boot."""
 
     at: Amount = 0.0
-    """Unix seconds; 0: not told."""
+    """Unix seconds; 0: not reported."""
     boot: Annotated[str, Meta(max_length=16)] = ""
-    """A mark of the machine's boot."""
+    """Id of the machine's boot."""
     up_s: Amount = 0.0
-    """Seconds since that boot, sleep included."""
+    """Seconds since that boot, including sleep."""
 
 
-class Queue(msgspec.Struct, frozen=True, omit_defaults=True):
+class QueueState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests on the device now."""
 
     here: Count = 0
-    """That run, wait or are away."""
+    """Requests in the agent: running, queued or offloaded."""
     dropped: Count = 0
-    """Frames that gave way to others, since the agent started."""
+    """Frames that were dropped in favour of others since the agent started."""
 
 
-class BoardSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Disk and memory of the machine. None: unknown there."""
+class MachineState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Disk and memory of the machine. None: unknown."""
 
     disk_free_bytes: Count | None = None
     disk_bytes: Count | None = None
@@ -50,46 +52,50 @@ class BoardSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: Count | None = None
 
 
-class StoreSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What waits on the device because the link was gone."""
+class BacklogState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Backlog of telemetry that is stored on the device because the link was down."""
 
     waiting: Count = 0
-    """Messages."""
+    """Messages in the backlog."""
     waiting_bytes: Count = 0
     dropped_idle: Count = 0
-    """Messages that nothing had happened in, and that found no room or grew too old; since the agent started."""
+    """Messages without events that were dropped for lack of room or because of their age, since the agent started."""
     dropped_busy: Count = 0
+    """Messages with requests that were dropped, since the agent started."""
     dropped_trouble: Count = 0
+    """Messages with failures that were dropped, since the agent started."""
     spoilt: Count = 0
-    """Pieces that could not be read again: a power cut, a worn card."""
+    """Records that could not be read back (power cut, worn card)."""
 
 
 class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a release has done on this device since it was activated: what gates judge. None: not known."""
+    """Health of a release on this device since it was activated; input of the rollout gates. None: unknown."""
 
     model: Annotated[str, Meta(max_length=80)]
     release: Annotated[str, Meta(max_length=64)]
     since_s: Amount = 0.0
-    """Seconds since it was activated by this agent."""
+    """Seconds since this agent activated it."""
     requests: Count = 0
-    """Answered."""
+    """Answered requests."""
     failed: Count = 0
     fallbacks: Count = 0
     latency_p95_s: Amount | None = None
-    """Over the newest requests, at most 2,048."""
+    """Over the most recent requests, at most 2,048."""
     memory_bytes: Count | None = None
-    """Of its worker process, the most that was seen."""
+    """Peak memory of its worker process."""
     celsius: Celsius | None = None
-    """The highest that was seen."""
+    """Peak temperature."""
     joules: Amount | None = None
-    """Per answer, the mean."""
+    """Mean energy per answer."""
     joules_basis: Annotated[str, Meta(max_length=16)] = ""
     drift: Amount | None = None
-    """Golden inputs on the release before and on this one: the largest difference, relative to the largest output."""
+    """Largest difference between the outputs of the previous release and of this one on golden inputs, relative to the
+    largest output."""
     top_agrees: bool | None = None
-    """Whether the largest output is the same for each of them; None where no output is a vector of scores."""
+    """True if the largest output has the same index for each golden input; None where no output is a vector of scores.
+    """
     golden_ok: bool | None = None
-    """It gives its own golden answers."""
+    """True if it reproduces its own golden answers."""
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,7 +1,7 @@
-"""What is seen of a request, on whichever tier it runs: where its time went, under which trace, counted for Prometheus.
+"""Observability on every tier: phases of a request, metrics, trace context, spans and log formats.
 
-`timeline` keeps the phases of one request; `histogram` and `ledger` count them; `families` names every metric, and
-`exposition` writes them as Prometheus reads them. `trace` carries W3C trace context, `spans` makes OpenTelemetry spans
-of timelines where that is configured, `logs` writes log lines that name trace and request. The choice of libraries:
-docs/decisions/0024.
+`phases` holds the phases of one request; `histogram` and `registry` count them; `metrics` defines every metric,
+`prometheus` renders them and `metrics_server` serves them. `trace_context` carries W3C trace context, `tracing` exports
+OpenTelemetry spans where that is configured, `log_format` writes log lines with trace and request ids, `redaction`
+removes secrets. The choice of libraries: docs/decisions/0024. May import the SDK's root modules and `edgesplit.http1`.
 """

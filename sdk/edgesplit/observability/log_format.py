@@ -1,6 +1,5 @@
-"""Log lines for people or for a log store, each with the request that it belongs to and its trace, if there are any,
-and with the operator, the device and the rollout that it is about (`about`, or `extra=` of the logging call).
-"""
+"""Log formats, as text or as JSON lines. Each line carries its request id and trace id, if there are any, and the
+operator, device and rollout that it concerns (set by `log_context`, or by `extra=` of the logging call)."""
 
 from __future__ import annotations
 
@@ -18,65 +17,66 @@ from edgesplit.observability import trace_context
 Format = Literal["text", "json"]
 FORMATS: tuple[Format, ...] = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
-LONGEST_ID = 80
-"""Of a request's id in a line: it is the client's, and may be long."""
+MAX_ID_CHARS = 80
+"""Maximum length of an id in a log line: a request id is chosen by the client and may be long."""
 SUBJECTS = ("operator", "device", "rollout")
-_always: dict[str, str] = {}
-_about: ContextVar[dict[str, str] | None] = ContextVar("edgesplit_about", default=None)
+"""Names of the subjects that a log line can concern."""
+_process_subjects: dict[str, str] = {}
+_context_subjects: ContextVar[dict[str, str] | None] = ContextVar("edgesplit_about", default=None)
 
 
 @contextmanager
-def about(**subjects: str) -> Iterator[None]:
-    """What is logged inside, also by threads that take this context along, is about these subjects too."""
-    token = _about.set({**(_about.get() or {}), **subjects})
+def log_context(**subjects: str) -> Iterator[None]:
+    """Attach these subjects to every log line inside the context, also from threads that inherit the context."""
+    token = _context_subjects.set({**(_context_subjects.get() or {}), **subjects})
     try:
         yield
     finally:
-        _about.reset(token)
+        _context_subjects.reset(token)
 
 
-def always(**subjects: str) -> None:
-    """From now on whatever this process logs is about these, where a line says nothing else; people who read its log
-    know that, and are not told on every line."""
-    _always.update(subjects)
+def set_process_subjects(**subjects: str) -> None:
+    """Attach these subjects to every log line of this process that has no others. Text lines omit them, because the
+    reader of this process's log has them anyway; JSON lines contain them."""
+    _process_subjects.update(subjects)
 
 
-def note(**subjects: str) -> None:
-    """From now on the `about` that we are in is about these, too; nothing happens outside of one. For what is learned
-    on the way, as who asks: also those see it who entered that `about`."""
-    inside = _about.get()
-    if inside is not None:
-        inside.update(subjects)
+def add_to_log_context(**subjects: str) -> None:
+    """Add subjects to the enclosing `log_context`; does nothing outside of one. For what becomes known later, such as
+    the authenticated operator. The addition is visible to the code that opened the context."""
+    subjects_in_context = _context_subjects.get()
+    if subjects_in_context is not None:
+        subjects_in_context.update(subjects)
 
 
 def configure(level: str = "info", form: Format = "text", stream: TextIO | None = None) -> None:
-    """All of this process's log lines, from now on, unless somebody has said already where they go."""
+    """Set up logging of this process, unless the root logger already has a handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    equip(handler, form)
+    install_format(handler, form)
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def equip(handler: logging.Handler, form: Format) -> None:
-    """What this handler writes is in that form."""
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    handler.addFilter(_named)
+def install_format(handler: logging.Handler, form: Format) -> None:
+    """Install the formatter for this format, and the filter that adds ids and subjects, on a handler."""
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.addFilter(_add_ids_to_record)
 
 
-def _named(record: logging.LogRecord) -> bool:
-    """Note on the record, on the thread that made it, whom it is about."""
-    asked = trace_context.current()
+def _add_ids_to_record(record: logging.LogRecord) -> bool:
+    """Logging filter: add request id, trace id and subjects to the record, on the thread that created it."""
+    request = trace_context.current_request()
     if not hasattr(record, "request_id"):
-        record.request_id = asked.request_id[:LONGEST_ID]
+        record.request_id = request.request_id[:MAX_ID_CHARS]
     if not hasattr(record, "trace_id"):
-        record.trace_id = asked.trace.trace_id if asked.trace is not None else ""
-    for name, value in {**_always, **(_about.get() or {})}.items():
+        record.trace_id = request.trace.trace_id if request.trace is not None else ""
+    for name, value in {**_process_subjects, **(_context_subjects.get() or {})}.items():
         if not hasattr(record, name):
-            setattr(record, name, value[:LONGEST_ID])
+            setattr(record, name, value[:MAX_ID_CHARS])
     return True
 
 
-class TextLines(logging.Formatter):
-    """`time LEVEL logger: message [request=… trace=… operator=… device=… rollout=…]`, as people read it."""
+class TextFormatter(logging.Formatter):
+    """`time LEVEL logger: message [request=… trace=… operator=… device=… rollout=…]`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -84,12 +84,14 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         names = (("request", "request_id"), ("trace", "trace_id"), *((name, name) for name in SUBJECTS))
         known = ((name, str(getattr(record, field, "") or "")) for name, field in names)
-        told = " ".join(f"{name}={_printable(value)}" for name, value in known if value and _always.get(name) != value)
-        return super().formatMessage(record) + (f" [{told}]" if told else "")
+        text = " ".join(
+            f"{name}={_sanitise(value)}" for name, value in known if value and _process_subjects.get(name) != value
+        )
+        return super().formatMessage(record) + (f" [{text}]" if text else "")
 
 
-class JsonLines(logging.Formatter):
-    """A JSON object per line: at (UTC), level, logger, message; request_id, trace_id, operator, device, rollout,
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: at (UTC), level, logger, message; and request_id, trace_id, operator, device, rollout,
     exception if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -107,6 +109,6 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def _printable(text: str) -> str:
-    """A client's id must not write lines of its own."""
-    return "".join(one if one.isprintable() and one not in " []" else "?" for one in text)
+def _sanitise(text: str) -> str:
+    """Replace characters in an id with which a client could forge log lines."""
+    return "".join(char if char.isprintable() and char not in " []" else "?" for char in text)

@@ -1,7 +1,7 @@
-"""Where one request's time went: phases with their begin and end, one after the other or side by side.
+"""Phases of one request: how its time was spent. Phases have a begin and an end and may overlap.
 
-The same on every tier, so that one thing feeds histograms, spans, reports and the `Server-Timing` header (W3C) by
-which a server tells its client of the phases it had. Times are of `perf_counter`; they leave a process as durations.
+All tiers use the same type, which feeds histograms, spans, reports and the `Server-Timing` header (W3C) with which a
+server reports its phases to the client. Times are of `perf_counter`; between processes only durations are exchanged.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from time import perf_counter
 from typing import NamedTuple
 
 SERVER_TIMING = "server-timing"
-"""The response header with a server's phases."""
-LONGEST_HEADER = 512
-LONGEST_S = 1e5
+"""Response header with a server's phases."""
+MAX_HEADER_CHARS = 512
+MAX_PHASE_S = 1e5
 _ENTRY = re.compile(r"\s*([a-z_]{1,24});dur=(\d{1,9}(?:\.\d{1,9})?)\s*")
 
 QUEUE, DECODE, LOAD, RUN, HOP, ENCODE = "queue", "decode", "load", "run", "hop", "encode"
 SERVER_PHASES = (QUEUE, DECODE, LOAD, RUN, HOP, ENCODE)
-"""What an offload server does with a request; `load` is a model's first, or first after its eviction; `hop` a gateway's
+"""Phases of an offload server. `load` is loading a model for the first time or after its eviction; `hop` is a gateway's
 wait for the next tier."""
 
 
 class Phase(NamedTuple):
-    """One stretch of a request."""
+    """One phase of a request."""
 
     name: str
     began: float
@@ -34,7 +34,7 @@ class Phase(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the phase."""
         return self.ended - self.began
 
 
@@ -46,46 +46,49 @@ class Timeline:
     phases: list[Phase] = field(default_factory=list)
 
     def add(self, name: str, began: float, ended: float) -> None:
-        """A phase is over. One that ended before it began took no time."""
+        """Add a phase that has ended. An end before the begin counts as a duration of 0."""
         self.phases.append(Phase(name, began, ended if ended > began else began))
 
-    def since(self, name: str, began: float) -> float:
-        """What began then was this phase, and it is over; the moment that it is now."""
+    def add_until_now(self, name: str, began: float) -> float:
+        """Add a phase that began at `began` and ends now; returns the current time."""
         now = perf_counter()
         self.add(name, began, now)
         return now
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside is this phase, also where it fails."""
+        """Context manager that records its body as a phase, also if it raises."""
         began = perf_counter()
         try:
             yield
         finally:
             self.add(name, began, perf_counter())
 
-    def total(self, name: str) -> float:
-        """Seconds in phases of this name."""
-        return sum(one.seconds for one in tuple(self.phases) if one.name == name)
+    def total_of(self, name: str) -> float:
+        """Total seconds in phases of this name."""
+        return sum(phase.seconds for phase in tuple(self.phases) if phase.name == name)
 
-    def seconds(self) -> dict[str, float]:
-        """Seconds by phase, in the order in which each first ended."""
+    def seconds_by_phase(self) -> dict[str, float]:
+        """Total seconds by phase, in the order in which each first ended."""
         totals: dict[str, float] = {}
         for name, began, ended in tuple(self.phases):
             totals[name] = totals.get(name, 0.0) + (ended - began)
         return totals
 
 
-def server_timing(seconds: Mapping[str, float]) -> str:
-    """The header's value: milliseconds by phase, as in `queue;dur=0.120, run;dur=4.518`."""
+def format_server_timing(seconds: Mapping[str, float]) -> str:
+    """Value of the `Server-Timing` header: milliseconds by phase, as in `queue;dur=0.120, run;dur=4.518`."""
     return ", ".join(f"{name};dur={1e3 * value:.3f}" for name, value in seconds.items())
 
 
-def read_server_timing(value: str, known: Iterable[str] = SERVER_PHASES) -> dict[str, float]:
-    """Seconds of the `known` phases in a header's value; what else stands there is passed over, never believed."""
-    if len(value) > LONGEST_HEADER:
+def parse_server_timing(value: str, known: Iterable[str] = SERVER_PHASES) -> dict[str, float]:
+    """Parse a `Server-Timing` header into seconds by phase. Only `known` phases with plausible values are returned;
+    anything else is ignored."""
+    if len(value) > MAX_HEADER_CHARS:
         return {}
     wanted = frozenset(known)
-    entries = (_ENTRY.fullmatch(one) for one in value.split(","))
-    found = {one[1]: float(one[2]) / 1e3 for one in entries if one is not None and one[1] in wanted}
-    return {name: seconds for name, seconds in found.items() if seconds <= LONGEST_S}
+    entries = (_ENTRY.fullmatch(match) for match in value.split(","))
+    seconds_by_phase = {
+        match[1]: float(match[2]) / 1e3 for match in entries if match is not None and match[1] in wanted
+    }
+    return {name: seconds for name, seconds in seconds_by_phase.items() if seconds <= MAX_PHASE_S}

@@ -1,14 +1,15 @@
-"""Text without secrets: what keys, tokens and passphrases look like is replaced before a line leaves the machine.
+"""Redaction of secrets in text: anything that looks like a key, token or passphrase is replaced before a log line
+leaves the machine.
 
-Rather too much than too little: digests keep their first twelve digits, by which releases are named in logs; anything
-else that is long and looks random goes.
+It prefers false positives. Digests keep their first twelve digits, by which logs refer to releases; any other long and
+random-looking word is replaced.
 """
 
 from __future__ import annotations
 
 import re
 
-GONE = "[redacted]"
+REDACTED = "[redacted]"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{1,64}-----.*?(?:-----END [A-Z0-9 ]{1,64}-----|\Z)", re.DOTALL)
 _NAMED = re.compile(
     r"(?i)(?<![a-z])(authorization|bearer|token|pass(?:word|phrase|wd)?|secret|pin|api[_-]?key|private[_-]?key|content[_-]?key|"
@@ -20,17 +21,17 @@ _RANDOM = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
 _WORDY = re.compile(r"[a-z_/.-]{0,400}|[a-z0-9]{1,24}(?:[-_/][a-z0-9]{1,24}){1,40}")
 
 
-def redacted(text: str) -> str:
-    """The same, without what looks like a secret."""
-    text = _PEM.sub(GONE, text)
-    text = _USER_INFO.sub(rf"\1{GONE}@", text)
-    text = _NAMED.sub(lambda found: f"{found[1]}{found[2]}{GONE}", text)
+def redact(text: str) -> str:
+    """Replace everything in `text` that looks like a secret."""
+    text = _PEM.sub(REDACTED, text)
+    text = _USER_INFO.sub(rf"\1{REDACTED}@", text)
+    text = _NAMED.sub(lambda match: f"{match[1]}{match[2]}{REDACTED}", text)
     text = _HEX.sub(r"\1…", text)
-    return _RANDOM.sub(lambda found: found[0] if _WORDY.fullmatch(found[0]) else GONE, text)
+    return _RANDOM.sub(lambda match: match[0] if _WORDY.fullmatch(match[0]) else REDACTED, text)
 
 
-def without(text: str, secrets: frozenset[str]) -> str:
-    """The same, without these very words, should one of them have come through."""
+def redact_known(text: str, secrets: frozenset[str]) -> str:
+    """Replace every occurrence of these known secrets in `text`, as a second line of defence."""
     for secret in secrets:
-        text = text.replace(secret, GONE)
+        text = text.replace(secret, REDACTED)
     return text

@@ -1,9 +1,9 @@
-"""Spans of requests, made by OpenTelemetry where it is configured, by nobody otherwise.
+"""Tracing: spans of requests, exported by OpenTelemetry where it is configured.
 
-Configured is what the standard says: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or OTEL_TRACES_EXPORTER;
-headers, sampler, limits and resource attributes are read from the environment by the OpenTelemetry SDK, OTLP travels
-over HTTP. Without any of these nothing of OpenTelemetry is imported, and a trace that was given is passed on as it
-came. Phases become spans after the fact, from the request's timeline: what is measured once is shown everywhere.
+It is configured by the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or
+OTEL_TRACES_EXPORTER. Headers, sampler, limits and resource attributes are read from the environment by the
+OpenTelemetry SDK; OTLP travels over HTTP. Otherwise OpenTelemetry is not imported, and an incoming trace is forwarded
+unchanged. Phases become spans after the fact, from the request's timeline: one measurement serves all outputs.
 """
 
 from __future__ import annotations
@@ -24,129 +24,135 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Side = Literal["server", "client", "internal"]
-"""Of a span: answers a request, sends one, or neither."""
+SpanSide = Literal["server", "client", "internal"]
+"""Kind of a span: it serves a request, sends one, or neither."""
 Attributes = Mapping[str, str | bool | int | float]
-LAST_SPANS_S = 2.0
-EXTRA = "pip install 'edgesplit[otel]'"
+SHUTDOWN_TIMEOUT_S = 2.0
+"""Timeout for exporting the last spans when a process stops."""
+INSTALL_HINT = "pip install 'edgesplit[otel]'"
 
 
 class Span(Protocol):
-    """One stretch of work in a trace; `end` closes it, once."""
+    """A unit of work in a trace; `end` must be called once."""
 
     @property
     def context(self) -> TraceContext | None:
-        """What is sent from inside names this as its parent; None outside of any trace."""
+        """Parent for requests that are sent from within this span; None outside of any trace."""
         ...
 
-    def child(self, name: str, side: Side = "internal") -> Span:
-        """Begin a stretch inside this one."""
+    def child(self, name: str, side: SpanSide = "internal") -> Span:
+        """Start a child span."""
         ...
 
     def phases(self, timeline: Timeline) -> None:
-        """Each phase of the timeline is a stretch inside this one."""
+        """Add a child span for each phase of the timeline."""
         ...
 
     def end(self, attributes: Attributes | None = None, error: str = "") -> None:
-        """It is over; `error` says that it failed, and why."""
+        """End the span; a non-empty `error` marks it as failed and gives the reason."""
         ...
 
 
 class Tracer(Protocol):
-    """Begins the spans of a process."""
+    """Starts the root spans of a process."""
 
-    def begin(self, name: str, parent: TraceContext | None, side: Side = "server") -> Span:
-        """A request's first span here: a child of `parent`, or the root of a new trace."""
+    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> Span:
+        """Start a request's first span in this process: a child of `parent`, or the root of a new trace."""
         ...
 
     def stop(self) -> None:
-        """Send what has not been sent."""
+        """Export the spans that have not been exported."""
         ...
 
 
-class Passing:
-    """No span is made: whoever gave the trace is the parent of what is sent."""
+class PassthroughSpan:
+    """Span that records nothing: outgoing requests are children of the incoming context."""
 
     def __init__(self, context: TraceContext | None = None) -> None:
         self.context = context
 
-    def child(self, name: str, side: Side = "internal") -> Passing:
-        """The same: nothing is inside nothing."""
+    def child(self, name: str, side: SpanSide = "internal") -> PassthroughSpan:
+        """Returns itself: nothing is recorded."""
         return self
 
     def phases(self, timeline: Timeline) -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
     def end(self, attributes: Attributes | None = None, error: str = "") -> None:
-        """Nobody looks."""
+        """Does nothing."""
 
 
-class PassingTracer:
-    """Tracing is off."""
+class PassthroughTracer:
+    """Tracer used while tracing is off."""
 
-    def begin(self, name: str, parent: TraceContext | None, side: Side = "server") -> Passing:
-        """The parent, passed on."""
-        return Passing(parent)
+    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> PassthroughSpan:
+        """A span that forwards the parent's context."""
+        return PassthroughSpan(parent)
 
     def stop(self) -> None:
-        """There is nothing to send."""
+        """Does nothing: there are no spans to export."""
 
 
-OFF = PassingTracer()
+TRACING_OFF = PassthroughTracer()
+"""The tracer used while tracing is off."""
 
 
 class OtelTracer:
-    """Tracing is on. `provider` decides by its sampler (parent-based, unless OTEL_TRACES_SAMPLER says otherwise)."""
+    """Tracer used while tracing is on. The sampler of `provider` decides which spans are recorded (parent-based, unless
+    OTEL_TRACES_SAMPLER is set)."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("edgesplit")
 
-    def begin(self, name: str, parent: TraceContext | None, side: Side = "server") -> Span:
-        """A span that records where the sampler wants it; one that does not still names the trace."""
+    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> Span:
+        """Start a span, which is recorded where the sampler selects it; one that is not recorded still propagates the
+        trace."""
         from opentelemetry import trace as api
         from opentelemetry.context import Context
 
-        around = Context()
+        otel_context = Context()
         if parent is not None:
-            around = api.set_span_in_context(api.NonRecordingSpan(_otel_context(parent)), around)
+            otel_context = api.set_span_in_context(api.NonRecordingSpan(_otel_context(parent)), otel_context)
         return _OtelSpan(
-            self._tracer, self._tracer.start_span(name, around, _kind(side)), time_ns() - perf_counter_ns()
+            self._tracer, self._tracer.start_span(name, otel_context, _otel_kind(side)), time_ns() - perf_counter_ns()
         )
 
     def stop(self) -> None:
-        """Send what has not been sent, if the collector takes it at once: one that is gone holds up nobody's end."""
-        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
-        sending.start()
-        sending.join(LAST_SPANS_S)
-        if sending.is_alive():
-            log.warning("the last spans were not taken within %g s", LAST_SPANS_S)
+        """Export the remaining spans, with a timeout: an unreachable collector must not delay the process's end."""
+        shutdown = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        shutdown.start()
+        shutdown.join(SHUTDOWN_TIMEOUT_S)
+        if shutdown.is_alive():
+            log.warning("the last spans were not taken within %g s", SHUTDOWN_TIMEOUT_S)
 
 
 class _OtelSpan:
     def __init__(self, tracer: Any, span: OtelSpan, clock_ns: int) -> None:
         self._tracer = tracer
         self._span = span
-        self._clock_ns = clock_ns
-        """What turns perf_counter into the time of day, the same for all spans of one request here."""
+        self._wall_offset_ns = clock_ns
+        """Unix time minus perf_counter in nanoseconds; the same for all spans of one request in this process."""
 
     @property
     def context(self) -> TraceContext | None:
-        here = self._span.get_span_context()
-        state = here.trace_state.to_header() if here.trace_state else ""
-        return TraceContext(f"{here.trace_id:032x}", f"{here.span_id:016x}", here.trace_flags.sampled, state)
+        span_context = self._span.get_span_context()
+        state = span_context.trace_state.to_header() if span_context.trace_state else ""
+        return TraceContext(
+            f"{span_context.trace_id:032x}", f"{span_context.span_id:016x}", span_context.trace_flags.sampled, state
+        )
 
-    def child(self, name: str, side: Side = "internal") -> Span:
-        span = self._tracer.start_span(name, self._inside(), _kind(side))
-        return _OtelSpan(self._tracer, span, self._clock_ns)
+    def child(self, name: str, side: SpanSide = "internal") -> Span:
+        span = self._tracer.start_span(name, self._child_context(), _otel_kind(side))
+        return _OtelSpan(self._tracer, span, self._wall_offset_ns)
 
     def phases(self, timeline: Timeline) -> None:
         if not self._span.is_recording():
             return
-        inside = self._inside()
+        parent = self._child_context()
         for phase in tuple(timeline.phases):
-            began, ended = (int(one * 1e9) + self._clock_ns for one in (phase.began, phase.ended))
-            self._tracer.start_span(phase.name, inside, start_time=began).end(end_time=ended)
+            began, ended = (int(seconds * 1e9) + self._wall_offset_ns for seconds in (phase.began, phase.ended))
+            self._tracer.start_span(phase.name, parent, start_time=began).end(end_time=ended)
 
     def end(self, attributes: Attributes | None = None, error: str = "") -> None:
         from opentelemetry.trace import Status, StatusCode
@@ -157,15 +163,15 @@ class _OtelSpan:
             self._span.set_status(Status(StatusCode.ERROR, error))
         self._span.end()
 
-    def _inside(self) -> Any:
+    def _child_context(self) -> Any:
         from opentelemetry import trace as api
         from opentelemetry.context import Context
 
         return api.set_span_in_context(self._span, Context())
 
 
-def wanted(environment: Mapping[str, str]) -> bool:
-    """Does the environment ask for spans, as OpenTelemetry's specification words it?"""
+def is_tracing_enabled(environment: Mapping[str, str]) -> bool:
+    """True if the environment enables tracing, by OpenTelemetry's specification."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
@@ -174,41 +180,42 @@ def wanted(environment: Mapping[str, str]) -> bool:
     return any(environment.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
 
 
-def configured(service: str, attributes: Attributes, environment: Mapping[str, str] | None = None) -> Tracer:
-    """The process's tracer, by its environment; one warning where that asks for what cannot be had."""
+def make_tracer(service: str, attributes: Attributes, environment: Mapping[str, str] | None = None) -> Tracer:
+    """The process's tracer, configured by its environment. Logs one warning and turns tracing off where the
+    configuration is not supported."""
     environment = os.environ if environment is None else environment
-    if not wanted(environment):
-        return OFF
+    if not is_tracing_enabled(environment):
+        return TRACING_OFF
     exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower() or "otlp"
     if exporter != "otlp":
         log.warning("no spans are made: OTEL_TRACES_EXPORTER=%s, and only otlp is spoken here", exporter[:40])
-        return OFF
+        return TRACING_OFF
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
         log.warning("spans go by http/protobuf: the OTLP protocol %s is not spoken here", protocol[:40])
     try:
-        return OtelTracer(_provider(service, attributes))
+        return OtelTracer(_make_provider(service, attributes))
     except ImportError as error:
-        log.warning("no spans are made: OpenTelemetry is configured and %s is missing (%s)", error.name, EXTRA)
+        log.warning("no spans are made: OpenTelemetry is configured and %s is missing (%s)", error.name, INSTALL_HINT)
     except ValueError as error:
         log.warning("no spans are made: the OTEL_ settings were refused: %s", error)
-    return OFF
+    return TRACING_OFF
 
 
-def _provider(service: str, attributes: Attributes) -> TracerProvider:
+def _make_provider(service: str, attributes: Attributes) -> TracerProvider:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    named = Resource({"service.name": service, **attributes}).merge(_from_environment())
-    provider = TracerProvider(resource=Resource.create({}).merge(named), shutdown_on_exit=False)
+    resource = Resource({"service.name": service, **attributes}).merge(_environment_resource())
+    provider = TracerProvider(resource=Resource.create({}).merge(resource), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
 
 
-def _from_environment() -> Any:
-    """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which go before what we say ourselves."""
+def _environment_resource() -> Any:
+    """Resource of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, which take precedence over ours."""
     from opentelemetry.sdk.resources import OTELResourceDetector
 
     return OTELResourceDetector().detect()
@@ -222,7 +229,7 @@ def _otel_context(context: TraceContext) -> Any:
     return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), True, flags, state)
 
 
-def _kind(side: Side) -> Any:
+def _otel_kind(side: SpanSide) -> Any:
     from opentelemetry.trace import SpanKind
 
     return {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}[side]

@@ -1,8 +1,9 @@
-"""The commonest requests and answers of one model, read and written with little ado.
+"""Fast path of the protocol codec for requests whose tensors match the model's signature exactly, and for their
+answers.
 
-What brings exactly the tensors that a model takes, as bytes that lie as they are needed, needs no further check: it is
-recognised here, and everything else is left to `oip`, which says what is wrong with it, or makes something of it. An
-answer whose tensors are as large as the last one's has the same words.
+A request that brings exactly the model's input tensors, as aligned binary data, needs no further check. Everything else
+is left to `edgesplit.oip.protocol`, which decodes it or raises the error. The JSON parts of requests and answers are
+cached, because clients repeat them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.limits import LIMITS
 from edgesplit.oip import datatypes
 from edgesplit.oip import protocol as oip
@@ -25,19 +26,19 @@ from edgesplit.release.manifest import TensorSpec
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
 _HEADS = msgspec.json.Decoder(RequestHead)
 _PARTS = attrgetter("name", "shape", "datatype", "parameters", "data")
-_MOST_FORMS = 16
-_MOST_HEADS = 64
-"""JSON parts that come again and again and are known, of one model..."""
-_LONGEST_HEAD = 4_096
-"""...none longer than that."""
+_MAX_SUFFIXES = 16
+_MAX_HEADS = 64
+"""Most cached JSON parts of requests per model."""
+_MAX_HEAD_BYTES = 4_096
+"""JSON parts longer than this are not cached."""
 
 
-class Layout(NamedTuple):
-    """How a tensor of numbers lies in a body that brings it as its model takes it."""
+class TensorLayout(NamedTuple):
+    """The binary layout of one numeric input tensor in a body."""
 
     datatype: str
     shape: list[int]
@@ -46,8 +47,8 @@ class Layout(NamedTuple):
     elements: int
 
     @classmethod
-    def of(cls, spec: TensorSpec) -> Layout | None:
-        """None for what must be looked at element by element, or has no fixed size."""
+    def from_spec(cls, spec: TensorSpec) -> TensorLayout | None:
+        """The layout of `spec`; None for a tensor that needs a check per element or has no fixed size."""
         dtype = datatypes.DTYPES.get(spec.datatype)
         if dtype is None or dtype.kind not in "fiu" or min(spec.shape, default=1) < 1:
             return None
@@ -57,8 +58,8 @@ class Layout(NamedTuple):
         return cls(spec.datatype, list(spec.shape), {"binary_data_size": count * dtype.itemsize}, dtype, count)
 
 
-class Exact(NamedTuple):
-    """A request that brings exactly what its model takes, in the words of `oip.InferRequest`."""
+class FastRequest(NamedTuple):
+    """A request that matches the model's signature exactly; field names are those of `oip.InferRequest`."""
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...]
@@ -67,76 +68,79 @@ class Exact(NamedTuple):
     binary_outputs: Binary
 
 
-class _Known(NamedTuple):
-    """A JSON part that came before."""
+class _CachedHead(NamedTuple):
+    """The cached decoding of a JSON part."""
 
-    end: int
-    """So long is the whole body."""
-    places: tuple[tuple[str, np.dtype[Any], int, int, list[int]], ...]
-    """Of each input: its name, element type, count, offset and shape."""
+    body_bytes: int
+    """Length of the whole body in bytes."""
+    layout: tuple[tuple[str, np.dtype[Any], int, int, list[int]], ...]
+    """Name, element type, element count, offset and shape of each input."""
     outputs: tuple[str, ...]
     id: str
     parameters: Mapping[str, Scalar]
     binary_outputs: Binary
 
 
-class Words:
-    """One model's. Thread-safe."""
+class FastCodec:
+    """Fast codec of one model. Thread-safe."""
 
     def __init__(self, model: str, version: str, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:
-        layouts = {spec.name: Layout.of(spec) for spec in inputs}
+        layouts = {spec.name: TensorLayout.from_spec(spec) for spec in inputs}
         self._layouts = {name: layout for name, layout in layouts.items() if layout is not None}
-        self._are_known = len(layouts) == len(self._layouts)
+        self._is_supported = len(layouts) == len(self._layouts)
         self._outputs = frozenset(spec.name for spec in outputs)
-        self._begin = msgspec.json.encode({"model_name": model, "model_version": version})[:-1]
-        self._forms: dict[Any, bytes] = {}
-        self._heads: dict[bytes, _Known | None] = {}
+        self._prefix = msgspec.json.encode({"model_name": model, "model_version": version})[:-1]
+        self._suffixes: dict[Any, bytes] = {}
+        self._heads: dict[bytes, _CachedHead | None] = {}
 
-    def exactly(self, body: Body, header_length: int | None) -> Exact | None:
-        """The request in `body` if its inputs are exactly the model's, and nothing else is there: they are views of
-        `body` then. None where others must say what it is."""
+    def decode_request(self, body: Body, header_length: int | None) -> FastRequest | None:
+        """The request in `body` if its inputs match the model's signature exactly and it asks for nothing special; the
+        inputs are views of `body`. None if the general decoder must handle it."""
         end = len(body)
-        if not self._are_known or header_length is None or header_length > min(end, LIMITS.inference_json_bytes):
+        if not self._is_supported or header_length is None or header_length > min(end, LIMITS.inference_json_bytes):
             return None
-        words = bytes(memoryview(body)[:header_length])
-        known = self._heads.get(words)
-        if known is not None and known.end == end:
-            found = {
+        json_part = bytes(memoryview(body)[:header_length])
+        cached = self._heads.get(json_part)
+        if cached is not None and cached.body_bytes == end:
+            inputs_cached = {
                 name: np.frombuffer(body, dtype, count, at).reshape(shape)
-                for name, dtype, count, at, shape in known.places
+                for name, dtype, count, at, shape in cached.layout
             }
-            return Exact(found, known.outputs, known.id, known.parameters, known.binary_outputs)
+            return FastRequest(inputs_cached, cached.outputs, cached.id, cached.parameters, cached.binary_outputs)
         try:
-            head = _HEADS.decode(words)
-            outputs, binary = oip.wanted_outputs(head)
-        except Exception:  # whatever it is, others say it
+            head = _HEADS.decode(json_part)
+            outputs, binary = oip.requested_outputs(head)
+        except Exception:  # the general decoder raises the proper error
             return None
         if BYTE_SIZE in head.parameters or REGION in head.parameters or not self._outputs.issuperset(outputs):
             return None
-        if any(REGION in one.parameters for one in head.outputs):
+        if any(REGION in output.parameters for output in head.outputs):
             return None
-        inputs = self._inputs(head, body, header_length)
+        inputs = self._decode_inputs(head, body, header_length)
         if inputs is None:
             return None
-        self._keep(words, inputs, header_length, _Known(end, (), outputs, head.id, head.parameters, binary))
-        return Exact(inputs, outputs, head.id, head.parameters, binary)
+        self._cache_head(
+            json_part, inputs, header_length, _CachedHead(end, (), outputs, head.id, head.parameters, binary)
+        )
+        return FastRequest(inputs, outputs, head.id, head.parameters, binary)
 
-    def _keep(self, words: bytes, inputs: Mapping[str, Tensor], at: int, known: _Known) -> None:
-        """Know it when it comes a third time: many come once, with an id of their own."""
-        if len(words) > _LONGEST_HEAD:
+    def _cache_head(self, json_part: bytes, inputs: Mapping[str, Tensor], at: int, head: _CachedHead) -> None:
+        """Cache the JSON part when it comes the second time, so that it is used from the third on: many come once, with
+        an id of their own."""
+        if len(json_part) > _MAX_HEAD_BYTES:
             return
-        if words not in self._heads:
-            if len(self._heads) >= _MOST_HEADS:
+        if json_part not in self._heads:
+            if len(self._heads) >= _MAX_HEADS:
                 self._heads.clear()
-            self._heads[words] = None
+            self._heads[json_part] = None
             return
-        places = []
-        for name, tensor in inputs.items():  # in the order in which they lie in the body
-            places.append((name, tensor.dtype, tensor.size, at, list(tensor.shape)))
+        layout = []
+        for name, tensor in inputs.items():  # in the order of their bytes in the body
+            layout.append((name, tensor.dtype, tensor.size, at, list(tensor.shape)))
             at += tensor.nbytes
-        self._heads[words] = known._replace(places=tuple(places))
+        self._heads[json_part] = head._replace(layout=tuple(layout))
 
-    def _inputs(self, head: RequestHead, body: Body, at: int) -> dict[str, Tensor] | None:
+    def _decode_inputs(self, head: RequestHead, body: Body, at: int) -> dict[str, Tensor] | None:
         layouts, inputs, end = self._layouts, dict[str, Tensor](), len(body)
         for name, shape, kind, parameters, data in map(_PARTS, head.inputs):
             layout = layouts.get(name)
@@ -145,36 +149,38 @@ class Words:
                 or memoryview(data).nbytes or at % layout.dtype.itemsize or name in inputs
             ):  # fmt: skip
                 return None
-            behind = at + layout.elements * layout.dtype.itemsize
-            if behind > end:
+            end_of_tensor = at + layout.elements * layout.dtype.itemsize
+            if end_of_tensor > end:
                 return None
             inputs[name] = np.frombuffer(body, layout.dtype, layout.elements, at).reshape(shape)
-            at = behind
+            at = end_of_tensor
         return inputs if at == end and len(inputs) == len(layouts) else None
 
-    def answer(self, outputs: Mapping[str, Tensor], id: str) -> tuple[Buffers, int] | None:
-        """The body with all of these as bytes, in parts, and the length of its JSON; None where `oip` must write it."""
+    def encode_response(self, outputs: Mapping[str, Tensor], id: str) -> tuple[Buffers, int] | None:
+        """The body with all `outputs` as binary data, in parts, and the length of its JSON part; None if the general
+        encoder must write it."""
         form = tuple([(name, tensor.shape, tensor.dtype) for name, tensor in outputs.items()])
-        end = self._forms.get(form) or self._form(outputs, form)
+        end = self._suffixes.get(form) or self._response_suffix(outputs, form)
         if not end or not all(tensor.flags.c_contiguous for tensor in outputs.values()):
             return None
-        begin = self._begin + b',"id":' + msgspec.json.encode(id) if id else self._begin
+        begin = self._prefix + b',"id":' + msgspec.json.encode(id) if id else self._prefix
         head = begin + end
         head += b" " * (-len(head) % oip.ALIGN)
         return [head, *(tensor.data.cast("B") for tensor in outputs.values())], len(head)
 
-    def _form(self, outputs: Mapping[str, Tensor], form: Any) -> bytes:
-        """Everything behind the id; empty where it cannot be said so simply."""
+    def _response_suffix(self, outputs: Mapping[str, Tensor], form: Any) -> bytes:
+        """The answer's JSON behind the id, cached by shapes and types (`form`); empty if the general encoder must
+        write it."""
         if any(tensor.dtype.kind not in "fiu" or not tensor.size for tensor in outputs.values()):
             return b""
-        told = [
+        entries = [
             {
                 "name": name, "shape": list(tensor.shape), "datatype": oip.datatype(tensor),
                 "parameters": {"binary_data_size": tensor.nbytes},
             }
             for name, tensor in outputs.items()
         ]  # fmt: skip
-        if len(self._forms) >= _MOST_FORMS:
-            self._forms.clear()
-        found = self._forms[form] = b"," + msgspec.json.encode({"outputs": told})[1:]
-        return found
+        if len(self._suffixes) >= _MAX_SUFFIXES:
+            self._suffixes.clear()
+        suffix = self._suffixes[form] = b"," + msgspec.json.encode({"outputs": entries})[1:]
+        return suffix

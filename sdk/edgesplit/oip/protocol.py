@@ -1,10 +1,10 @@
-"""Open Inference Protocol v2 bodies: JSON, and tensors as bytes behind it (the binary tensor data extension).
+"""Open Inference Protocol v2 bodies: JSON, followed by tensors as bytes (the binary tensor data extension).
 
-Promises that decoding raises nothing but MalformedMessage, that each size is checked before it is believed, and that
-tensors in the binary part are views of the body, copied only where they lie unaligned. Bodies made here pad their JSON
-with spaces so that they do not. A number that JSON cannot hold (NaN, infinity) travels as `null` in JSON data and comes
-back as NaN. Tensors in shared memory (`places`) are read and written by the `Memory` that a caller gives, and what it
-raises rises. HTTP itself, and whether a model wants these tensors, is left to others, except for `check_tensors`.
+Decoding raises only MalformedMessage, each size is checked before it is used, and tensors in the binary part are views
+of the body, copied only if unaligned. Bodies encoded here pad their JSON with spaces so that tensors are aligned.
+Numbers that JSON cannot hold (NaN, infinity) are `null` in JSON data and decoded as NaN. Tensors in shared memory are
+read and written through the caller's `Memory`, whose errors pass through. HTTP itself is not handled here; whether a
+model accepts the tensors is only checked by `check_tensors`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
-from edgesplit.oip.shared_memory import Memory, Place, place_of
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.oip.shared_memory import Memory, TensorRef, parse_reference
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     Tensor = npt.NDArray[Any]
     DTYPES = datatypes.DTYPES
 else:
-    np, datatypes = later("numpy"), later("edgesplit.oip.datatypes")
+    np, datatypes = lazy_import("numpy"), lazy_import("edgesplit.oip.datatypes")
     Tensor = Any
 
 HEADER_LENGTH = "inference-header-content-length"
-"""The HTTP header that says how long the JSON part of a body is; without it the body is JSON alone."""
+"""HTTP header with the length of the body's JSON part; without it the body is JSON alone."""
 
 Scalar = bool | int | float | str
 Body = bytes | bytearray | memoryview
@@ -47,34 +47,35 @@ Binary = bool | frozenset[str]
 """Which tensors travel as bytes: all, none, or those named."""
 T = TypeVar("T")
 
-SHARED_FROM = 16_384
-"""Tensors of fewer bytes are not worth a place in shared memory: they travel in the body."""
+MIN_SHARED_BYTES = 16_384
+"""Least size in bytes of a tensor that is put into shared memory; smaller ones travel in the body."""
 ALIGN = 64
-_RANK = 16
+_MAX_RANK = 16
 _BYTES_PREFIX = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """One request: tensors in, and which outputs are wanted."""
+    """One request: input tensors, and which outputs are requested."""
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] = ()
-    """Empty: all of them."""
+    """Names of the requested outputs; empty: all."""
     id: str = ""
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     binary_outputs: Binary = True
-    inputs_at: Mapping[str, Place] = field(default_factory=dict)
-    """Inputs that lie in shared memory, where whoever sends the request has put them."""
-    outputs_at: Mapping[str, Place] = field(default_factory=dict)
-    """Outputs that are to be put into shared memory."""
-    answer_at: Place | None = None
-    """Room for large outputs that have no place of their own (ours; Triton has no such thing)."""
+    inputs_at: Mapping[str, TensorRef] = field(default_factory=dict)
+    """Inputs that lie in shared memory, where the sender has put them."""
+    outputs_at: Mapping[str, TensorRef] = field(default_factory=dict)
+    """Requested outputs that the server must put into shared memory."""
+    answer_at: TensorRef | None = None
+    """Room in shared memory for large outputs without a reference of their own (edgesplit's extension; Triton has
+    none)."""
 
 
 @dataclass(frozen=True)
 class InferResponse:
-    """One answer, under the id of its request."""
+    """The answer to the request with the same id."""
 
     model: str
     outputs: Mapping[str, Tensor]
@@ -93,22 +94,22 @@ class TensorEntry(msgspec.Struct):
     data: msgspec.Raw = msgspec.Raw()
 
 
-class _Wanted(msgspec.Struct):
+class _RequestedOutput(msgspec.Struct):
     name: str
     parameters: dict[str, Scalar] = {}
 
 
 class RequestHead(msgspec.Struct):
-    """The JSON of a request."""
+    """The JSON part of a request."""
 
     inputs: list[TensorEntry]
-    outputs: list[_Wanted] = []
+    outputs: list[_RequestedOutput] = []
     id: str = ""
     parameters: dict[str, Scalar] = {}
 
 
 class _Response(msgspec.Struct):
-    """KServe says null of what it does not say."""
+    """The JSON part of an answer. KServe sends null for absent fields."""
 
     outputs: list[TensorEntry]
     model_name: str = ""
@@ -118,7 +119,7 @@ class _Response(msgspec.Struct):
 
 
 def __getattr__(name: str) -> Any:
-    """`DTYPES`, which needs numpy."""
+    """`DTYPES`, loaded on first use because it needs numpy."""
     if name != "DTYPES":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = datatypes.DTYPES
@@ -126,20 +127,22 @@ def __getattr__(name: str) -> Any:
 
 
 def datatype(tensor: Tensor) -> str:
-    """The protocol's name for this array's elements; UsageError where it has none. Text is BYTES."""
-    if known := datatypes.KNOWN.get(tensor.dtype):
+    """The protocol's name of the array's element type; UsageError if it has none. Text is BYTES."""
+    if known := datatypes.NAME_BY_DTYPE.get(tensor.dtype):
         return known
     if tensor.dtype.kind in "SU":
         return "BYTES"
-    name = datatypes.DATATYPES.get(tensor.dtype.name)
+    name = datatypes.NAME_BY_DTYPE_NAME.get(tensor.dtype.name)
     if name is None:
-        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(datatypes.DATATYPES)}")
+        raise UsageError(
+            f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(datatypes.NAME_BY_DTYPE_NAME)}"
+        )
     return name
 
 
 def encode_request(request: InferRequest) -> tuple[Buffers, int]:
-    """The body, in parts to be sent in order, and the length of its JSON part. Inputs that do not lie in shared memory
-    travel as bytes."""
+    """The body, in parts to be sent in order, and the length of its JSON part. Inputs not in shared memory travel as
+    bytes."""
     parts = [
         _encode_tensor(name, tensor, binary=True, at=request.inputs_at.get(name))
         for name, tensor in request.inputs.items()
@@ -147,22 +150,24 @@ def encode_request(request: InferRequest) -> tuple[Buffers, int]:
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     parameters = dict(request.parameters)
     if request.outputs:
-        wanted = [(name, _is_binary(request.binary_outputs, name)) for name in request.outputs]
+        requested = [(name, _is_binary(request.binary_outputs, name)) for name in request.outputs]
         head["outputs"] = [
-            {"name": name, "parameters": _wanted_at(request.outputs_at.get(name), binary)} for name, binary in wanted
+            {"name": name, "parameters": _output_parameters(request.outputs_at.get(name), binary)}
+            for name, binary in requested
         ]
     else:
         parameters["binary_data_output"] = request.binary_outputs is not False
     if request.answer_at is not None:
-        parameters.update(request.answer_at.parameters())
+        parameters.update(request.answer_at.to_parameters())
     head["parameters"] = parameters
     head["inputs"] = [entry for entry, _ in parts]
-    json = _aligned(head)
+    json = _encode_aligned(head)
     return [json, *(raw for _, raw in parts)], len(json)
 
 
 def encode_json_request(request: InferRequest) -> bytes:
-    """The body with every tensor as JSON, for servers that know nothing else; outputs are wanted so too."""
+    """The body with every tensor as JSON, for servers without the binary extension; the outputs are requested as JSON
+    too."""
     head: dict[str, Any] = {"id": request.id} if request.id else {}
     if request.parameters:
         head["parameters"] = dict(request.parameters)
@@ -176,18 +181,21 @@ def encode_response(
     response: InferResponse,
     binary: Binary = True,
     *,
-    at: Mapping[str, Place] | None = None,
-    room: Place | None = None,
+    at: Mapping[str, TensorRef] | None = None,
+    room: TensorRef | None = None,
     memory: Memory | None = None,
 ) -> tuple[Buffers, int | None]:
-    """The body in parts, and the length of its JSON part, or None where all of it is JSON. Outputs that have a place in
-    `at` are put into `memory`, UsageError where one is too small; other large ones too while there is `room`."""
-    places = {**(_within(room, response.outputs) if room is not None else {}), **(at or {})}
+    """The body in parts, and the length of its JSON part, or None if all of it is JSON.
+
+    Outputs with a reference in `at` are written to `memory`, UsageError if one is too small; other large outputs too
+    while they fit into `room`.
+    """
+    references = {**(_allocate(room, response.outputs) if room is not None else {}), **(at or {})}
     parts: list[tuple[dict[str, Any], bytes | memoryview]] = []
     for name, tensor in response.outputs.items():
-        place = places.get(name)
-        if place is not None and memory is not None:
-            parts.append((_put(name, tensor, place, memory), b""))
+        reference = references.get(name)
+        if reference is not None and memory is not None:
+            parts.append((_store(name, tensor, reference, memory), b""))
         else:
             parts.append(_encode_tensor(name, tensor, binary=_is_binary(binary, name)))
     head: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
@@ -198,19 +206,19 @@ def encode_response(
     head["outputs"] = [entry for entry, _ in parts]
     if not any("binary_data_size" in entry["parameters"] for entry, _ in parts):
         return [msgspec.json.encode(head)], None
-    json = _aligned(head)
+    json = _encode_aligned(head)
     return [json, *(raw for _, raw in parts if len(raw))], len(json)
 
 
 def decode_request(body: Body, header_length: int | None, memory: Memory | None = None) -> InferRequest:
-    """The request in `body`; MalformedMessage for anything that is not exactly one.
+    """The request in `body`; MalformedMessage for anything else.
 
-    Floating-point inputs in shared memory may be views of it. Everything else is copied: an index that changes after it
-    was checked would read foreign memory.
+    Floating-point inputs in shared memory may be views of it. All others are copied: an index that changes after its
+    check would read foreign memory.
     """
     head, section = _split(body, header_length, RequestHead)
     inputs = _decode_tensors(head.inputs, section, memory)
-    names, binary = wanted_outputs(head)
+    names, binary = requested_outputs(head)
     return InferRequest(
         inputs=inputs,
         outputs=names,
@@ -218,26 +226,26 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
         parameters=head.parameters,
         binary_outputs=binary,
         outputs_at=_outputs_at(head.outputs, memory) if names else {},
-        answer_at=_checked("the answer", place_of("the answer", head.parameters), memory),
+        answer_at=_check_reference("the answer", parse_reference("the answer", head.parameters), memory),
     )
 
 
-def wanted_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
-    """The outputs asked for, and which of them as binary data."""
+def requested_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
+    """Names of the requested outputs, and which of them as binary data. MalformedMessage if one is requested twice."""
     default = head.parameters.get("binary_data_output") is True
     if not head.outputs:
         return (), default
-    names = tuple(wanted.name for wanted in head.outputs)
+    names = tuple(output.name for output in head.outputs)
     if len(set(names)) != len(names):
         raise MalformedMessage("an output is asked for twice")
-    asked = (one.name for one in head.outputs if one.parameters.get("binary_data", default) is True)
-    return names, frozenset(asked)
+    binary_names = (output.name for output in head.outputs if output.parameters.get("binary_data", default) is True)
+    return names, frozenset(binary_names)
 
 
 def decode_response(body: Body, header_length: int | None, memory: Memory | None = None) -> InferResponse:
-    """The answer in `body`; MalformedMessage for anything that is not exactly one. Outputs in `memory` are copied."""
+    """The answer in `body`; MalformedMessage for anything else. Outputs in `memory` are copied."""
     head, section = _split(body, header_length, _Response)
-    outputs = _decode_tensors(head.outputs, section, memory, settled=True)
+    outputs = _decode_tensors(head.outputs, section, memory, stable=True)
     version, parameters = head.model_version or "1", head.parameters or {}
     return InferResponse(
         model=head.model_name, outputs=outputs, version=version, id=head.id or "", parameters=parameters
@@ -245,7 +253,7 @@ def decode_response(body: Body, header_length: int | None, memory: Memory | None
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:
-    """The length of the JSON part by these HTTP headers (lower-case names); None where there is no such header."""
+    """The length of the JSON part from the HTTP headers (lower-case names); None without such a header."""
     text = headers.get(HEADER_LENGTH)
     if text is None:
         return None
@@ -255,7 +263,7 @@ def header_length(headers: Mapping[str, str]) -> int | None:
 
 
 def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
-    """The time that a request gives for its answer; it travels as `timeout`, microseconds, as Triton's does."""
+    """The request's timeout in seconds; None without one. It travels as `timeout` in microseconds, as Triton's does."""
     value = parameters.get("timeout")
     if value is None:
         return None
@@ -264,25 +272,25 @@ def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
     return value / 1e6
 
 
-def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], what: str = "input") -> None:
-    """UsageError, saying what was given and what is wanted, unless names, data types and shapes are as in `specs`."""
+def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], role: str = "input") -> None:
+    """UsageError, with the given and the expected value, unless names, data types and shapes match `specs`."""
     wanted = {spec.name: spec for spec in specs}
     if wanted.keys() != tensors.keys():
         missing = sorted(wanted.keys() - tensors.keys())
         kind, name = ("missing", missing[0]) if missing else ("unknown", min(tensors.keys() - wanted.keys()))
-        raise UsageError(f"{kind} {what} {name[:80]!r}; the {what}s are {sorted(wanted)}")
+        raise UsageError(f"{kind} {role} {name[:80]!r}; the {role}s are {sorted(wanted)}")
     for name, spec in wanted.items():
-        given, shape = datatype(tensors[name]), tensors[name].shape
-        if given != spec.datatype:
-            raise UsageError(f"{what} {name!r} is {given}, but must be {spec.datatype}")
+        actual, shape = datatype(tensors[name]), tensors[name].shape
+        if actual != spec.datatype:
+            raise UsageError(f"{role} {name!r} is {actual}, but must be {spec.datatype}")
         if shape != spec.shape and (
             len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
         ):
-            raise UsageError(f"{what} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
+            raise UsageError(f"{role} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
 
 
 def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
-    """The outputs asked for, all where none is named; UsageError names the one that does not exist."""
+    """The outputs called `names`, or all if empty; UsageError for a name that does not exist."""
     for name in names:
         if name not in outputs:
             raise UsageError(f"unknown output {name[:80]!r}; the outputs are {sorted(outputs)}")
@@ -290,11 +298,11 @@ def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]
 
 
 def server_metadata(*extensions: str) -> dict[str, Any]:
-    """The answer to `GET /v2`; `extensions`: those of Triton's that this server has besides."""
+    """The answer to `GET /v2`; `extensions`: Triton extensions of this server beyond the two always present."""
     from edgesplit import __version__
 
-    said = ["binary_tensor_data", "model_configuration", *extensions]
-    return {"name": "edgesplit", "version": __version__, "extensions": said}
+    all_extensions = ["binary_tensor_data", "model_configuration", *extensions]
+    return {"name": "edgesplit", "version": __version__, "extensions": all_extensions}
 
 
 def model_metadata(
@@ -303,7 +311,7 @@ def model_metadata(
     """The answer to `GET /v2/models/NAME`."""
     ends = {"inputs": inputs, "outputs": outputs}
     tensors = {
-        end: [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in specs]
+        end: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for end, specs in ends.items()
     }
     return {"name": name, "versions": list(versions), "platform": "edgesplit", **tensors}
@@ -313,19 +321,19 @@ def model_config(name: str, inputs: Iterable[TensorSpec], outputs: Iterable[Tens
     """The answer to `GET /v2/models/NAME/config`, in the words of Triton's model configuration extension."""
     ends = {"input": inputs, "output": outputs}
     tensors = {
-        end: [{"name": one.name, "data_type": _config_type(one.datatype), "dims": list(one.shape)} for one in specs]
+        end: [{"name": spec.name, "data_type": _config_type(spec.datatype), "dims": list(spec.shape)} for spec in specs]
         for end, specs in ends.items()
     }
     return {"name": name, "platform": "edgesplit", "backend": "edgesplit", "max_batch_size": 0, **tensors}
 
 
 def remote_name(release: str, device_class: str, row: str) -> str:
-    """The model that an offload server knows the far half of one row of one plan by."""
+    """The model name under which an offload server serves the remote half of one row of one plan."""
     return f"{release}.{device_class}.{row}"
 
 
 def parse_remote_name(name: str) -> tuple[str, str, str]:
-    """Release, device class and row of `remote_name`; MalformedMessage if it is none."""
+    """Release, device class and row of a `remote_name`; MalformedMessage if it is not one."""
     release, _, rest = name.partition(".")
     device_class, _, row = rest.rpartition(".")
     if not (release and device_class and row):
@@ -341,130 +349,138 @@ def _is_binary(binary: Binary, name: str) -> bool:
     return binary if isinstance(binary, bool) else name in binary
 
 
-def _aligned(head: dict[str, Any]) -> bytes:
-    """JSON of `head`, padded by spaces to a length at which tensors lie aligned."""
+def _encode_aligned(head: dict[str, Any]) -> bytes:
+    """JSON of `head`, padded with spaces so that tensors behind it are aligned."""
     json = msgspec.json.encode(head)
     return json + b" " * (-len(json) % ALIGN)
 
 
 def _encode_tensor(
-    name: str, tensor: Tensor, *, binary: bool, at: Place | None = None
+    name: str, tensor: Tensor, *, binary: bool, at: TensorRef | None = None
 ) -> tuple[dict[str, Any], bytes | memoryview]:
-    """The tensor's entry in the JSON, and its bytes where it travels as bytes."""
+    """The tensor's JSON entry, and its bytes if it travels as bytes."""
     kind = datatype(tensor)
     entry: dict[str, Any] = {"name": name, "shape": list(tensor.shape), "datatype": kind, "parameters": {}}
     if at is not None:
-        entry["parameters"] = at.parameters()
+        entry["parameters"] = at.to_parameters()
         return entry, b""
     if not binary:
-        entry["data"] = _texts(name, tensor) if kind == "BYTES" else tensor.ravel().tolist()
+        entry["data"] = _to_texts(name, tensor) if kind == "BYTES" else tensor.ravel().tolist()
         return entry, b""
     raw = raw_bytes(tensor)
     entry["parameters"]["binary_data_size"] = len(raw)
     return entry, raw
 
 
-def _put(name: str, tensor: Tensor, place: Place, memory: Memory) -> dict[str, Any]:
-    """The tensor's entry in the JSON, once its bytes are in `memory`."""
+def _store(name: str, tensor: Tensor, reference: TensorRef, memory: Memory) -> dict[str, Any]:
+    """Write the tensor to `memory`; returns its JSON entry. UsageError if it does not fit."""
     raw = raw_bytes(tensor)
-    if len(raw) > place.size:
-        raise UsageError(f"output {name!r} takes {len(raw)} bytes of shared memory, and {place.size} were given for it")
-    used = Place(place.region, len(raw), place.offset)
+    if len(raw) > reference.size:
+        raise UsageError(
+            f"output {name!r} takes {len(raw)} bytes of shared memory, and {reference.size} were given for it"
+        )
+    used = TensorRef(reference.region, len(raw), reference.offset)
     memory.write(used, [raw])
     return _encode_tensor(name, tensor, binary=True, at=used)[0]
 
 
-def _wanted_at(place: Place | None, binary: bool) -> dict[str, Any]:
-    return {"binary_data": binary} if place is None else dict(place.parameters())
+def _output_parameters(reference: TensorRef | None, binary: bool) -> dict[str, Any]:
+    return {"binary_data": binary} if reference is None else dict(reference.to_parameters())
 
 
-def _outputs_at(wanted: list[_Wanted], memory: Memory | None) -> dict[str, Place]:
-    """Where outputs are to be put; each place is there now."""
-    places = {one.name: _checked(one.name, place_of(one.name, one.parameters), memory) for one in wanted}
-    return {name: place for name, place in places.items() if place is not None}
+def _outputs_at(wanted: list[_RequestedOutput], memory: Memory | None) -> dict[str, TensorRef]:
+    """References of the requested outputs, each checked against `memory`."""
+    references = {
+        output.name: _check_reference(output.name, parse_reference(output.name, output.parameters), memory)
+        for output in wanted
+    }
+    return {name: reference for name, reference in references.items() if reference is not None}
 
 
-def _checked(name: str, place: Place | None, memory: Memory | None) -> Place | None:
-    """The place, which is there now."""
-    if place is not None:
-        _served(name, memory).check(place)
-    return place
+def _check_reference(name: str, reference: TensorRef | None, memory: Memory | None) -> TensorRef | None:
+    """The reference, checked against `memory`; None without one."""
+    if reference is not None:
+        _require_memory(name, memory).check(reference)
+    return reference
 
 
-def _within(room: Place, tensors: Mapping[str, Tensor]) -> dict[str, Place]:
-    """Places in `room` for the large tensors, one behind the other, as far as they fit."""
-    places: dict[str, Place] = {}
+def _allocate(room: TensorRef, tensors: Mapping[str, Tensor]) -> dict[str, TensorRef]:
+    """References within `room` for the large tensors, one behind the other, as far as they fit."""
+    references: dict[str, TensorRef] = {}
     offset, end = room.offset, room.offset + room.size
     for name, tensor in tensors.items():
         offset += -offset % ALIGN
-        if tensor.nbytes >= SHARED_FROM and tensor.dtype.kind not in "OSU" and offset + tensor.nbytes <= end:
-            places[name] = Place(room.region, tensor.nbytes, offset)
+        if tensor.nbytes >= MIN_SHARED_BYTES and tensor.dtype.kind not in "OSU" and offset + tensor.nbytes <= end:
+            references[name] = TensorRef(room.region, tensor.nbytes, offset)
             offset += tensor.nbytes
-    return places
+    return references
 
 
-def _served(name: str, memory: Memory | None) -> Memory:
+def _require_memory(name: str, memory: Memory | None) -> Memory:
     if memory is None:
         raise MalformedMessage(f"tensor {name[:80]!r}: shared memory is not served here: send its bytes")
     return memory
 
 
 def raw_bytes(tensor: Tensor) -> bytes | memoryview:
-    """The tensor as it travels: little-endian, in C order, not copied where it lies so; BYTES behind their lengths."""
+    """The tensor's wire format: little-endian in C order, without a copy if it is so already; BYTES elements behind
+    their lengths."""
     kind = datatype(tensor)
     return (
-        b"".join(map(_prefixed, tensor.ravel().tolist())) if kind == "BYTES" else _raw(tensor, datatypes.DTYPES[kind])
+        b"".join(map(_encode_element, tensor.ravel().tolist()))
+        if kind == "BYTES"
+        else _raw(tensor, datatypes.DTYPES[kind])
     )
 
 
 def _raw(tensor: Tensor, dtype: np.dtype[Any]) -> memoryview:
-    """The elements' bytes, little-endian and in C order; no copy where they lie so already."""
+    """The elements' bytes, little-endian in C order, without a copy if they are so already."""
     flat = np.ascontiguousarray(tensor, dtype=dtype.newbyteorder("<")).reshape(-1)
     return flat.view(np.uint8).data.toreadonly()
 
 
-def _prefixed(element: bytes | str) -> bytes:
-    """One BYTES element as it travels: its length, then itself."""
+def _encode_element(element: bytes | str) -> bytes:
+    """One BYTES element on the wire: its length, then itself."""
     raw = element.encode() if isinstance(element, str) else bytes(element)
     return _BYTES_PREFIX.pack(len(raw)) + raw
 
 
-def _texts(name: str, tensor: Tensor) -> list[str]:
+def _to_texts(name: str, tensor: Tensor) -> list[str]:
     """The elements of a BYTES tensor as JSON strings."""
     try:
-        return [one if isinstance(one, str) else bytes(one).decode() for one in tensor.ravel().tolist()]
+        return [element if isinstance(element, str) else bytes(element).decode() for element in tensor.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise InferenceFailed(f"output {name!r} is not UTF-8 text: ask for it as binary data") from error
 
 
-class _Section:
-    """What follows the JSON: the tensors' bytes, taken in order."""
+class _BinarySection:
+    """The binary part of a body, consumed tensor by tensor."""
 
     def __init__(self, rest: memoryview) -> None:
         self._rest = rest
 
     def take(self, name: str, size: object) -> memoryview:
-        """The next `size` bytes, which are those of the tensor `name`."""
+        """The next `size` bytes, which belong to tensor `name`. MalformedMessage if there are fewer."""
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(self._rest):
             raise MalformedMessage(f"tensor {name[:80]!r}: binary_data_size {str(size)[:80]} of {len(self._rest)} left")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """MalformedMessage if bytes are left."""
         if len(self._rest):
             raise MalformedMessage(f"{len(self._rest)} bytes follow the last tensor")
 
 
-def _split(body: Body, length: int | None, kind: type[T]) -> tuple[T, _Section]:
-    """The JSON part, decoded, and the bytes after it."""
+def _split(body: Body, length: int | None, kind: type[T]) -> tuple[T, _BinarySection]:
+    """The decoded JSON part, and the binary part behind it."""
     view = memoryview(body).cast("B")
     end = len(view) if length is None else length
     if len(view) > LIMITS.http_body_bytes or not 0 <= end <= len(view):
         raise MalformedMessage(f"a JSON part of {end} bytes in a body of {len(view)}")
     if end > LIMITS.inference_json_bytes:
         raise MalformedMessage(f"{end} bytes of JSON, at most {LIMITS.inference_json_bytes}: send binary tensor data")
-    return _from_json(view[:end], kind), _Section(view[end:])
+    return _from_json(view[:end], kind), _BinarySection(view[end:])
 
 
 def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
@@ -475,9 +491,9 @@ def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
 
 
 def _decode_tensors(
-    entries: list[TensorEntry], section: _Section, memory: Memory | None, *, settled: bool = False
+    entries: list[TensorEntry], section: _BinarySection, memory: Memory | None, *, stable: bool = False
 ) -> dict[str, Tensor]:
-    """All tensors by name, each once, with no byte left over."""
+    """All tensors by name. MalformedMessage for a repeated name or surplus bytes."""
     if len(entries) > LIMITS.inference_tensors:
         raise MalformedMessage(f"{len(entries)} tensors, at most {LIMITS.inference_tensors}")
     tensors: dict[str, Tensor] = {}
@@ -485,31 +501,31 @@ def _decode_tensors(
     for entry in entries:
         if entry.name in tensors:
             raise MalformedMessage(f"tensor {entry.name[:80]!r} is there twice")
-        place = place_of(entry.name, entry.parameters)
-        if place is None:
+        reference = parse_reference(entry.name, entry.parameters)
+        if reference is None:
             tensors[entry.name] = _decode_tensor(entry, section)
             continue
-        shared += place.size
+        shared += reference.size
         if shared > LIMITS.http_body_bytes:
             raise MalformedMessage(f"more than {LIMITS.http_body_bytes} bytes of tensors in shared memory")
-        tensors[entry.name] = _shared_tensor(entry, place, _served(entry.name, memory), settled=settled)
+        tensors[entry.name] = _shared_tensor(entry, reference, _require_memory(entry.name, memory), stable=stable)
     section.finish()
     return tensors
 
 
-def _shared_tensor(entry: TensorEntry, place: Place, memory: Memory, *, settled: bool) -> Tensor:
+def _shared_tensor(entry: TensorEntry, reference: TensorRef, memory: Memory, *, stable: bool) -> Tensor:
     """A tensor that lies in shared memory."""
     dtype = _dtype(entry)
-    count = _elements(entry, _BYTES_PREFIX.size if dtype.kind == "O" else dtype.itemsize)
+    count = _element_count(entry, _BYTES_PREFIX.size if dtype.kind == "O" else dtype.itemsize)
     if len(memoryview(entry.data)) > 0 or "binary_data_size" in entry.parameters:
         raise MalformedMessage(f"tensor {entry.name[:80]!r} lies in shared memory and has data too")
-    if dtype.kind != "O" and place.size != count * dtype.itemsize:  # before anything is read
+    if dtype.kind != "O" and reference.size != count * dtype.itemsize:  # checked before anything is read
         raise MalformedMessage(
-            f"tensor {entry.name[:80]!r}: {place.size} bytes do not fill shape {str(entry.shape)[:80]}"
+            f"tensor {entry.name[:80]!r}: {reference.size} bytes do not fill shape {str(entry.shape)[:80]}"
         )
-    if dtype.kind == "O" and place.size > LIMITS.inference_json_bytes:  # each element becomes an object
+    if dtype.kind == "O" and reference.size > LIMITS.inference_json_bytes:  # each element becomes an object
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: at most {LIMITS.inference_json_bytes} bytes of BYTES")
-    raw = memory.read(place, settled=settled or dtype.kind != "f")
+    raw = memory.read(reference, stable=stable or dtype.kind != "f")
     return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
 
 
@@ -520,27 +536,29 @@ def _dtype(entry: TensorEntry) -> np.dtype[Any]:
     return dtype
 
 
-def _decode_tensor(entry: TensorEntry, section: _Section) -> Tensor:
+def _decode_tensor(entry: TensorEntry, section: _BinarySection) -> Tensor:
     dtype = _dtype(entry)
-    count = _elements(entry, _BYTES_PREFIX.size if entry.datatype == "BYTES" else dtype.itemsize)
+    count = _element_count(entry, _BYTES_PREFIX.size if entry.datatype == "BYTES" else dtype.itemsize)
     given_as_json = len(memoryview(entry.data)) > 0
     if "binary_data_size" not in entry.parameters:
         if not given_as_json:
             raise MalformedMessage(f"tensor {entry.name[:80]!r} has neither data nor binary_data_size")
-        return _from_data(entry, dtype, count).reshape(entry.shape)
+        return _from_json_data(entry, dtype, count).reshape(entry.shape)
     raw = section.take(entry.name, entry.parameters["binary_data_size"])
     if given_as_json:
         raise MalformedMessage(f"tensor {entry.name[:80]!r} has both data and binary_data_size")
     return _from_bytes(entry, raw, dtype, count).reshape(entry.shape)
 
 
-def _elements(entry: TensorEntry, itemsize: int) -> int:
-    """How many elements the shape asks for, once it is a shape that a body could hold."""
+def _element_count(entry: TensorEntry, itemsize: int) -> int:
+    """Number of elements of the entry's shape; MalformedMessage if it is not a shape that a body could hold."""
     lengths = entry.shape
-    if len(lengths) > _RANK or min(lengths, default=0) < 0:
+    if len(lengths) > _MAX_RANK or min(lengths, default=0) < 0:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: not a shape: {str(lengths)[:80]}")
     count = math.prod(lengths)
-    most = count or math.prod(length or 1 for length in lengths)  # one without elements has a shape of some size, too
+    most = count or math.prod(
+        length or 1 for length in lengths
+    )  # a shape with a zero length is bounded by its other lengths
     if most * itemsize > LIMITS.http_body_bytes:
         raise MalformedMessage(f"tensor {entry.name[:80]!r}: shape {str(lengths)[:80]} is too large")
     return count
@@ -563,7 +581,7 @@ def _from_bytes(entry: TensorEntry, raw: memoryview, dtype: np.dtype[Any], count
 
 
 def _bytes_elements(name: str, raw: memoryview, count: int) -> list[bytes]:
-    """`count` elements, each behind its length, filling `raw`."""
+    """`count` length-prefixed elements that fill `raw` exactly."""
     elements: list[bytes] = []
     offset = 0
     while offset < len(raw):
@@ -585,8 +603,8 @@ def _objects(elements: list[bytes]) -> Tensor:
     return array
 
 
-def _from_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Tensor:
-    """The tensor's elements, given as JSON: flat, or nested exactly as the shape says."""
+def _from_json_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Tensor:
+    """The tensor's elements from JSON: flat, or nested as the shape requires."""
     scalar: Any = {"b": bool, "u": int, "i": int, "f": float | None, "O": str}[dtype.kind]
     try:
         values = _from_json(entry.data, list[scalar])
@@ -602,7 +620,7 @@ def _from_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Tensor:
 
 
 def _unnested(entry: TensorEntry, scalar: Any) -> list[Any]:
-    """The elements of nested lists, each list as long as the shape says."""
+    """The elements of nested lists, each list as long as the shape requires."""
     kind: Any = list[scalar]
     for _ in entry.shape[1:]:
         kind = list[kind]
@@ -615,7 +633,7 @@ def _unnested(entry: TensorEntry, scalar: Any) -> list[Any]:
 
 
 def _in_range(name: str, values: list[Any], dtype: np.dtype[Any]) -> Tensor:
-    """The numbers as `dtype`; one that it cannot hold is refused, never wrapped."""
+    """The numbers as `dtype`; MalformedMessage for a number that does not fit."""
     if dtype.kind in "ui" and values:
         bounds = np.iinfo(dtype)
         if min(values) < bounds.min or max(values) > bounds.max:
@@ -627,4 +645,4 @@ def _in_range(name: str, values: list[Any], dtype: np.dtype[Any]) -> Tensor:
     return array
 
 
-settle(__name__)
+warm_up_structs(__name__)

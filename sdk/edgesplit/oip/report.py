@@ -1,4 +1,4 @@
-"""What an answer tells of itself, beside its tensors: carried as Open Inference Protocol response parameters."""
+"""How the agent produced an answer: timings, row and energy, carried as Open Inference Protocol response parameters."""
 
 from __future__ import annotations
 
@@ -6,91 +6,97 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 PREFIX = "edgesplit_"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How one answer was made. Times in seconds; `predicted_s` is the plan's, in the conditions then.
+    """How one answer was produced. Times are in seconds; `predicted_s` is the plan's prediction for the conditions of
+    that moment.
 
-    `phases` divides `latency_s` into what no other phase holds.
+    `phases` divides `latency_s` into parts that do not overlap.
     """
 
     release: str
     row: str
-    """Row of the plan that was tried."""
+    """Row of the plan that was used."""
     after: str = ""
-    """Last layer that ran on the device by that row."""
+    """Last layer that ran on the device in that row (the split point)."""
     fallback: bool = False
     """The cloud did not answer in time or at all, and the device finished alone."""
     cause: str = ""
-    """Of the fallback: timeout, refused, link, server. Without one: `device`, where the device's own part had failed
-    and the cloud did it all."""
+    """Cause of the fallback: timeout, refused, link, server. Without a fallback: `device` if the device's own part
+    failed and the cloud ran everything."""
     raced: str = ""
-    """The row by which the cloud was asked while the device worked too, as planned: whoever was first, nothing failed,
-    and nothing was switched. Empty where there was no such race."""
+    """Row of a planned race, in which the cloud and the device worked at the same time: either may have won, nothing
+    failed, and no row was switched. Empty if there was no race."""
     hedged: bool = False
-    """The device began to finish it while the cloud might still have answered."""
+    """The device began to finish the request while the cloud might still have answered."""
     stale: bool = False
-    """No answer to this request at all, but the last good one of its stream, which the application takes instead."""
+    """The answer is not to this request: it is the last good answer of its stream, which the application accepts
+    instead."""
     age_s: float = 0.0
-    """Of a stale answer: since its request came."""
+    """Of a stale answer: seconds since its request arrived."""
     emulated: bool = False
     late: bool = False
-    """Emulated, and this host was slower than the profile."""
+    """Emulated, and this host was slower than the emulated profile."""
     latency_s: float = 0.0
     predicted_s: float = 0.0
     queue_s: float = 0.0
-    """Waiting for a turn, and for the device's processor."""
+    """Waiting in the queue, and for the device's processor."""
     device_s: float = 0.0
-    """All slices that ran on the device, `decode_s` and `tail_s` among them."""
+    """All slices that ran on the device, including `decode_s` and `tail_s`."""
     decode_s: float = 0.0
-    """The input spec's slice."""
+    """The input decoder's slice."""
     tail_s: float = 0.0
-    """Slices that ran to finish alone."""
+    """Slices that the device ran to finish alone."""
     encode_s: float = 0.0
     link_s: float = 0.0
-    """Up and down together: one clock cannot tell them apart."""
+    """Upload and download together: a single clock cannot separate them."""
     remote_s: float = 0.0
-    """On the server that was asked, and on all tiers and links beyond it. Of it, where the server tells:"""
+    """On the offload target, and on all tiers and links behind it. The next four fields are parts of it, if the server
+    reports them."""
     remote_queue_s: float = 0.0
     remote_decode_s: float = 0.0
     remote_load_s: float = 0.0
     remote_encode_s: float = 0.0
     answer_decode_s: float = 0.0
-    """Making tensors of the cloud's answer."""
+    """Decoding the tensors of the cloud's answer."""
     waited_s: float = 0.0
-    """For a cloud that did not help, until the device began to finish alone."""
+    """Waiting for a cloud that did not help, until the device began to finish alone."""
     trace_id: str = ""
-    """W3C trace context, where there is one: the trace that shows this request."""
+    """Id of the W3C trace that contains this request; empty without one."""
     hop_s: float = 0.0
-    """Of `remote_s`: what the gateway waited for the cloud, their link included."""
+    """Part of `remote_s`: the gateway's wait for the cloud, including their link."""
     hop_server_s: float = 0.0
-    """Of `hop_s`: in the cloud's server."""
+    """Part of `hop_s`: in the cloud's server."""
     hop_cause: str = ""
-    """Why the gateway finished without the cloud: timeout, refused, link, server, rejected; or `open`, its breaker."""
+    """Why the gateway finished without the cloud: timeout, refused, link, server, rejected, or `open` (its circuit
+    breaker)."""
     up_bytes: int = 0
     down_bytes: int = 0
     joules: float = 0.0
-    """That the device spent on it; a tail that lost to the cloud is counted under hedging instead."""
+    """Energy that the device spent on the request; a tail that lost against the cloud is counted under hedging instead.
+    """
     joules_basis: str = ""
-    """`measured`: scaled to what this device's rails drew; `predicted`: by the plan's power figures. Empty: unknown."""
+    """`measured`: scaled to the power measured on the device's rails; `predicted`: from the plan's power figures.
+    Empty: unknown."""
 
 
-_PREFIXED = tuple(PREFIX + one.name for one in msgspec.structs.fields(Report))
-_USUAL = tuple(one.default for one in msgspec.structs.fields(Report))
-"""What each field mostly is; of one that has no default, what it never is."""
+_PARAMETER_NAMES = tuple(PREFIX + field.name for field in msgspec.structs.fields(Report))
+_DEFAULTS = tuple(field.default for field in msgspec.structs.fields(Report))
+"""The default of each field; for a field without a default a value that it never has."""
 
 
 def to_parameters(report: Report) -> dict[str, Any]:
-    """As Open Inference Protocol parameters, each name prefixed. What is as it mostly is, is left out."""
-    told = zip(_PREFIXED, _USUAL, msgspec.structs.astuple(report), strict=True)
-    return {name: value for name, usual, value in told if value != usual}
+    """As Open Inference Protocol parameters, each name prefixed. Fields with their default value are left out."""
+    fields = zip(_PARAMETER_NAMES, _DEFAULTS, msgspec.structs.astuple(report), strict=True)
+    return {name: value for name, default, value in fields if value != default}
 
 
 def from_parameters(parameters: dict[str, Any]) -> Report | None:
-    """The report in a response's parameters, or None if another server answered."""
+    """The report in a response's parameters; None if another server answered."""
     own = {name[len(PREFIX) :]: value for name, value in parameters.items() if name.startswith(PREFIX)}
     try:
         return msgspec.convert(own, Report, strict=False)
@@ -116,11 +122,11 @@ PHASES = (
     "tail",
     "other",
 )
-"""Where a request's time goes, in the order in which it goes there; none overlaps another."""
+"""The phases of a request in chronological order; they do not overlap."""
 
 
 def phases(report: Report) -> dict[str, float]:
-    """Seconds by phase, only those that the request had; together they are its latency."""
+    """Seconds by phase, without phases of zero length; their sum is the request's latency."""
     parts = (report.remote_queue_s, report.remote_decode_s, report.remote_load_s, report.remote_encode_s)
     within = report.hop_s + sum(parts)
     seconds = {
@@ -144,4 +150,4 @@ def phases(report: Report) -> dict[str, float]:
     return {name: value for name, value in seconds.items() if value > 0.0}
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,4 +1,4 @@
-"""How often each model was asked and what it took, in the words of Triton's statistics extension."""
+"""Counters per model in the format of Triton's statistics extension."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Counts:
 
 
 class ModelStatistics:
-    """Counts by model and version. Thread-safe."""
+    """Counters by model and version. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def succeeded(self, model: str, version: str, seconds: float, parts: Mapping[str, float]) -> None:
-        """One answer, with the seconds of each of `PARTS` that are known."""
+        """Count one successful request of `seconds`, with the seconds of each of `PARTS` that are known."""
         with self._lock:
             counts = self._counts.setdefault((model, version), _Counts())
             counts.succeeded += 1
@@ -39,14 +39,14 @@ class ModelStatistics:
                 counts.part_s[part] += spent_s
 
     def failed(self, model: str, version: str, seconds: float) -> None:
-        """One request that got an error."""
+        """Count one request that was answered with an error."""
         with self._lock:
             counts = self._counts.setdefault((model, version), _Counts())
             counts.failed += 1
             counts.fail_s += seconds
 
-    def described(self, model: str, version: str) -> dict[str, Any]:
-        """That model's entry in the answer to a statistics call; all zero before it was asked."""
+    def to_dict(self, model: str, version: str) -> dict[str, Any]:
+        """The model's entry in the answer to a statistics call; all zero before its first request."""
         with self._lock:
             counts = self._counts.get((model, version), _Counts())
             count = counts.succeeded

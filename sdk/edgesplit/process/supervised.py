@@ -1,4 +1,5 @@
-"""A server of ours as a child process: started, awaited, started again when it dies, ended with us."""
+"""Supervises a server of ours as a child process: start, wait until ready, restart with back-off, stop with the
+parent."""
 
 from __future__ import annotations
 
@@ -16,34 +17,37 @@ from edgesplit.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY_S = 0.2
-LONGEST_DELAY_S = 5.0
+FIRST_BACKOFF_S = 0.2
+"""First back-off before a restart; it doubles up to `MAX_BACKOFF_S`."""
+MAX_BACKOFF_S = 5.0
 STEADY_S = 10.0
-"""A child that ran so long did not die of its start."""
+"""A child that ran this long resets the back-off."""
 STOP_S = 8.0
+"""Seconds between SIGTERM and SIGKILL."""
 LOG_BYTES = 20_000_000
-"""A log longer than this is begun anew when the child is."""
+"""A log file above this size is deleted when the child restarts."""
 
 
-class Child:
-    """One process that should run until it is told to stop. It prints `announces` once it is ready."""
+class SupervisedProcess:
+    """A child process that runs until `stop`, restarted when it dies. It prints a line with `ready_line` once it is
+    ready."""
 
     def __init__(
         self,
         name: str,
         command: Sequence[str],
         *,
-        announces: str,
+        ready_line: str,
         log_file: Path,
         pid_file: Path,
-        inherits: Sequence[int] = (),
+        inherited_fds: Sequence[int] = (),
     ) -> None:
-        """`inherits`: descriptors that stay open in it, under their numbers."""
+        """`inherited_fds`: descriptors that stay open in the child, under their numbers."""
         self.restarts = 0
-        self._inherits = tuple(inherits)
+        self._inherited_fds = tuple(inherited_fds)
         self._name = name
         self._command = list(command)
-        self._announces = announces
+        self._ready_line = ready_line
         self._log_file = log_file
         self._pid_file = pid_file
         self._process: subprocess.Popen[str] | None = None
@@ -51,20 +55,24 @@ class Child:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._said: deque[str] = deque(maxlen=5)
-        # The kernel's "parent died" signal follows the thread that forked: this one forks, and lives as long as we do.
+        # PR_SET_PDEATHSIG fires when the *thread* that forked ends: this thread forks, and lives as long as the
+        # process.
         self._thread = threading.Thread(target=self._supervise, name=f"{name}-supervisor", daemon=True)
 
-    def start(self, patience_s: float = 60.0) -> None:
-        """Start it and wait until it is ready, or told to stop; UsageError with its last words if it does not come."""
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Start the child and wait until it is ready or `stop` is called. UsageError with the last line of its log if
+        it is not ready after `timeout_s` seconds or three restarts."""
         self._thread.start()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while not self._ready.wait(0.05) and not self._stopping.is_set():
             if self.restarts >= 3 or time.monotonic() > deadline:
                 self.stop()
-                raise UsageError(f"the {self._name} does not start: {self._last_words()} (its log: {self._log_file})")
+                raise UsageError(
+                    f"the {self._name} does not start: {self._last_log_line()} (its log: {self._log_file})"
+                )
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL if it does not go. Idempotent."""
+        """SIGTERM, then SIGKILL after `STOP_S` seconds. Idempotent."""
         self._stopping.set()
         with self._lock:
             process = self._process
@@ -81,7 +89,7 @@ class Child:
         self._pid_file.unlink(missing_ok=True)
 
     def _supervise(self) -> None:
-        delay_s = FIRST_DELAY_S
+        delay_s = FIRST_BACKOFF_S
         while not self._stopping.is_set():
             began = time.monotonic()
             status = self._run_once()
@@ -89,11 +97,11 @@ class Child:
                 return
             self.restarts += 1
             log.warning("the %s ended (status %s); starting it again", self._name, status)
-            delay_s = FIRST_DELAY_S if time.monotonic() - began > STEADY_S else min(2 * delay_s, LONGEST_DELAY_S)
+            delay_s = FIRST_BACKOFF_S if time.monotonic() - began > STEADY_S else min(2 * delay_s, MAX_BACKOFF_S)
             self._stopping.wait(delay_s)
 
     def _run_once(self) -> int | None:
-        """One life of the child; its status."""
+        """Run the child once; returns its exit status."""
         with self._open_log() as errors:
             process = self._spawn(errors.fileno())
             if process is None:
@@ -101,12 +109,12 @@ class Child:
             assert process.stdout is not None
             with process.stdout as lines:
                 for line in lines:
-                    if self._announces in line:
+                    if self._ready_line in line:
                         self._ready.set()
             return process.wait()
 
     def _spawn(self, errors: int) -> subprocess.Popen[str] | None:
-        """None if we were told to stop meanwhile."""
+        """The new process, or None if `stop` was called meanwhile."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -117,8 +125,8 @@ class Child:
                 stderr=errors,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # a Ctrl-C at our terminal is for us to handle
-                pass_fds=self._inherits,
+                start_new_session=True,  # Ctrl-C in the terminal goes to the parent only, which stops the child
+                pass_fds=self._inherited_fds,
             )
             write_durably(self._pid_file, f"{self._process.pid}\n".encode())
             return self._process
@@ -129,7 +137,7 @@ class Child:
             self._log_file.unlink()
         return self._log_file.open("ab")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             lines = self._log_file.read_text(errors="replace").strip().splitlines()
         except OSError:

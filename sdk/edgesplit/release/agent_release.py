@@ -1,10 +1,10 @@
-"""A release of the agent itself: a release like any other, whose slices are no layers but wheels.
+"""Agent release: a release of the agent software itself, whose slices are Python wheels instead of layers.
 
-It is of the reserved model `edgesplit-agent`, has no plan, and one slice for each kind of machine that it was built
-for: the slice's name says the version, the Python and the machine, its one file is `wheels.tar`, the wheels of all that
-the agent needs there. So it is signed, fetched chunk by chunk, verified, staged and rolled out as models are. Only the
-release key signs one: there is no other cut of it. Leaves to others: installing the wheels and changing over
-(`edgesplit_agent.self_update`), and making them (`edgesplit_provisioning.kit`).
+Its model has the reserved name `edgesplit-agent`. It has no plan, and one slice per kind of machine it was built for:
+the slice's name contains version, Python and machine, and its only file is `wheels.tar`, with all wheels that the agent
+needs there. It is signed, fetched chunk by chunk, verified, staged and rolled out like a model. Only the release key
+signs one: it has no recut. Installing the wheels and switching over are in `edgesplit_agent.self_update`, building them
+in `edgesplit_provisioning.kit`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edgesplit import identifiers
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release.manifest import Manifest, Slice
 
-AGENT: Final = "edgesplit-agent"
-"""The model's name in statements, reports and rollouts; no model may be called so."""
+AGENT_MODEL: Final = "edgesplit-agent"
+"""Model name of agent releases in statements, reports and rollouts; reserved."""
 WHEELS_FILE: Final = "wheels.tar"
 MACHINES: Final = ("aarch64", "x86_64")
 _BUILD = re.compile(r"(?P<version>[0-9][0-9a-z.]{0,30})-cp3(?P<minor>[0-9]{1,2})-(?P<machine>aarch64|x86_64)")
@@ -28,10 +28,10 @@ _BUILD = re.compile(r"(?P<version>[0-9][0-9a-z.]{0,30})-cp3(?P<minor>[0-9]{1,2})
 
 @dataclass(frozen=True, slots=True, order=True)
 class Target:
-    """A kind of machine that wheels fit."""
+    """A kind of machine: Python version and CPU architecture."""
 
     python: str
-    """As in 3.11."""
+    """For example 3.11."""
     machine: str
 
     def __str__(self) -> str:
@@ -39,13 +39,13 @@ class Target:
 
     @property
     def tag(self) -> str:
-        """As in `cp311-aarch64`: how a build's name ends, and what a device says of itself."""
+        """For example `cp311-aarch64`: suffix of a build's name, and reported by devices."""
         return f"cp{self.python.replace('.', '')}-{self.machine}"
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One slice of an agent release: that version of the agent for that kind of machine."""
+    """One slice of an agent release: a version of the agent for one kind of machine."""
 
     version: str
     target: Target
@@ -53,12 +53,12 @@ class Build:
 
 
 def this_machine() -> Target:
-    """What this process runs on."""
+    """The kind of machine that this process runs on."""
     return Target(f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine())
 
 
 def build_name(version: str, target: Target) -> str:
-    """The slice's name, as in `0.3.0-cp311-aarch64`; UsageError for what cannot be one."""
+    """Name of the slice, for example `0.3.0-cp311-aarch64`; UsageError where version or target are not valid."""
     name = f"{version}-{target.tag}"
     if not _BUILD.fullmatch(name) or not identifiers.SLICE.fullmatch(name):
         raise UsageError(
@@ -68,44 +68,44 @@ def build_name(version: str, target: Target) -> str:
     return name
 
 
-def released(version: str) -> str:
-    """The version without what a build says of itself: of `0.3.0+device`, as kits have it, 0.3.0."""
+def public_version(version: str) -> str:
+    """The version without its local part: 0.3.0 for `0.3.0+device`, as kits have it."""
     return version.partition("+")[0]
 
 
-def is_agent(manifest: Manifest) -> bool:
-    """Is this a release of the agent, and not of a model?"""
-    return manifest.model.partition("@")[0] == AGENT
+def is_agent_release(manifest: Manifest) -> bool:
+    """True if this is a release of the agent and not of a model."""
+    return manifest.model.partition("@")[0] == AGENT_MODEL
 
 
-def builds(manifest: Manifest) -> tuple[Build, ...]:
-    """What an agent release consists of; TrustError or MalformedMessage where it is not what one must be."""
+def agent_builds(manifest: Manifest) -> tuple[Build, ...]:
+    """All builds of an agent release; TrustError or MalformedMessage where the manifest is not one of the agent."""
     if manifest.recut_of:
         raise TrustError("an agent release calls itself another cut: only the release key signs one")
-    found = tuple(_build(one) for one in manifest.every_slice)
-    if not found or manifest.plans or len({one.target for one in found}) != len(found):
+    all_builds = tuple(_parse_build(build) for build in manifest.all_slices)
+    if not all_builds or manifest.plans or len({build.target for build in all_builds}) != len(all_builds):
         raise MalformedMessage("an agent release has no plan, and one build for each kind of machine")
-    if len({one.version for one in found}) != 1:
+    if len({build.version for build in all_builds}) != 1:
         raise MalformedMessage("the builds of an agent release are of different versions")
-    return found
+    return all_builds
 
 
 def build_for(manifest: Manifest, target: Target) -> Build:
-    """The build that fits; UsageError says for what there is one."""
-    found = builds(manifest)
-    for one in found:
-        if one.target == target:
-            return one
+    """The build for this kind of machine; UsageError lists the available ones."""
+    all_builds = agent_builds(manifest)
+    for build in all_builds:
+        if build.target == target:
+            return build
     raise UsageError(
-        f"agent {found[0].version} was not built for {target}, only for"
-        f" {', '.join(str(one.target) for one in sorted(found, key=lambda one: one.target))}"
+        f"agent {all_builds[0].version} was not built for {target}, only for"
+        f" {', '.join(str(build.target) for build in sorted(all_builds, key=lambda build: build.target))}"
     )
 
 
-def _build(one: Slice) -> Build:
-    named = _BUILD.fullmatch(one.name)
-    if named is None or one.format != "agent" or [file.name for file in one.files] != [WHEELS_FILE]:
-        raise MalformedMessage(f"{one.name!r} is no build of the agent")
-    if one.sealed is not None:
+def _parse_build(slice_: Slice) -> Build:
+    match = _BUILD.fullmatch(slice_.name)
+    if match is None or slice_.format != "agent" or [file.name for file in slice_.files] != [WHEELS_FILE]:
+        raise MalformedMessage(f"{slice_.name!r} is no build of the agent")
+    if slice_.sealed is not None:
         raise MalformedMessage("an agent release is not encrypted")
-    return Build(named["version"], Target(f"3.{named['minor']}", named["machine"]), one)
+    return Build(match["version"], Target(f"3.{match['minor']}", match["machine"]), slice_)

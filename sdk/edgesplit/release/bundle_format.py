@@ -1,14 +1,14 @@
-"""What lies in a bundle: a folder (on a USB stick, say) or a tar file that brings releases to devices without a
+"""Release bundle: a folder (for example on a USB stick) or a tar file that brings releases to devices without a
 network.
 
-    bundle.json             `Index`, for people: nothing in it is believed, and it is written last
-    metadata/…, targets/…   what a device would fetch, by the same paths (`edgesplit.trust.store`)
-    statements/{device}     the director's signed word for each device
+    bundle.json             `BundleIndex`, for display: it is not trusted, and written last
+    metadata/…, targets/…   TUF metadata, by the same paths as over the network (`edgesplit.trust.store`)
+    statements/{device}     the director's signed statement for each device
     chunks/aa/{sha256}      the chunks that these devices need
-    edgesplit/…             the kit, where it was asked for
+    edgesplit/…             the installation kit, if requested
 
-Every name is safe on FAT. Signatures, expiry, counters and digests are looked at by the code that looks at them when
-they come over the network, and nowhere else.
+Every name is valid on FAT. Signatures, expiry, counters and digests are verified by the same code as for data from the
+network, and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,69 +19,70 @@ import msgspec
 
 from edgesplit import identifiers
 from edgesplit.errors import MalformedMessage
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 FORMAT = "edgesplit.bundle/1"
-INDEX = "bundle.json"
-KIT = "edgesplit"
+INDEX_FILE = "bundle.json"
+KIT_FOLDER = "edgesplit"
 FOLDERS = ("metadata", "targets", "statements", "chunks")
-INDEX_BYTES = 4_000_000
+MAX_INDEX_BYTES = 4_000_000
+"""Maximum size of the index file."""
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
+class BundledRelease(msgspec.Struct, frozen=True, kw_only=True):
     """A release in a bundle."""
 
     release: str
     model: str
     """`name@version`."""
     bytes: int
-    """Of the chunks of it that the devices need."""
+    """Size of those of its chunks that the devices need."""
 
 
-class Index(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bundle says of itself."""
+class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """Contents of a bundle, for display."""
 
     format: str = FORMAT
     controller: str
     made: int
     """Unix seconds."""
     valid_until: int
-    """Unix seconds: afterwards it installs nothing."""
+    """Unix seconds; afterwards the bundle installs nothing."""
     limited_by: str
-    """What ends then."""
+    """What expires at `valid_until`."""
     devices: Mapping[str, str]
-    """Their classes, by name."""
-    releases: tuple[Carried, ...]
+    """Device classes by device name."""
+    releases: tuple[BundledRelease, ...]
     kit: str = ""
-    """What the kit in it is for; empty where there is none."""
+    """Target of the installation kit in the bundle; empty where there is none."""
 
 
 def statement_path(device: str) -> str:
-    """Where that device's statement lies."""
+    """Path of the device's statement in the bundle."""
     return f"statements/{identifiers.device_name(device)}"
 
 
 def chunk_path(sha256: str) -> str:
-    """Where that chunk lies."""
+    """Path of a chunk in the bundle."""
     return f"chunks/{identifiers.sha256_hex(sha256)[:2]}/{sha256}"
 
 
-def encode_index(index: Index) -> bytes:
-    """The file."""
+def encode_index(index: BundleIndex) -> bytes:
+    """Encode the index file."""
     return msgspec.json.format(msgspec.json.encode(index), indent=1) + b"\n"
 
 
-def decode_index(raw: bytes) -> Index:
-    """MalformedMessage for anything else."""
-    if len(raw) > INDEX_BYTES:
-        raise MalformedMessage(f"{INDEX}: {len(raw)} bytes, at most {INDEX_BYTES}")
+def decode_index(raw: bytes) -> BundleIndex:
+    """Decode the index file; MalformedMessage where it is invalid or of another format."""
+    if len(raw) > MAX_INDEX_BYTES:
+        raise MalformedMessage(f"{INDEX_FILE}: {len(raw)} bytes, at most {MAX_INDEX_BYTES}")
     try:
-        index = msgspec.json.decode(raw, type=Index)
+        index = msgspec.json.decode(raw, type=BundleIndex)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"{INDEX}: {error}") from error
+        raise MalformedMessage(f"{INDEX_FILE}: {error}") from error
     if index.format != FORMAT:
-        raise MalformedMessage(f"{INDEX}: of format {index.format[:40]!r}, and this reads {FORMAT}")
+        raise MalformedMessage(f"{INDEX_FILE}: of format {index.format[:40]!r}, and this reads {FORMAT}")
     return index
 
 
-settle(__name__)
+warm_up_structs(__name__)

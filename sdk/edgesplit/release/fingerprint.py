@@ -1,8 +1,9 @@
-"""What a model consists of, whatever its cut: its layers with their operators, its tensors and its weights, by digest.
+"""Fingerprint of a model, independent of its cut: digests of its layers with their operators, its tensors and its
+weights.
 
-The release key signs it with a model's first release. A recut of that release is the same model if its slices hold
-these layers, each once, and in them these operators and weights, byte for byte (`edgesplit.release.recut`). Only
-digests are here: of an operator's bytes as an ONNX file holds them, and of a weight's name, type, shape and data.
+The release key signs it with a model's first release. A recut of that release is the same model if its slices contain
+these layers, each once, and in them these operators and weights, byte for byte (`edgesplit.release.recut`). It contains
+digests only: of an operator's bytes as in the ONNX file, and of a weight's name, type, shape and data.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ import msgspec
 
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
-from edgesplit.release.manifest import AnatomyFile, TensorSpec
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.release.manifest import FingerprintFile, TensorSpec
 
 FORMAT: Final = "edgesplit.anatomy/1"
 
 
-class LayerParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layer: the tensors that it takes and gives, and its operators' digests."""
+class LayerFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layer: the tensors that it reads and writes, and the digests of its operators."""
 
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     nodes: tuple[str, ...]
-    """Each once. An operator that depends on weights alone may be in several layers; the input layer has none."""
+    """Each operator once. An operator that depends on weights only may be in several layers; the input layer has none.
+    """
 
 
-class TensorPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TensorFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor between layers."""
 
     spec: TensorSpec
     declared: str
-    """Digest of its declaration (ONNX ValueInfoProto) where a slice takes or gives it."""
+    """Digest of its declaration (ONNX ValueInfoProto) as an input or output of a slice."""
 
 
-class Anatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of one ONNX model."""
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fingerprint of one ONNX model."""
 
     format: Literal["edgesplit.anatomy/1"] = FORMAT
     ir_version: int
@@ -48,51 +50,51 @@ class Anatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Domain and version of each operator set."""
     functions: tuple[str, ...]
     """Digests of the model's own functions, in its order."""
-    layers: tuple[LayerParts, ...]
+    layers: tuple[LayerFingerprint, ...]
     """In the planner's order."""
-    tensors: tuple[TensorPart, ...]
+    tensors: tuple[TensorFingerprint, ...]
     weights: tuple[str, ...]
-    """Digests by `weight_beside`, `weight_inside` and `sparse_weight`, sorted."""
+    """Digests by `external_weight_digest`, `embedded_weight_digest` and `sparse_weight_digest`, sorted."""
 
 
-def digest(raw: bytes | memoryview) -> str:
+def sha256_of(raw: bytes | memoryview) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(raw).hexdigest()
 
 
-def weight_beside(name: str, data_type: int, dims: Sequence[int], data_sha256: str) -> str:
-    """The digest of a weight whose data lie in a weights file. `data_type` is ONNX's number."""
-    return digest(msgspec.json.encode(["beside", name, data_type, [*dims], data_sha256]))
+def external_weight_digest(name: str, data_type: int, dims: Sequence[int], data_sha256: str) -> str:
+    """Digest of a weight whose data are in a weights file. `data_type` is ONNX's number."""
+    return sha256_of(msgspec.json.encode(["beside", name, data_type, [*dims], data_sha256]))
 
 
-def weight_inside(raw: bytes | memoryview) -> str:
-    """The digest of a weight that lies in the graph, by its bytes there (ONNX TensorProto)."""
-    return digest(b"inside\n" + bytes(raw))
+def embedded_weight_digest(raw: bytes | memoryview) -> str:
+    """Digest of a weight that is embedded in the graph, by its bytes there (ONNX TensorProto)."""
+    return sha256_of(b"inside\n" + bytes(raw))
 
 
-def sparse_weight(raw: bytes | memoryview) -> str:
-    """The digest of a sparse weight, by its bytes in the graph (ONNX SparseTensorProto)."""
-    return digest(b"sparse\n" + bytes(raw))
+def sparse_weight_digest(raw: bytes | memoryview) -> str:
+    """Digest of a sparse weight, by its bytes in the graph (ONNX SparseTensorProto)."""
+    return sha256_of(b"sparse\n" + bytes(raw))
 
 
-def encode_anatomy(anatomy: Anatomy) -> bytes:
-    """Its bytes; the same model gives the same."""
-    return msgspec.json.encode(anatomy, order="deterministic")
+def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
+    """Encode a fingerprint deterministically: the same model gives the same bytes."""
+    return msgspec.json.encode(fingerprint, order="deterministic")
 
 
-def anatomy_file(raw: bytes) -> AnatomyFile:
-    """What a manifest says of these bytes."""
-    return AnatomyFile(digest(raw), len(raw))
+def fingerprint_file(raw: bytes) -> FingerprintFile:
+    """The manifest's entry for these bytes."""
+    return FingerprintFile(sha256_of(raw), len(raw))
 
 
-def decode_anatomy(raw: bytes, signed: AnatomyFile) -> Anatomy:
-    """The anatomy in `raw`, if these are the bytes that were signed; TrustError if not."""
-    if len(raw) > LIMITS.anatomy_bytes or anatomy_file(raw) != signed:
+def decode_fingerprint(raw: bytes, signed: FingerprintFile) -> Fingerprint:
+    """Decode a fingerprint, if `raw` are the bytes that were signed; TrustError otherwise."""
+    if len(raw) > LIMITS.fingerprint_bytes or fingerprint_file(raw) != signed:
         raise TrustError("the model's anatomy is not the one that was signed with its release")
     try:
-        return msgspec.json.decode(raw, type=Anatomy)
+        return msgspec.json.decode(raw, type=Fingerprint)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TrustError(f"the model's anatomy: {error}") from error
 
 
-settle(__name__)
+warm_up_structs(__name__)

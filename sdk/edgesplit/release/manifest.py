@@ -1,7 +1,7 @@
-"""A release: a model, its plans and all its slices, device and cloud halves together, as one signed unit.
+"""Manifest of a release: a model, its plans and all its slices, device and remote halves together, as one signed unit.
 
-The manifest is one TUF target. It names every slice and every chunk by SHA-256, so whoever trusts the manifest's
-bytes can trust each byte it leads to. This module is the format; `edgesplit.trust.store` decides what is believed.
+The manifest is one TUF target. It names every slice and every chunk by SHA-256, so that trust in the manifest's bytes
+extends to each byte that it refers to. This module is the format; verification is in `edgesplit.trust.store`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import InputSpec
 from edgesplit.limits import LIMITS
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Plan, Row
 
 FORMAT: Final = "edgesplit.release/1"
@@ -24,45 +24,44 @@ SliceFormat = Literal["input", "onnx", "tflite", "agent"]
 FileName = Literal["graph.onnx", "weights.bin", "model.tflite", "wheels.tar"]
 Cipher = Literal["chacha20-poly1305"]
 TAG_BYTES: Final = 16
-"""What each chunk grows by when it is encrypted."""
+"""Size of the authentication tag that encryption adds to each chunk."""
 Kernels = Literal["default", "plain", "edgetpu"]
 
 
 class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run of bytes, named by its SHA-256. At most `LIMITS.chunk_bytes` long, and a tag more where encrypted."""
+    """A piece of a file, named by its SHA-256. At most `LIMITS.chunk_bytes` long, plus a tag where it is encrypted."""
 
     sha256: str
     bytes: int
 
 
-class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How something is encrypted (`edgesplit.crypto.slice_encryption`), chunk by chunk, and which content key opens
-    it."""
+class EncryptionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How data is encrypted (`edgesplit.crypto.slice_encryption`), chunk by chunk, and with which content key."""
 
     cipher: Cipher
     key_id: str
-    """Names the key; the controller makes it anew from this and a secret of its own."""
+    """Name of the key; the controller derives the key from it and a secret of its own."""
     commitment: str
-    """A digest of the key: whoever was given a key can tell at once whether it is this one."""
+    """Digest of the key, with which a recipient can check that it has the right one."""
 
 
-class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an encrypted file must decrypt to."""
+class PlaintextInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plaintext that an encrypted file must decrypt to."""
 
     bytes: int
     digest: str
-    """HMAC-SHA256 under the content key: who lacks the key cannot even confirm a guess of the file."""
+    """HMAC-SHA256 under the content key: without the key, not even a guess of the file's content can be confirmed."""
 
 
 class SliceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a slice: its chunks in order, and the digest of the whole, as they travel and lie on disk."""
+    """One file of a slice: its chunks in order, and the digest of the whole, as it is transferred and stored."""
 
     name: FileName
     bytes: int
     sha256: str
     chunks: tuple[Chunk, ...]
-    plain: Plain | None = None
-    """In an encrypted slice."""
+    plain: PlaintextInfo | None = None
+    """For an encrypted slice."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,10 +73,10 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The layers between neighbouring cuts: what is signed, sent and run.
+    """The layers between neighbouring cuts: the unit that is signed, transferred and run.
 
     Format `input` has no files: it is the manifest's input spec (bytes of a picture in, the first tensor out). Format
-    `agent` is no layers at all, but the agent itself for one kind of machine (`edgesplit.release.agent_release`).
+    `agent` contains no layers, but the agent itself for one kind of machine (`edgesplit.release.agent_release`).
     """
 
     name: str
@@ -87,10 +86,11 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: tuple[TensorSpec, ...]
     files: tuple[SliceFile, ...] = ()
     kernels: Kernels = "default"
-    """`plain`: without the engine's default delegate (XNNPACK), which refuses the model these layers are cut from;
-    each slice alone it might take, and compute other bits than the whole. `edgetpu`: compiled, runs there only."""
-    sealed: Sealed | None = None
-    """None: in clear."""
+    """`plain`: without the engine's default delegate (XNNPACK), which refuses the whole model; it might accept a single
+    slice and then compute other bits than the whole model does. `edgetpu`: compiled for the Edge TPU, runs there only.
+    """
+    sealed: EncryptionInfo | None = None
+    """None: not encrypted."""
 
     @property
     def bytes(self) -> int:
@@ -98,33 +98,33 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(file.bytes for file in self.files)
 
 
-class Compiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One slice compiled for an accelerator that does what all of `covers` do, its twins on the CPU."""
+class CompiledSlice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A slice compiled for an accelerator; it replaces the slices in `covers`, which compute the same on the CPU."""
 
     slice: Slice
     device_class: str
-    """Whose devices have that accelerator."""
+    """Device class that has the accelerator."""
     covers: tuple[str, ...]
 
 
-class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input with the whole model's answer: one Open Inference Protocol request and response body, by chunk."""
+class GoldenExample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Golden example: an input with the whole model's answer, as Open Inference Protocol request and response body."""
 
     request: Chunk
     response: Chunk
-    sealed: Sealed | None = None
-    """None: in clear. They are sample pictures."""
+    sealed: EncryptionInfo | None = None
+    """None: not encrypted. They are sample pictures."""
 
 
-class AnatomyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which bytes are the model's anatomy (`edgesplit.release.fingerprint`)."""
+class FingerprintFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Digest and size of the model's fingerprint file (`edgesplit.release.fingerprint`)."""
 
     sha256: str
     bytes: int
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The signed description of a release. Its SHA-256 over the exact bytes is the release's digest."""
+    """Signed description of a release. The SHA-256 of its exact bytes is the release's digest."""
 
     format: Literal["edgesplit.release/1"] = FORMAT
     model: str
@@ -133,95 +133,96 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created: str
     """UTC, ISO 8601."""
     input_spec: InputSpec | None
-    """How a camera's bytes become the first tensor, or None where applications give tensors."""
+    """How a camera's bytes become the first tensor, or None where applications send tensors."""
     inputs: tuple[TensorSpec, ...]
-    """What an application gives: `frame` (UINT8, [-1]) with an input spec, else the model's own inputs."""
+    """Inputs of a request: `frame` (UINT8, [-1]) with an input spec, otherwise the model's own inputs."""
     outputs: tuple[TensorSpec, ...]
     slices: tuple[Slice, ...]
     """In an order in which they can run."""
     plans: dict[str, Plan]
     """By device class."""
-    golden: tuple[Golden, ...] = ()
-    compiled: tuple[Compiled, ...] = ()
-    """In no row: whoever can run one runs it in place of the slices that it covers."""
-    anatomy: AnatomyFile | None = None
-    """What the model consists of, so that it can be cut elsewhere without the release key; None where only its slices
-    as they are can be put into another table."""
+    golden: tuple[GoldenExample, ...] = ()
+    compiled: tuple[CompiledSlice, ...] = ()
+    """Compiled slices. They are in no row: a device that can run one runs it in place of the slices that it covers."""
+    anatomy: FingerprintFile | None = None
+    """The model's fingerprint, with which it can be cut elsewhere without the release key; None where a recut may only
+    rearrange the existing slices."""
     recut_of: str = ""
-    """The release that this is another cut of, signed by the planner; empty in what the release key signs."""
+    """For a recut, signed by the planner: digest of the release that it is another cut of. Empty where the release key
+    signs."""
 
     @property
-    def every_slice(self) -> tuple[Slice, ...]:
-        """Compiled ones too."""
-        return (*self.slices, *(one.slice for one in self.compiled))
+    def all_slices(self) -> tuple[Slice, ...]:
+        """All slices, including compiled ones."""
+        return (*self.slices, *(compiled.slice for compiled in self.compiled))
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether its slices need content keys."""
-        return any(one.sealed is not None for one in self.every_slice)
+        """True if any of its slices needs a content key."""
+        return any(slice_.sealed is not None for slice_ in self.all_slices)
 
     def slice(self, name: str) -> Slice:
         """The slice of that name; KeyError if there is none."""
-        for one in self.every_slice:
-            if one.name == name:
-                return one
+        for slice_ in self.all_slices:
+            if slice_.name == name:
+                return slice_
         raise KeyError(name)
 
     def chunk_list(self) -> dict[str, int]:
-        """Size by digest of all that a device may ask for, each once, in the order in which requests count chunks:
-        slices as they are listed, then golden inputs."""
-        return {**self.chunks(), **self.golden_chunks()}
+        """Size by digest of all chunks that a device may request, each once, in the order in which requests index them:
+        slices as listed, then golden examples."""
+        return {**self.chunk_sizes(), **self.golden_chunk_sizes()}
 
-    def golden_chunks(self) -> dict[str, int]:
-        """Size by digest of the golden inputs and their answers."""
+    def golden_chunk_sizes(self) -> dict[str, int]:
+        """Size by digest of the chunks of the golden examples."""
         return {chunk.sha256: chunk.bytes for golden in self.golden for chunk in (golden.request, golden.response)}
 
-    def chunks(self, slice_names: set[str] | None = None) -> dict[str, int]:
-        """Size by digest of every chunk of the named slices (all of them by default), each once."""
-        wanted = [one for one in self.every_slice if slice_names is None or one.name in slice_names]
-        return {chunk.sha256: chunk.bytes for one in wanted for file in one.files for chunk in file.chunks}
+    def chunk_sizes(self, slice_names: set[str] | None = None) -> dict[str, int]:
+        """Size by digest of every chunk of the named slices (by default of all), each once."""
+        wanted = [slice_ for slice_ in self.all_slices if slice_names is None or slice_.name in slice_names]
+        return {chunk.sha256: chunk.bytes for slice_ in wanted for file in slice_.files for chunk in file.chunks}
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model that a device shall serve, and the release it shall serve it from."""
+class DesiredRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Desired state of one model on a device: the release that it shall serve."""
 
     model: str
-    """The model's name without its version: what applications ask for."""
+    """The model's name without its version, as applications request it."""
     release: str
     """SHA-256 of the manifest."""
     now: bool = False
-    """Fetch it at once, whatever hours the device keeps for fetching."""
+    """Fetch at once, regardless of the device's download window."""
     keys: bytes = b""
-    """Where the release is encrypted: the content keys of the slices that this device runs, and of the golden inputs,
-    for this device's eyes only (`edgesplit.crypto.key_wrapping`)."""
+    """For an encrypted release: content keys of the slices that this device runs, and of the golden examples, wrapped
+    for this device (`edgesplit.crypto.key_wrapping`)."""
 
 
 class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Through whom a device reaches every tier beyond its first link."""
+    """The gateway through which a device reaches every tier beyond its first link."""
 
     device: str
-    """The gateway's own name: its server's certificate says `gateway_host` of it."""
+    """The gateway's device name; its server certificate is for `gateway_host(device)`."""
     address: str
     """HOST:PORT, as this device reaches it."""
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The director's word on what one device shall run. Signed by the director key; newest counter wins."""
+    """Desired state of one device, signed by the director key; the statement with the highest counter wins."""
 
     device: str
-    releases: tuple[Wanted, ...]
+    releases: tuple[DesiredRelease, ...]
     counter: int
-    """Strictly grows; at least the Unix time at which it was made, so a restored backup never goes back."""
+    """Strictly increasing, and at least the Unix time of signing, so that a restored backup never goes back."""
     expires: int
-    """Unix seconds after which the statement installs nothing new."""
+    """Unix seconds; afterwards the statement installs nothing new."""
     gateway: Gateway | None = None
-    """Whom it offloads to; None: the cloud's offload server."""
-    keeps: tuple[Wanted, ...] = ()
-    """Of a gateway: releases whose far halves it finishes for the devices behind it."""
+    """The device's offload target; None: the cloud's offload server."""
+    keeps: tuple[DesiredRelease, ...] = ()
+    """For a gateway: releases whose remote halves it runs for the devices behind it."""
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A signature by the key of that TUF key id."""
+    """A signature by the key with that TUF key id."""
 
     keyid: str
     sig: str
@@ -236,45 +237,46 @@ class Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's bytes (JSON, keys in order), whose SHA-256 names the release."""
+    """Encode the manifest as JSON with sorted keys; the SHA-256 of the bytes names the release."""
     return msgspec.json.encode(manifest, order="deterministic")
 
 
 def release_digest(raw: bytes) -> str:
-    """The release that these manifest bytes are."""
+    """Digest of the release with these manifest bytes."""
     return hashlib.sha256(raw).hexdigest()
 
 
 def decode_manifest(raw: bytes) -> Manifest:
-    """A manifest that is consistent in itself; MalformedMessage says what is wrong. Trust is not decided here."""
+    """Decode a manifest and check its consistency; MalformedMessage describes the error. Signatures are not verified
+    here."""
     if len(raw) > LIMITS.manifest_bytes:
         raise MalformedMessage(f"manifest of {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"manifest: {error}") from error
-    _check(manifest)
+    _check_manifest(manifest)
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
-    """Names, sizes and references hang together."""
-    known = [identifiers.slice_name(one.name) for one in manifest.slices]
-    every = [*known, *(identifiers.slice_name(one.slice.name) for one in manifest.compiled)]
-    if len(set(every)) != len(every) or len(every) > LIMITS.slices:
+def _check_manifest(manifest: Manifest) -> None:
+    """Check names, sizes and cross-references."""
+    known = [identifiers.slice_name(slice_.name) for slice_ in manifest.slices]
+    all_names = [*known, *(identifiers.slice_name(compiled.slice.name) for compiled in manifest.compiled)]
+    if len(set(all_names)) != len(all_names) or len(all_names) > LIMITS.slices:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
     if manifest.recut_of:
         identifiers.sha256_hex(manifest.recut_of)
     if manifest.anatomy is not None:
         identifiers.sha256_hex(manifest.anatomy.sha256)
-        if not 0 < manifest.anatomy.bytes <= LIMITS.anatomy_bytes:
+        if not 0 < manifest.anatomy.bytes <= LIMITS.fingerprint_bytes:
             raise MalformedMessage(f"manifest: an anatomy of {manifest.anatomy.bytes} bytes")
-    if any(not one.covers or not set(one.covers) <= set(known) for one in manifest.compiled):
+    if any(not compiled.covers or not set(compiled.covers) <= set(known) for compiled in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
-    for one in manifest.every_slice:
-        _check_sealed(one.name, one.sealed)
-        for file in one.files:
-            _check_file(one.name, file, one.sealed)
+    for slice_ in manifest.all_slices:
+        _check_sealed(slice_.name, slice_.sealed)
+        for file in slice_.files:
+            _check_file(slice_.name, file, slice_.sealed)
     for golden in manifest.golden:
         _check_sealed("golden inputs", golden.sealed)
     for plan in manifest.plans.values():
@@ -288,8 +290,8 @@ def _check(manifest: Manifest) -> None:
             if set(row.sends) & set(plan.never_leaves):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
             _check_hops(row, plan)
-            here = {layer for one in manifest.slices if one.name in row.device for layer in one.layers}
-            if not here.issuperset(plan.earliest_cut):
+            local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
+            if not local_layers.issuperset(plan.earliest_cut):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
 
 
@@ -301,20 +303,22 @@ def _check_offload(address: str) -> None:
 
 
 def _check_hops(row: Row, plan: Plan) -> None:
-    """Each further link has its tier, and beyond it run some of the slices that run beyond the one before."""
+    """Each further link has a tier of the plan, and the slices beyond it are a subset of those beyond the previous
+    link."""
     if len(row.hops) > max(0, len(plan.tiers) - 2):
         raise MalformedMessage(f"manifest: row {row.name!r} goes through more tiers than its plan has")
-    beyond, answers = row.remote, row.receives
+    # From link to link the set of slices beyond it may only shrink (in the same order), and so may the outputs.
+    beyond, outputs = row.remote, row.receives
     for hop in row.hops:
         further = set(hop.remote)
-        if tuple(name for name in beyond if name in further) != hop.remote or not set(hop.receives) <= set(answers):
+        if tuple(name for name in beyond if name in further) != hop.remote or not set(hop.receives) <= set(outputs):
             raise MalformedMessage(f"manifest: row {row.name!r} runs or answers beyond a link what does not cross it")
         if set(hop.sends) & set(plan.never_leaves):
             raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
-        beyond, answers = hop.remote, hop.receives
+        beyond, outputs = hop.remote, hop.receives
 
 
-def _check_sealed(owner: str, sealed: Sealed | None) -> None:
+def _check_sealed(owner: str, sealed: EncryptionInfo | None) -> None:
     if sealed is not None:
         try:
             identifiers.sha256_hex(sealed.key_id)
@@ -323,7 +327,7 @@ def _check_sealed(owner: str, sealed: Sealed | None) -> None:
             raise MalformedMessage(f"manifest: the key of {owner}: {error}") from error
 
 
-def _check_file(owner: str, file: SliceFile, sealed: Sealed | None) -> None:
+def _check_file(owner: str, file: SliceFile, sealed: EncryptionInfo | None) -> None:
     identifiers.sha256_hex(file.sha256)
     tag = 0 if sealed is None else TAG_BYTES
     for chunk in file.chunks:
@@ -346,15 +350,15 @@ def remote_slices(manifest: Manifest) -> set[str]:
 
 
 def gateway_slices(manifest: Manifest) -> set[str]:
-    """Every slice that some row beyond a gateway's link runs: a gateway finishes alone where the cloud does not."""
-    through = [plan for plan in manifest.plans.values() if plan.has_gateway]
-    return {name for plan in through for row in plan.rows for name in row.remote}
+    """Every remote slice of plans with a gateway: a gateway runs them all itself where the cloud does not answer."""
+    gateway_plans = [plan for plan in manifest.plans.values() if plan.has_gateway]
+    return {name for plan in gateway_plans for row in plan.rows for name in row.remote}
 
 
 def device_slices(plan: Plan, manifest: Manifest) -> set[str]:
-    """Every slice that any row of the plan runs on the device, and what was compiled for this class of device."""
-    compiled = {one.slice.name for one in manifest.compiled if one.device_class == plan.device_class}
+    """Every slice that any row of the plan runs on the device, and the slices compiled for this device class."""
+    compiled = {entry.slice.name for entry in manifest.compiled if entry.device_class == plan.device_class}
     return compiled | {name for row in plan.rows for name in row.device}
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,9 +1,10 @@
-"""The ONNX file of one slice, read as far as needed to know what is in it: a small reader of protobuf's wire format.
+"""Strict reader of a slice's ONNX file: a small parser of protobuf's wire format, as far as needed to identify its
+content.
 
-It is stricter than protobuf: a field that no slice of ours has, one that repeats where it may not, a number that is not
-written in its shortest form, a group, a byte left over, are TrustErrors. For where two readers could understand the
-same bytes differently, what was checked would not be what runs. Nodes, tensors and declarations are handed out as the
-bytes that they are. Field numbers are those of onnx.proto.
+It is stricter than protobuf: a field that no slice of ours has, a repeated singular field, a number that is not in its
+shortest form, a group, or a trailing byte is a TrustError. Otherwise two parsers could interpret the same bytes
+differently, and what was checked would not be what runs. Nodes, tensors and declarations are returned as raw bytes.
+Field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from typing import Final, Literal
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 
-Kind = Literal["one number", "numbers", "one", "many"]
-"""A varint or bytes, once at most or repeated."""
+FieldKind = Literal["one number", "numbers", "one", "many"]
+"""Type of a field: a varint or bytes, singular or repeated."""
 _VARINT, _BYTES = 0, 2
-_MODEL: Final[Mapping[int, Kind]] = {
+_MODEL: Final[Mapping[int, FieldKind]] = {
     1: "one number",  # ir_version
     2: "one",  # producer_name
     7: "one",  # graph
     8: "many",  # opset_import
     25: "many",  # functions
 }
-_GRAPH: Final[Mapping[int, Kind]] = {
+_GRAPH: Final[Mapping[int, FieldKind]] = {
     1: "many",  # node
     2: "one",  # name
     5: "many",  # initializer
@@ -34,15 +35,15 @@ _GRAPH: Final[Mapping[int, Kind]] = {
     12: "many",  # output
     15: "many",  # sparse_initializer
 }
-_OPSET: Final[Mapping[int, Kind]] = {1: "one", 2: "one number"}  # domain, version
-_TENSOR: Final[Mapping[int, Kind]] = {
+_OPSET: Final[Mapping[int, FieldKind]] = {1: "one", 2: "one number"}  # domain, version
+_TENSOR: Final[Mapping[int, FieldKind]] = {
     1: "numbers",  # dims
     2: "one number",  # data_type
     8: "one",  # name
     13: "many",  # external_data
     14: "one number",  # data_location
 }
-_ENTRY: Final[Mapping[int, Kind]] = {1: "one", 2: "one"}  # key, value
+_ENTRY: Final[Mapping[int, FieldKind]] = {1: "one", 2: "one"}  # key, value
 _EXTERNAL = 1
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 
@@ -54,25 +55,25 @@ class _Fields:
     numbers: dict[int, list[int]] = field(default_factory=dict)
     parts: dict[int, list[memoryview]] = field(default_factory=dict)
 
-    def number(self, which: int) -> int:
-        """A varint field; 0 where it is not given."""
-        return self.numbers.get(which, [0])[0]
+    def number(self, field_number: int) -> int:
+        """A varint field; 0 where it is absent."""
+        return self.numbers.get(field_number, [0])[0]
 
-    def text(self, which: int) -> str:
-        """A string field; empty where it is not given."""
+    def text(self, field_number: int) -> str:
+        """A string field; empty where it is absent. TrustError where it is not UTF-8."""
         try:
-            return bytes(self.parts.get(which, [memoryview(b"")])[0]).decode()
+            return bytes(self.parts.get(field_number, [memoryview(b"")])[0]).decode()
         except UnicodeDecodeError as error:
             raise TrustError("a slice's graph holds text that is none") from error
 
-    def many(self, which: int) -> tuple[memoryview, ...]:
+    def all_of(self, field_number: int) -> tuple[memoryview, ...]:
         """A repeated field of bytes."""
-        return tuple(self.parts.get(which, ()))
+        return tuple(self.parts.get(field_number, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class SliceGraph:
-    """What one slice's `graph.onnx` holds."""
+    """Contents of a slice's `graph.onnx`."""
 
     ir_version: int
     opsets: tuple[tuple[str, int], ...]
@@ -85,8 +86,8 @@ class SliceGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
-    """An initializer whose data lie in a file beside the graph."""
+class ExternalWeight:
+    """An initializer whose data are in a file beside the graph."""
 
     name: str
     data_type: int
@@ -98,80 +99,87 @@ class Pointer:
 
 
 def read_graph(raw: bytes | memoryview) -> SliceGraph:
-    """The slice in these bytes; TrustError where anything in them is not expected there."""
-    model = _read(memoryview(raw), _MODEL)
+    """Parse a slice's graph; TrustError where it contains anything unexpected."""
+    model = _read_message(memoryview(raw), _MODEL)
     if 7 not in model.parts:
         raise TrustError("a slice's file holds no graph")
-    graph = _read(model.parts[7][0], _GRAPH)
-    opsets = [_read(one, _OPSET) for one in model.many(8)]
+    graph = _read_message(model.parts[7][0], _GRAPH)
+    opsets = [_read_message(message, _OPSET) for message in model.all_of(8)]
     return SliceGraph(
         ir_version=model.number(1),
-        opsets=tuple((one.text(1), one.number(2)) for one in opsets),
-        functions=model.many(25),
-        nodes=graph.many(1),
-        initializers=graph.many(5),
-        sparse_initializers=graph.many(15),
-        inputs=graph.many(11),
-        outputs=graph.many(12),
+        opsets=tuple((message.text(1), message.number(2)) for message in opsets),
+        functions=model.all_of(25),
+        nodes=graph.all_of(1),
+        initializers=graph.all_of(5),
+        sparse_initializers=graph.all_of(15),
+        inputs=graph.all_of(11),
+        outputs=graph.all_of(12),
     )
 
 
-def read_pointer(raw: memoryview) -> Pointer:
-    """The initializer in these bytes, if it is nothing but a pointer; TrustError if not."""
-    tensor = _read(raw, _TENSOR)
-    entries = [_read(one, _ENTRY) for one in tensor.many(13)]
-    said = {one.text(1): one.text(2) for one in entries}
-    if tensor.number(14) != _EXTERNAL or len(said) != len(entries) or said.keys() != {"location", "offset", "length"}:
+def read_external_weight(raw: memoryview) -> ExternalWeight:
+    """Parse an initializer that only refers to external data; TrustError for any other."""
+    tensor = _read_message(raw, _TENSOR)
+    entries = [_read_message(entry, _ENTRY) for entry in tensor.all_of(13)]
+    values = {entry.text(1): entry.text(2) for entry in entries}
+    if (
+        tensor.number(14) != _EXTERNAL
+        or len(values) != len(entries)
+        or values.keys() != {"location", "offset", "length"}
+    ):
         raise TrustError(f"the weight {tensor.text(8)[:80]!r} is not one of the model that was released")
-    if not _DECIMAL.fullmatch(said["offset"]) or not _DECIMAL.fullmatch(said["length"]):
+    if not _DECIMAL.fullmatch(values["offset"]) or not _DECIMAL.fullmatch(values["length"]):
         raise TrustError(f"the weight {tensor.text(8)[:80]!r} is at no place in its file")
     dims = tuple(tensor.numbers.get(1, ()))
-    place = int(said["offset"]), int(said["length"])
-    return Pointer(tensor.text(8), tensor.number(2), dims, said["location"], *place)
+    range_ = int(values["offset"]), int(values["length"])
+    return ExternalWeight(tensor.text(8), tensor.number(2), dims, values["location"], *range_)
 
 
 def tensor_name(raw: memoryview) -> str:
-    """The name in a TensorProto whose bytes are known to be the model's."""
-    return _part(raw, 8).tobytes().decode()
+    """Name in a TensorProto whose bytes are known to be the model's."""
+    return _bytes_field(raw, 8).tobytes().decode()
 
 
 def value_name(raw: memoryview) -> str:
-    """The name in a ValueInfoProto (an input or output); TrustError where it is no text."""
+    """Name in a ValueInfoProto (an input or output); TrustError where it is not UTF-8."""
     try:
-        return _part(raw, 1).tobytes().decode()
+        return _bytes_field(raw, 1).tobytes().decode()
     except UnicodeDecodeError as error:
         raise TrustError("a slice's graph holds text that is none") from error
 
 
 def sparse_name(raw: memoryview) -> str:
-    """The same of a SparseTensorProto: that of its values."""
-    return tensor_name(_part(raw, 1))
+    """Name in a SparseTensorProto: that of its values."""
+    return tensor_name(_bytes_field(raw, 1))
 
 
-def _part(raw: memoryview, wanted: int) -> memoryview:
-    """That field of a message, empty where it is not given."""
-    found = [value for number, value in fields(raw) if number == wanted and not isinstance(value, int)]
-    return found[0] if found else memoryview(b"")
+def _bytes_field(raw: memoryview, wanted: int) -> memoryview:
+    """The first bytes field with this number; empty where it is absent."""
+    values = [value for number, value in iter_fields(raw) if number == wanted and not isinstance(value, int)]
+    return values[0] if values else memoryview(b"")
 
 
-def _read(raw: memoryview, known: Mapping[int, Kind]) -> _Fields:
-    found = _Fields()
-    for number, value in fields(raw):
+def _read_message(raw: memoryview, known: Mapping[int, FieldKind]) -> _Fields:
+    message = _Fields()
+    for number, value in iter_fields(raw):
         kind = known.get(number)
         if kind is None or isinstance(value, int) != (kind in ("one number", "numbers")):
             raise TrustError(f"a slice's graph holds a field (number {number}) that no slice of ours has")
-        many = found.numbers.setdefault(number, []) if isinstance(value, int) else found.parts.setdefault(number, [])
+        many = (
+            message.numbers.setdefault(number, []) if isinstance(value, int) else message.parts.setdefault(number, [])
+        )
         if many and kind in ("one number", "one"):
             raise TrustError(f"a slice's graph says the same thing twice (field number {number})")
         many.append(value)  # type: ignore[arg-type]
-    return found
+    return message
 
 
-def fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field's number with its value: a varint, or the bytes of anything that has a length."""
+def iter_fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Iterate over the fields of a message as (number, value); the value is a varint, or the bytes of a
+    length-delimited field."""
     at, count = 0, 0
     while at < len(raw):
-        tag, at = _varint(raw, at)
+        tag, at = _varint(raw, at)  # tag = field number << 3 | wire type
         number, wire = tag >> 3, tag & 7
         value, at = _varint(raw, at)
         count += 1
@@ -187,15 +195,15 @@ def fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(raw: memoryview, at: int) -> tuple[int, int]:
-    """The number at that place, below 2^63, and where it ends."""
+    """Parse the varint at `at`, below 2^63; returns (value, position after it)."""
     value = 0
-    for place in range(9):
-        if at + place >= len(raw):
+    for index in range(9):
+        if at + index >= len(raw):
             raise TrustError("a slice's graph is cut off")
-        byte = raw[at + place]
-        value |= (byte & 0x7F) << (7 * place)
+        byte = raw[at + index]
+        value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
-            if place and not byte:
+            if index and not byte:  # a last byte of 0 adds nothing: the number has a shorter form
                 raise TrustError("a slice's graph holds a number that is not in its shortest form")
-            return value, at + place + 1
+            return value, at + index + 1
     raise TrustError("a slice's graph holds a number that is too large")

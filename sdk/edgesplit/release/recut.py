@@ -1,12 +1,14 @@
-"""May this manifest call itself another cut of that release? What the planner's key can say, and nothing else.
+"""Recuts: verification that a manifest signed by the planner's key is the same model as a given release, only cut
+elsewhere.
 
-`check_recut` compares two manifests and the signed anatomy of the model; `check_slice` looks into the files of one
-slice. Both are pure, raise TrustError, and are repeated at installation and at each load, on the device and on the
-offload server. Each side holds only its own slices: every layer is in exactly one slice by the manifest, and a slice
-holds exactly its layers' operators by its files, so whoever runs slices needs no look at those of others.
+`check_recut` compares the two manifests and the model's signed fingerprint; `check_recut_slice` examines the files of
+one slice. Both are pure, raise TrustError, and are repeated at installation and at each load, on the device and on the
+offload server. Each side has only its own slices: by the manifest every layer is in exactly one slice, and by its files
+a slice contains exactly its layers' operators, so the files of other slices need not be examined.
 
-Equal operators with equal tensor names are the same computation, for a graph names each tensor once and everything is
-wired by name; so what `never_leaves` and `sends` name means what it meant (docs/decisions/0015-planner-role.md).
+Equal operators with equal tensor names are the same computation, because a graph names each tensor once and everything
+is wired by name; so tensors named in `never_leaves` and `sends` keep their meaning
+(docs/decisions/0015-planner-role.md).
 """
 
 from __future__ import annotations
@@ -17,120 +19,141 @@ from typing import Final
 
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.plan import Plan, Row, far_half
+from edgesplit.plan import Plan, Row, remote_half_beyond
 from edgesplit.release.boundary_codecs import LOSSY
-from edgesplit.release.fingerprint import Anatomy, LayerParts, digest, sparse_weight, weight_beside, weight_inside
+from edgesplit.release.fingerprint import (
+    Fingerprint,
+    LayerFingerprint,
+    embedded_weight_digest,
+    external_weight_digest,
+    sha256_of,
+    sparse_weight_digest,
+)
 from edgesplit.release.manifest import Manifest, Slice, SliceFile
-from edgesplit.release.onnx_graph import SliceGraph, read_graph, read_pointer, sparse_name, tensor_name
+from edgesplit.release.onnx_graph import SliceGraph, read_external_weight, read_graph, sparse_name, tensor_name
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
-SAME: Final = ("model", "model_sha256", "input_spec", "inputs", "outputs", "golden")
-"""What a recut has exactly as its base."""
+UNCHANGED_FIELDS: Final = ("model", "model_sha256", "input_spec", "inputs", "outputs", "golden")
+"""Manifest fields that a recut must have in common with its base."""
 
 ReadFile = Callable[[Slice, SliceFile], bytes | mmap.mmap]
-"""The bytes of a slice's file as the runtime will get them: mapped from disk, or decrypted."""
+"""Returns the bytes of a slice's file as the runtime will get them: mapped from disk, or decrypted."""
 
 
-def check_recut(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> None:
+def check_recut(recut: Manifest, base: Manifest, fingerprint: Fingerprint | None) -> None:
     """TrustError unless `recut` is `base` cut elsewhere, with privacy limits at least as strict.
 
-    Whether the release key signed `base`, and `anatomy` with it, is the caller's to know. What is in the slices' files
-    is `check_slice`'s.
+    The caller must have verified that the release key signed `base` and `fingerprint`. The slices' files are checked by
+    `check_recut_slice`.
     """
     if base.recut_of:
         raise TrustError("a recut of a recut: its base must be a release that the release key signed")
-    for name in SAME:
+    for name in UNCHANGED_FIELDS:
         if getattr(recut, name) != getattr(base, name):
             raise TrustError(f"a recut may not change the release's {name}: that needs the release key")
     if recut.anatomy is not None:
         raise TrustError("a recut may not bring an anatomy of its own")
     if not recut.plans:
         raise TrustError("a recut without a plan")
-    _check_slices(recut, base, anatomy)
-    if bare := [one.name for one in recut.slices if one.files and one.sealed is None and base.is_encrypted]:
-        raise TrustError(f"the slice {bare[0]!r} of a recut is in clear, and its base is encrypted")
+    _check_slices(recut, base, fingerprint)
+    if unencrypted := [
+        slice_.name for slice_ in recut.slices if slice_.files and slice_.sealed is None and base.is_encrypted
+    ]:
+        raise TrustError(f"the slice {unencrypted[0]!r} of a recut is in clear, and its base is encrypted")
     _check_order(recut)
     _check_compiled(recut, base)
     for device_class, plan in recut.plans.items():
         _check_plan(device_class, plan, recut, base)
 
 
-def check_slice(one: Slice, base: Manifest, anatomy: Anatomy | None, read: ReadFile) -> None:
-    """TrustError unless the slice's files are the base's own, or hold exactly its layers as the anatomy lists them."""
-    if one in base.every_slice:
+def check_recut_slice(slice_: Slice, base: Manifest, fingerprint: Fingerprint | None, read: ReadFile) -> None:
+    """TrustError unless the slice's files are the base's own, or contain exactly its layers as listed in the
+    fingerprint."""
+    if slice_ in base.all_slices:
         return
-    if anatomy is None:
-        raise TrustError(_needs_anatomy(one))
-    files: dict[str, SliceFile] = {file.name: file for file in one.files}
-    graph = read_graph(_read(one, files, GRAPH, read))
-    _check_graph(one, graph, anatomy)
-    _check_weights(one, graph, anatomy, files, read)
+    if fingerprint is None:
+        raise TrustError(_unknown_slice_message(slice_))
+    files: dict[str, SliceFile] = {file.name: file for file in slice_.files}
+    graph = read_graph(_read_file(slice_, files, GRAPH, read))
+    _check_graph(slice_, graph, fingerprint)
+    _check_weights(slice_, graph, fingerprint, files, read)
 
 
 # Slices, by the manifest
 
 
-def _check_slices(recut: Manifest, base: Manifest, anatomy: Anatomy | None) -> None:
-    own = [one for one in recut.slices if one in base.slices]
-    if len(own) == len(recut.slices) == len(base.slices):
-        return
-    fresh = [one for one in recut.slices if one not in base.slices]
-    if anatomy is None:
-        raise TrustError(_needs_anatomy(fresh[0]) if fresh else "a recut leaves slices of its base out")
-    layers = {layer.name: layer for layer in anatomy.layers}
-    held = [name for one in recut.slices for name in one.layers]
-    if len(set(held)) != len(held) or set(held) != layers.keys():
+def _check_slices(recut: Manifest, base: Manifest, fingerprint: Fingerprint | None) -> None:
+    unchanged = [slice_ for slice_ in recut.slices if slice_ in base.slices]
+    if len(unchanged) == len(recut.slices) == len(base.slices):
+        return  # the same slices, only in other plans: no fingerprint is needed
+    new = [slice_ for slice_ in recut.slices if slice_ not in base.slices]
+    if fingerprint is None:
+        raise TrustError(_unknown_slice_message(new[0]) if new else "a recut leaves slices of its base out")
+    layers = {layer.name: layer for layer in fingerprint.layers}
+    layer_names = [name for slice_ in recut.slices for name in slice_.layers]
+    # Every layer of the fingerprint is in exactly one slice, and each new slice lists its layers in the model's order.
+    if len(set(layer_names)) != len(layer_names) or set(layer_names) != layers.keys():
         raise TrustError("a recut's slices do not hold every layer of the model exactly once")
-    kinds: set[tuple[str, str]] = {(one.format, one.kernels) for one in base.slices if one.format != "input"}
-    for one in fresh:
-        here = set(one.layers)
-        if list(one.layers) != [name for name in layers if name in here]:
-            raise TrustError(f"the slice {one.name!r} of a recut lists its layers in another order than the model")
-        _check_described(one, [layers[name] for name in one.layers], anatomy, kinds)
+    kinds: set[tuple[str, str]] = {
+        (slice_.format, slice_.kernels) for slice_ in base.slices if slice_.format != "input"
+    }
+    for slice_ in new:
+        own_layers = set(slice_.layers)
+        if list(slice_.layers) != [name for name in layers if name in own_layers]:
+            raise TrustError(f"the slice {slice_.name!r} of a recut lists its layers in another order than the model")
+        _check_slice_entry(slice_, [layers[name] for name in slice_.layers], fingerprint, kinds)
 
 
-def _needs_anatomy(one: Slice) -> str:
+def _unknown_slice_message(slice_: Slice) -> str:
     return (
-        f"the slice {one.name!r} is none of the release it is a recut of, which can only be put into other tables:"
+        f"the slice {slice_.name!r} is none of the release it is a recut of, which can only be put into other tables:"
         " another cut of this model needs the release key"
     )
 
 
-def _check_described(one: Slice, layers: Iterable[LayerParts], anatomy: Anatomy, kinds: set[tuple[str, str]]) -> None:
-    """What the manifest says of the slice is what its layers make of it."""
-    files = [file.name for file in one.files]
-    same_kind = one.format == "onnx" and (one.format, one.kernels) in kinds and one.sealed is None
+def _check_slice_entry(
+    slice_: Slice, layers: Iterable[LayerFingerprint], fingerprint: Fingerprint, kinds: set[tuple[str, str]]
+) -> None:
+    """Check that the slice's manifest entry (files, tensors) follows from its layers."""
+    files = [file.name for file in slice_.files]
+    same_kind = slice_.format == "onnx" and (slice_.format, slice_.kernels) in kinds and slice_.sealed is None
     if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
-        raise TrustError(f"the slice {one.name!r} of a recut does not run as its base's slices do")
-    if one.files[0].bytes > LIMITS.graph_bytes:
-        raise TrustError(f"the slice {one.name!r}: a graph of {one.files[0].bytes} bytes, at most {LIMITS.graph_bytes}")
-    held = list(layers)
-    writes = {name for layer in held for name in layer.writes}
-    reads = {name for layer in held for name in layer.reads} - writes
-    takes, gives = [spec.name for spec in one.inputs], [spec.name for spec in one.outputs]
-    if sorted(takes) != sorted(reads) or len(set(gives)) != len(gives) or not writes.issuperset(gives):
-        raise TrustError(f"the slice {one.name!r} takes or gives other tensors than its layers do")
-    specs = {part.spec.name: part.spec for part in anatomy.tensors}
-    if any(specs.get(spec.name) != spec for spec in (*one.inputs, *one.outputs)):
-        raise TrustError(f"the slice {one.name!r} says of a tensor what the model does not")
+        raise TrustError(f"the slice {slice_.name!r} of a recut does not run as its base's slices do")
+    if slice_.files[0].bytes > LIMITS.graph_bytes:
+        raise TrustError(
+            f"the slice {slice_.name!r}: a graph of {slice_.files[0].bytes} bytes, at most {LIMITS.graph_bytes}"
+        )
+    own_layers = list(layers)
+    writes = {name for layer in own_layers for name in layer.writes}
+    reads = {name for layer in own_layers for name in layer.reads} - writes
+    input_names, output_names = [spec.name for spec in slice_.inputs], [spec.name for spec in slice_.outputs]
+    if (
+        sorted(input_names) != sorted(reads)
+        or len(set(output_names)) != len(output_names)
+        or not writes.issuperset(output_names)
+    ):
+        raise TrustError(f"the slice {slice_.name!r} takes or gives other tensors than its layers do")
+    specs = {part.spec.name: part.spec for part in fingerprint.tensors}
+    if any(specs.get(spec.name) != spec for spec in (*slice_.inputs, *slice_.outputs)):
+        raise TrustError(f"the slice {slice_.name!r} says of a tensor what the model does not")
 
 
 def _check_order(recut: Manifest) -> None:
-    """Each tensor has one writer, before its readers; an application's tensors are written by nobody."""
-    there = {spec.name for spec in recut.inputs}
-    for one in recut.slices:
-        takes, gives = {spec.name for spec in one.inputs}, {spec.name for spec in one.outputs}
-        if not takes <= there or gives & there:
-            raise TrustError(f"the slice {one.name!r} of a recut reads what is not there yet, or writes what is")
-        there |= gives
-    if not {spec.name for spec in recut.outputs} <= there:
+    """Each tensor is written once, before it is read; no slice writes an input of the model."""
+    available = {spec.name for spec in recut.inputs}
+    for slice_ in recut.slices:
+        input_names, output_names = {spec.name for spec in slice_.inputs}, {spec.name for spec in slice_.outputs}
+        if not input_names <= available or output_names & available:
+            raise TrustError(f"the slice {slice_.name!r} of a recut reads what is not there yet, or writes what is")
+        available |= output_names
+    if not {spec.name for spec in recut.outputs} <= available:
         raise TrustError("a recut's slices do not compute the model's outputs")
 
 
 def _check_compiled(recut: Manifest, base: Manifest) -> None:
-    own = {one.name for one in recut.slices if one in base.slices}
+    unchanged = {slice_.name for slice_ in recut.slices if slice_ in base.slices}
     for compiled in recut.compiled:
-        if compiled not in base.compiled or not own.issuperset(compiled.covers):
+        if compiled not in base.compiled or not unchanged.issuperset(compiled.covers):
             raise TrustError(f"the compiled slice {compiled.slice.name!r} is not the base's, over the base's slices")
 
 
@@ -138,27 +161,29 @@ def _check_compiled(recut: Manifest, base: Manifest) -> None:
 
 
 def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) -> None:
-    """The plan keeps what the base's plan of that class keeps; if the base has none of that class, what each of its
-    plans keeps."""
-    known = base.plans.get(device_class)
-    models = list(base.plans.values()) if known is None else [known]
-    if plan.device_class != device_class or plan.model not in {one.model for one in base.plans.values()}:
+    """The plan must be at least as strict as the base's plan for this device class; if the base has none, as strict as
+    all of its plans."""
+    base_plan = base.plans.get(device_class)
+    reference_plans = list(base.plans.values()) if base_plan is None else [base_plan]
+    if plan.device_class != device_class or plan.model not in {reference.model for reference in base.plans.values()}:
         raise TrustError(f"the plan for {device_class!r} says it is for something else")
-    if loose := {name for one in models for name in one.never_leaves} - set(plan.never_leaves):
+    if unprotected := {name for reference in reference_plans for name in reference.never_leaves} - set(
+        plan.never_leaves
+    ):
         raise TrustError(
-            f"the plan for {device_class!r} lets {sorted(loose)[0]!r} leave the device, which its base forbids"
+            f"the plan for {device_class!r} lets {sorted(unprotected)[0]!r} leave the device, which its base forbids"
         )
-    if early := {layer for one in models for layer in one.earliest_cut} - set(plan.earliest_cut):
+    if movable := {layer for reference in reference_plans for layer in reference.earliest_cut} - set(plan.earliest_cut):
         raise TrustError(
-            f"the plan for {device_class!r} lets layer {sorted(early)[0]!r} run elsewhere, which its base forbids"
+            f"the plan for {device_class!r} lets layer {sorted(movable)[0]!r} run elsewhere, which its base forbids"
         )
-    if plan.offload not in {one.offload for one in models}:
+    if plan.offload not in {reference.offload for reference in reference_plans}:
         raise TrustError(
             f"the plan for {device_class!r} sends to {plan.offload or 'the enrolled server'!r}, which its base does not"
         )
-    if plan.local is None and all(one.local is not None for one in models):
+    if plan.local is None and all(reference.local is not None for reference in reference_plans):
         raise TrustError(f"the plan for {device_class!r} leaves the device no way to answer alone, which its base does")
-    lossless = not all(_may_lose(one) for one in models)
+    lossless = not all(_allows_loss(reference) for reference in reference_plans)
     for row in plan.rows:
         codecs = {*row.codecs.values(), *(codec for hop in row.hops for codec in hop.codecs.values())}
         if lossless and codecs & set(LOSSY):
@@ -166,8 +191,8 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
         _check_row(row, recut)
 
 
-def _may_lose(plan: Plan) -> bool:
-    """Did the operator allow the plan some loss of precision?"""
+def _allows_loss(plan: Plan) -> bool:
+    """True if the operator allowed the plan to lose precision."""
     try:
         return float(plan.limits.get("max_loss", "0")) > 0
     except ValueError:
@@ -175,78 +200,83 @@ def _may_lose(plan: Plan) -> bool:
 
 
 def _check_row(row: Row, recut: Manifest) -> None:
-    """The row sends what its far half takes and no more, and gets back answers alone. That it keeps the plan's earliest
-    cut on the device, every reader of a manifest checks."""
-    by_name = {one.name: one for one in recut.slices}
-    here, there = [by_name[name] for name in row.device], [by_name[name] for name in row.remote]
-    made_here, made_there = ({spec.name for one in half for spec in one.outputs} for half in (here, there))
-    needed_there = {spec.name for one in there for spec in one.inputs} - made_there
-    if set(row.sends) != needed_there or len(set(row.sends)) != len(row.sends):
+    """The row sends exactly the tensors that its remote half needs, and receives only model outputs. That it keeps the
+    plan's earliest cut on the device is checked by every reader of a manifest."""
+    by_name = {slice_.name: slice_ for slice_ in recut.slices}
+    local_slices, remote_slices = [by_name[name] for name in row.device], [by_name[name] for name in row.remote]
+    made_locally, made_remotely = (
+        {spec.name for slice_ in half for spec in slice_.outputs} for half in (local_slices, remote_slices)
+    )
+    needed_remotely = {spec.name for slice_ in remote_slices for spec in slice_.inputs} - made_remotely
+    if set(row.sends) != needed_remotely or len(set(row.sends)) != len(row.sends):
         raise TrustError(f"row {row.name!r} of a recut sends other tensors than its far half takes")
-    if not set(row.receives) <= made_there & {spec.name for spec in recut.outputs}:
+    if not set(row.receives) <= made_remotely & {spec.name for spec in recut.outputs}:
         raise TrustError(f"row {row.name!r} of a recut gets back what is no answer of its far half")
-    given = {spec.name for spec in recut.inputs}
-    if not {spec.name for one in here for spec in one.inputs} <= made_here | given:
+    model_inputs = {spec.name for spec in recut.inputs}
+    if not {spec.name for slice_ in local_slices for spec in slice_.inputs} <= made_locally | model_inputs:
         raise TrustError(f"row {row.name!r} of a recut needs on the device what is computed elsewhere")
+    # The remainder beyond the next link must satisfy the same rules, link by link.
     if row.hops:
-        _check_row(far_half(row), recut)
+        _check_row(remote_half_beyond(row), recut)
 
 
 # Slices, by their files
 
 
-def _read(one: Slice, files: Mapping[str, SliceFile], name: str, read: ReadFile) -> memoryview:
+def _read_file(slice_: Slice, files: Mapping[str, SliceFile], name: str, read: ReadFile) -> memoryview:
     if name not in files:
-        raise TrustError(f"the slice {one.name!r} has no {name}")
-    raw = memoryview(read(one, files[name]))
+        raise TrustError(f"the slice {slice_.name!r} has no {name}")
+    raw = memoryview(read(slice_, files[name]))
     if len(raw) != files[name].bytes:
-        raise TrustError(f"{one.name}/{name}: {len(raw)} bytes instead of {files[name].bytes}")
+        raise TrustError(f"{slice_.name}/{name}: {len(raw)} bytes instead of {files[name].bytes}")
     return raw
 
 
-def _check_graph(one: Slice, graph: SliceGraph, anatomy: Anatomy) -> None:
-    """The slice's operators are its layers', each once; it declares its ends as the model does."""
-    if graph.ir_version != anatomy.ir_version or not set(graph.opsets) <= set(anatomy.opsets):
-        raise TrustError(f"the slice {one.name!r} gives its operators another meaning than the model does")
+def _check_graph(slice_: Slice, graph: SliceGraph, fingerprint: Fingerprint) -> None:
+    """The slice's operators are those of its layers, each once; its inputs and outputs are declared as in the model."""
+    if graph.ir_version != fingerprint.ir_version or not set(graph.opsets) <= set(fingerprint.opsets):
+        raise TrustError(f"the slice {slice_.name!r} gives its operators another meaning than the model does")
     if len({domain for domain, _ in graph.opsets}) != len(graph.opsets):
-        raise TrustError(f"the slice {one.name!r} names an operator set twice")
-    if tuple(map(digest, graph.functions)) != anatomy.functions:
-        raise TrustError(f"the slice {one.name!r} has other functions than the model")
-    layers = {layer.name: layer for layer in anatomy.layers}
-    wanted = {node for name in one.layers for node in layers[name].nodes}
-    found = [digest(node) for node in graph.nodes]
-    if len(found) != len(set(found)) or set(found) != wanted:
-        raise TrustError(f"the slice {one.name!r} holds other operators than its layers do in the model")
-    declared = {part.spec.name: part.declared for part in anatomy.tensors}
-    for specs, ends in ((one.inputs, graph.inputs), (one.outputs, graph.outputs)):
-        if [declared.get(spec.name) for spec in specs] != [digest(end) for end in ends]:
-            raise TrustError(f"the slice {one.name!r} declares other inputs or outputs than the manifest says")
+        raise TrustError(f"the slice {slice_.name!r} names an operator set twice")
+    if tuple(map(sha256_of, graph.functions)) != fingerprint.functions:
+        raise TrustError(f"the slice {slice_.name!r} has other functions than the model")
+    layers = {layer.name: layer for layer in fingerprint.layers}
+    expected = {node for name in slice_.layers for node in layers[name].nodes}
+    actual = [sha256_of(node) for node in graph.nodes]
+    if len(actual) != len(set(actual)) or set(actual) != expected:
+        raise TrustError(f"the slice {slice_.name!r} holds other operators than its layers do in the model")
+    declared = {part.spec.name: part.declared for part in fingerprint.tensors}
+    for specs, declarations in ((slice_.inputs, graph.inputs), (slice_.outputs, graph.outputs)):
+        if [declared.get(spec.name) for spec in specs] != [sha256_of(declaration) for declaration in declarations]:
+            raise TrustError(f"the slice {slice_.name!r} declares other inputs or outputs than the manifest says")
 
 
 def _check_weights(
-    one: Slice, graph: SliceGraph, anatomy: Anatomy, files: Mapping[str, SliceFile], read: ReadFile
+    slice_: Slice, graph: SliceGraph, fingerprint: Fingerprint, files: Mapping[str, SliceFile], read: ReadFile
 ) -> None:
-    """Every weight is the model's under that name, once, and none is called like a tensor that is computed."""
-    known = frozenset(anatomy.weights)
-    beside = _read(one, files, WEIGHTS, read) if WEIGHTS in files else memoryview(b"")
-    bearers = [_weight(raw, known, beside) for raw in graph.initializers]
+    """Every weight is the model's under its name, and occurs once; no weight has the name of a computed tensor."""
+    known = frozenset(fingerprint.weights)
+    weights_file = _read_file(slice_, files, WEIGHTS, read) if WEIGHTS in files else memoryview(b"")
+    names = [_verified_weight_name(raw, known, weights_file) for raw in graph.initializers]
     for raw in graph.sparse_initializers:
-        if sparse_weight(raw) not in known:
-            raise TrustError(f"the slice {one.name!r} has a sparse weight that is not the model's")
-        bearers.append(sparse_name(raw))
-    if len(set(bearers)) != len(bearers) or {part.spec.name for part in anatomy.tensors} & set(bearers):
-        raise TrustError(f"the slice {one.name!r} has a weight twice, or one in a tensor's place")
+        if sparse_weight_digest(raw) not in known:
+            raise TrustError(f"the slice {slice_.name!r} has a sparse weight that is not the model's")
+        names.append(sparse_name(raw))
+    if len(set(names)) != len(names) or {part.spec.name for part in fingerprint.tensors} & set(names):
+        raise TrustError(f"the slice {slice_.name!r} has a weight twice, or one in a tensor's place")
 
 
-def _weight(raw: memoryview, known: frozenset[str], beside: memoryview) -> str:
-    """The name of that initializer; TrustError if it is not one of the model."""
-    if weight_inside(raw) in known:
+def _verified_weight_name(raw: memoryview, known: frozenset[str], weights_file: memoryview) -> str:
+    """Name of the initializer; TrustError if it is not one of the model's."""
+    # A weight embedded in the graph is compared by its bytes; one in the weights file by name, type, shape and the
+    # digest of the data that the graph refers to. Its offset is free, because weights files differ between cuts.
+    if embedded_weight_digest(raw) in known:
         return tensor_name(raw)
-    pointer = read_pointer(raw)
+    pointer = read_external_weight(raw)
     end = pointer.offset + pointer.length
-    if pointer.location != WEIGHTS or end > len(beside):
+    if pointer.location != WEIGHTS or end > len(weights_file):
         raise TrustError(f"the weight {pointer.name[:80]!r} is not in the slice's weights file")
-    data = digest(beside[pointer.offset : end])
-    if weight_beside(pointer.name, pointer.data_type, pointer.dims, data) not in known:
+    data = sha256_of(weights_file[pointer.offset : end])
+    if external_weight_digest(pointer.name, pointer.data_type, pointer.dims, data) not in known:
         raise TrustError(f"the weight {pointer.name[:80]!r} is not the model's")
     return pointer.name

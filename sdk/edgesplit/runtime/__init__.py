@@ -1,7 +1,8 @@
-"""Runtimes behind one interface: `load` a slice's folder, `run` it on named tensors. One engine, one file.
+"""Runtimes behind one interface: `load` a slice, then `run` it on named tensors. Each engine has one module.
 
-`onnx.py` runs slices on onnxruntime; `emulated.py` wraps any runtime and waits until a device profile's predicted
-time has passed. Execution of a row (several slices over one set of live tensors) is `execute`.
+`onnx.py` runs slices on onnxruntime, `tflite.py` on LiteRT; `emulated.py` wraps any runtime and waits until the time
+predicted by a device profile has passed. `run_slices` executes the slices of a row over one set of tensors. May import
+the SDK's root modules, `edgesplit.crypto` and `edgesplit.release`.
 """
 
 from __future__ import annotations
@@ -25,31 +26,31 @@ Tensors = Mapping[str, Tensor]
 
 
 class Program(Protocol):
-    """A slice that is loaded and can run, from any thread."""
+    """A loaded slice, which can run from any thread."""
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """All outputs of the slice by name; InferenceFailed if the runtime cannot."""
+        """Compute all outputs of the slice by name; InferenceFailed where the runtime fails."""
         ...
 
 
 class Runtime(Protocol):
-    """An engine that runs slices."""
+    """An engine that loads slices."""
 
     name: str
 
     def load(self, slice_: Slice, folder: SliceSource) -> Program:
-        """The slice, ready to run; `folder` holds its files. ModelRefused if this engine cannot take it."""
+        """Load a slice, whose files are in `folder`. ModelRefused where this engine does not support it."""
         ...
 
 
 @dataclass(slots=True)
 class Timing:
-    """What a run of slices took."""
+    """Run times of a sequence of slices."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """By slice."""
-    late: int = 0
-    """Emulated slices for which this host was slower than the profile."""
+    """Seconds by slice name."""
+    overruns: int = 0
+    """Number of emulated runs for which this host was slower than the emulated device."""
 
     @property
     def total_s(self) -> float:
@@ -57,15 +58,15 @@ class Timing:
         return sum(self.seconds.values())
 
 
-def execute(
+def run_slices(
     programs: Mapping[str, Program], order: Iterable[str], tensors: Tensors, timing: Timing | None = None
 ) -> dict[str, Tensor]:
-    """Run the named slices in order over one set of live tensors; returns that set, inputs included."""
-    live = dict(tensors)
+    """Run the named slices in order. Returns all tensors: `tensors` and the outputs of every slice."""
+    values = dict(tensors)
     for name in order:
         start = perf_counter()
-        live.update(programs[name].run(live))
+        values.update(programs[name].run(values))
         if timing is not None:
             timing.seconds[name] = perf_counter() - start
-            timing.late += int(getattr(programs[name], "last_was_late", False))
-    return live
+            timing.overruns += int(getattr(programs[name], "last_was_late", False))
+    return values

@@ -1,4 +1,5 @@
-"""Each slice on the engine of its format. An engine is imported when the first slice needs it: 35 MB each."""
+"""Dispatch by format: each slice runs on the engine of its format. An engine is imported when the first slice needs it,
+because each takes 35 MB."""
 
 from __future__ import annotations
 
@@ -9,43 +10,43 @@ from edgesplit.crypto.slice_encryption import SliceSource
 from edgesplit.errors import EdgeError, ModelRefused
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime
-from edgesplit.runtime.options import Setup
+from edgesplit.runtime.options import EngineOptions
 
 log = logging.getLogger(__name__)
 
 
-def _onnx(setup: Setup) -> Runtime:
+def _onnx(setup: EngineOptions) -> Runtime:
     from edgesplit.runtime.onnx import OnnxRuntime
 
     return OnnxRuntime(setup.threads, setup.optimise, spinning=setup.spinning, providers=setup.providers)
 
 
-def _tflite(setup: Setup) -> Runtime:
+def _tflite(setup: EngineOptions) -> Runtime:
     from edgesplit.runtime.tflite import LiteRtRuntime
 
     return LiteRtRuntime(threads=setup.threads)
 
 
-ENGINES: Mapping[str, Callable[[Setup], Runtime]] = {"onnx": _onnx, "tflite": _tflite}
-"""By slice format."""
+ENGINES: Mapping[str, Callable[[EngineOptions], Runtime]] = {"onnx": _onnx, "tflite": _tflite}
+"""Factories of the engines by slice format."""
 
 
-class EngineByFormat:
-    """A runtime for slices of every format; all engines share one setup."""
+class DispatchingRuntime:
+    """Runtime for slices of every format; all engines share the same options."""
 
     name = "by-format"
 
-    def __init__(self, threads: int = 1, setup: Setup | None = None) -> None:
-        self.setup = setup or Setup(threads=threads)
+    def __init__(self, threads: int = 1, setup: EngineOptions | None = None) -> None:
+        self.setup = setup or EngineOptions(threads=threads)
         self._engines: dict[str, Runtime] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know of how slices run here: an accelerator that is not used, and why."""
+        """Messages for operators about how slices run here: accelerators that are not used, and why."""
         return tuple(note for engine in self._engines.values() for note in getattr(engine, "notes", ()))
 
     def load(self, slice_: Slice, folder: SliceSource) -> Program:
-        """The slice on its engine; ModelRefused if that is not installed or cannot take it."""
+        """Load the slice on its engine; ModelRefused where that is not installed or does not support the slice."""
         if slice_.format not in ENGINES:
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which no engine here runs")
         if slice_.format not in self._engines:
@@ -58,7 +59,7 @@ class EngineByFormat:
         return self._engines[slice_.format].load(slice_, folder)
 
     def load_merged(self, parts: Sequence[tuple[Slice, SliceSource]], outputs: Collection[str]) -> Program | None:
-        """Neighbouring slices as one program that gives `outputs`, where their engine can do that for these."""
+        """Load neighbouring slices as one program with these outputs; None where their engine cannot merge them."""
         engine = self._engines.get(parts[0][0].format)
         load: Callable[..., Program] | None = getattr(engine, "load_merged", None)
         if load is None:
@@ -66,5 +67,5 @@ class EngineByFormat:
         try:
             return load(parts, outputs)
         except EdgeError as error:
-            log.info("%s run one by one: %s", ", ".join(one.name for one, _ in parts), error)
+            log.info("%s run one by one: %s", ", ".join(slice_.name for slice_, _ in parts), error)
             return None

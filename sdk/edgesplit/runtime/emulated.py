@@ -1,7 +1,8 @@
-"""The emulated runtime: runs the real slice on another engine, then waits until a profile's predicted time is over.
+"""Emulated runtime: runs the real slice on another engine, then waits until the time predicted by a device profile has
+passed.
 
-Answers are the inner engine's, to the bit; only time is emulated. Where this host is slower than the profile the run is
-marked late (`Program.last_was_late`, per thread). Nothing here pretends to a device's memory or power.
+Outputs are the inner engine's, bit for bit; only time is emulated. Where this host is slower than the profile, the run
+is marked as an overrun (`EmulatedProgram.last_was_late`, per thread). A device's memory and power are not emulated.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors
 
 TOLERANCE_S = 0.0005
-"""A run that overshoots by less than this is the host's timer, not a host that is too slow."""
+"""Overruns smaller than this are attributed to the host's timer."""
 
 
 class EmulatedRuntime:
-    """Wraps `inner`; `slice_s` are a plan's seconds by slice. All runtimes of one device share one `processor`."""
+    """Wraps `inner`; `slice_s` are a plan's seconds by slice. All runtimes of one device share the lock `processor`."""
 
     def __init__(self, inner: Runtime, slice_s: Mapping[str, float], processor: threading.Lock | None = None) -> None:
         self.name = f"emulated+{inner.name}"
@@ -28,40 +29,42 @@ class EmulatedRuntime:
         self._processor = processor or threading.Lock()
 
     def load(self, slice_: Slice, folder: SliceSource) -> EmulatedProgram:
-        """The slice on the inner engine, with its predicted time; one the plan does not price takes what it takes."""
+        """Load the slice on the inner engine, with its predicted time; a slice without a prediction takes its actual
+        time."""
         return self.wrap(slice_.name, self._inner.load(slice_, folder))
 
     def wrap(self, name: str, program: Program) -> EmulatedProgram:
-        """A program loaded elsewhere (the input slice has no engine), timed as that slice."""
+        """Emulate the time of slice `name` for a program that was loaded elsewhere (the input slice has no engine)."""
         return EmulatedProgram(program, self._slice_s.get(name, 0.0), self._processor)
 
 
 class EmulatedProgram:
-    """A slice that takes as long as the device would."""
+    """A slice that takes as long as it would on the emulated device."""
 
     def __init__(self, inner: Program, seconds: float, processor: threading.Lock) -> None:
         self._inner = inner
         self._seconds = seconds
         self._processor = processor
-        self._last = threading.local()
+        self._last_run = threading.local()
 
     @property
     def last_was_late(self) -> bool:
-        """Whether this thread's latest run took the host longer than the device would have needed."""
-        return bool(getattr(self._last, "late", False))
+        """True if this thread's latest run took longer than the emulated device would have needed."""
+        return bool(getattr(self._last_run, "late", False))
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The inner program's outputs, once the predicted time is over. One at a time: a device has one processor."""
+        """The inner program's outputs, returned once the predicted time has passed. One run at a time: a device has one
+        processor."""
         with self._processor:
             start = perf_counter()
             outputs = self._inner.run(tensors)
-            self._last.late = wait_out(start, self._seconds)
+            self._last_run.late = sleep_until_elapsed(start, self._seconds)
         return outputs
 
 
-def wait_out(start: float, seconds: float) -> bool:
-    """Wait until `seconds` after `start` (of perf_counter); True if that moment had passed already."""
-    left = start + seconds - perf_counter()
-    if left > 0:
-        sleep(left)
-    return seconds > 0 and left < -TOLERANCE_S
+def sleep_until_elapsed(start: float, seconds: float) -> bool:
+    """Sleep until `seconds` after `start` (of perf_counter); True if that time had passed already."""
+    remaining = start + seconds - perf_counter()
+    if remaining > 0:
+        sleep(remaining)
+    return seconds > 0 and remaining < -TOLERANCE_S

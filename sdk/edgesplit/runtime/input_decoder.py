@@ -1,4 +1,5 @@
-"""The input slice: camera or microphone bytes become the model's first tensor. No files; the spec is the program."""
+"""The input slice: decodes camera or microphone bytes into the model's first tensor. It has no files; the input spec
+defines it."""
 
 from __future__ import annotations
 
@@ -6,23 +7,23 @@ from typing import TYPE_CHECKING
 
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME, InputSpec, prepare
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.runtime import Tensor, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
 
 class InputProgram:
-    """Runs an input spec; the same code on both tiers, so that both see the same tensor."""
+    """Runs an input spec. All tiers use this code, so that they compute the same tensor."""
 
     def __init__(self, spec: InputSpec) -> None:
         self.spec = spec
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """The model's first tensor from `frame`; UsageError if that is no such frame."""
+        """Decode `frame` into the model's first tensor; UsageError where it is not a valid frame."""
         frame = tensors.get(FRAME)
         if frame is None or frame.dtype != np.uint8 or frame.ndim != 1:
             raise UsageError(f"the input {FRAME!r} must be the frame's bytes: UINT8, one dimension")

@@ -1,4 +1,4 @@
-"""A release's slices as programs: the input slice runs its spec, every other one the engine that is given."""
+"""Loads a release's slices as programs: the input slice from its spec, every other one on the given runtime."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from edgesplit.runtime.input_decoder import InputProgram
 def load_slices(
     manifest: Manifest, slice_folder: Callable[[str], SliceSource], runtime: Runtime, only: Iterable[str] | None = None
 ) -> dict[str, Program]:
-    """Programs by slice name: of all slices, or of those in `only`. `slice_folder` says where a slice's files lie."""
-    wanted = {one.name for one in manifest.slices} if only is None else set(only)
-    known = manifest.every_slice
-    return {one.name: load_slice(manifest, one, slice_folder, runtime) for one in known if one.name in wanted}
+    """Programs by slice name: of all slices, or of those in `only`. `slice_folder` returns a slice's files."""
+    wanted = {slice_.name for slice_ in manifest.slices} if only is None else set(only)
+    known = manifest.all_slices
+    return {
+        slice_.name: load_slice(manifest, slice_, slice_folder, runtime) for slice_ in known if slice_.name in wanted
+    }
 
 
-def load_slice(manifest: Manifest, one: Slice, slice_folder: Callable[[str], SliceSource], runtime: Runtime) -> Program:
-    """One slice as a program; ModelRefused if it cannot be."""
-    if one.format != "input":
-        source = slice_folder(one.name)
+def load_slice(
+    manifest: Manifest, slice_: Slice, slice_folder: Callable[[str], SliceSource], runtime: Runtime
+) -> Program:
+    """Load one slice; ModelRefused where that fails."""
+    if slice_.format != "input":
+        source = slice_folder(slice_.name)
         if not isinstance(source, SliceInMemory):
-            return runtime.load(one, source)
+            return runtime.load(slice_, source)
         with source:
-            return runtime.load(one, source)
+            return runtime.load(slice_, source)
     if manifest.input_spec is None or not manifest.input_spec.tensor:
-        raise ModelRefused(f"slice {one.name} decodes the input, but the release has no complete input spec")
+        raise ModelRefused(f"slice {slice_.name} decodes the input, but the release has no complete input spec")
     return InputProgram(manifest.input_spec)

@@ -1,7 +1,8 @@
-"""Which weights of an ONNX graph lie outside of it, read from its bytes alone: devices have no `onnx` package.
+"""External weights of an ONNX graph, found by parsing its bytes: devices have no `onnx` package.
 
-Reads only as much of protobuf's wire format as that takes (ModelProto.graph = 7, GraphProto.initializer = 5, and five
-fields of TensorProto). The bytes were signed; what does not add up is refused all the same, never read beyond its end.
+Parses only the necessary part of protobuf's wire format (ModelProto.graph = 7, GraphProto.initializer = 5, and five
+fields of TensorProto). The bytes were signed; inconsistent ones are refused all the same, and nothing is read beyond
+their end.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from edgesplit.runtime import Tensor
 _GRAPH, _INITIALIZER = 7, 5
 _DIMS, _TYPE, _NAME, _EXTERNAL_DATA = 1, 2, 8, 13
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-TYPES = {
+NUMPY_TYPES = {
     1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 9: "?", 10: "<f2", 11: "<f8", 12: "<u4",
     13: "<u8",
 }  # fmt: skip
-"""TensorProto.DataType as numpy's, where numpy has the type."""
+"""numpy type by TensorProto.DataType, where numpy has the type."""
 
 
 @dataclass(frozen=True, slots=True)
-class WeightOutside:
+class ExternalTensor:
     """An initializer whose bytes are in a file beside the graph."""
 
     name: str
@@ -37,37 +38,40 @@ class WeightOutside:
     bytes: int
 
     def array(self, file: mmap.mmap) -> Tensor:
-        """The weight, in place in `file`; ModelRefused where the file does not hold it."""
+        """The weight as an array in place in `file`; ModelRefused where the file does not contain it."""
         if self.offset < 0 or self.bytes < 0 or self.offset + self.bytes > len(file):
             raise ModelRefused(f"the weight {self.name[:80]!r} is not in its file")
-        flat = np.frombuffer(file, np.dtype(TYPES[self.type]), prod(self.dims), self.offset)
+        flat = np.frombuffer(file, np.dtype(NUMPY_TYPES[self.type]), prod(self.dims), self.offset)
         return flat.reshape(self.dims)
 
 
-def shareable(weight: WeightOutside) -> bool:
-    """Whether numpy can show it to the engine in place."""
-    return weight.type in TYPES and prod(weight.dims) * np.dtype(TYPES[weight.type]).itemsize == weight.bytes > 0
+def is_shareable(weight: ExternalTensor) -> bool:
+    """True if numpy can pass the weight to the engine in place."""
+    return (
+        weight.type in NUMPY_TYPES
+        and prod(weight.dims) * np.dtype(NUMPY_TYPES[weight.type]).itemsize == weight.bytes > 0
+    )
 
 
-def weights_outside(graph: bytes) -> list[WeightOutside]:
-    """Every initializer of the main graph that lies outside; ModelRefused where the bytes are no ONNX model."""
+def external_tensors(graph: bytes) -> list[ExternalTensor]:
+    """Every external initializer of the main graph; ModelRefused where the bytes are not an ONNX model."""
     try:
         return [
             weight
-            for number, model_part in _fields(memoryview(graph))
+            for number, model_part in _iter_fields(memoryview(graph))
             if number == _GRAPH and isinstance(model_part, memoryview)
-            for part, tensor in _fields(model_part)
+            for part, tensor in _iter_fields(model_part)
             if part == _INITIALIZER and isinstance(tensor, memoryview)
-            for weight in _outside(tensor)
+            for weight in _external_tensor(tensor)
         ]
     except (IndexError, ValueError, UnicodeDecodeError) as error:
         raise ModelRefused(f"the graph is not an ONNX model: {error}") from error
 
 
-def _outside(tensor: memoryview) -> Iterator[WeightOutside]:
-    """The tensor, if its data are outside."""
+def _external_tensor(tensor: memoryview) -> Iterator[ExternalTensor]:
+    """Yield the tensor if its data are external."""
     name, kind, dims, entries = "", 0, [], {}
-    for number, value in _fields(tensor):
+    for number, value in _iter_fields(tensor):
         if number == _NAME and isinstance(value, memoryview):
             name = bytes(value).decode()
         elif number == _TYPE and isinstance(value, int):
@@ -75,14 +79,14 @@ def _outside(tensor: memoryview) -> Iterator[WeightOutside]:
         elif number == _DIMS:
             dims += [value] if isinstance(value, int) else list(_varints(value))
         elif number == _EXTERNAL_DATA and isinstance(value, memoryview):
-            entry = {part: bytes(text).decode() for part, text in _fields(value) if isinstance(text, memoryview)}
+            entry = {part: bytes(text).decode() for part, text in _iter_fields(value) if isinstance(text, memoryview)}
             entries[entry.get(1, "")] = entry.get(2, "")
     if entries:
-        yield WeightOutside(name, kind, tuple(dims), int(entries.get("offset") or 0), int(entries.get("length") or -1))
+        yield ExternalTensor(name, kind, tuple(dims), int(entries.get("offset") or 0), int(entries.get("length") or -1))
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a message."""
+def _iter_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Iterate over a message's fields as (number, value)."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,8 +1,8 @@
-"""Neighbouring ONNX slices as one graph, made from their bytes alone: devices have no `onnx` package.
+"""Merging of neighbouring ONNX slices into one graph, on the level of bytes: devices have no `onnx` package.
 
-Slices of one release are cut from one graph, so their tensors' names fit each other; weights stay where they are, in
-each slice's own signed file, by a location that names the slice. What cannot be put together without doubt (other
-operator sets, one name for two things) is a `CannotMerge`, and the slices run one by one.
+Slices of one release are cut from one graph, so their tensors' names match; weights stay in each slice's own signed
+file, referred to by a location with the slice's name. Slices that cannot be merged safely (different operator sets, one
+name for two things) raise `CannotMerge`, and run one by one.
 """
 
 from __future__ import annotations
@@ -19,84 +19,100 @@ _KEY, _VALUE = 1, 2
 
 
 class CannotMerge(EdgeError):
-    """These slices must run one by one."""
+    """These slices cannot be merged and must run one by one."""
 
 
-def merged(graphs: Mapping[str, bytes], outputs: Collection[str]) -> bytes:
-    """One model of the slices in `graphs` (by name, in the order in which they run), that gives `outputs`.
+def merge_graphs(graphs: Mapping[str, bytes], outputs: Collection[str]) -> bytes:
+    """Merge the slices in `graphs` (by name, in execution order) into one model with these outputs.
 
-    Its inputs are all that no slice before gives; a weight in `weights.bin` of slice `s` is at `s/weights.bin`.
+    Its inputs are all tensors that no slice produces; a weight in `weights.bin` of slice `s` gets the location
+    `s/weights.bin`.
     """
     try:
         parts = {name: onnx_graph.read_graph(raw) for name, raw in graphs.items()}
-        return _merged(parts, outputs)
+        return _merge(parts, outputs)
     except TrustError as error:
         raise CannotMerge(f"not graphs as slices have them: {error}") from error
 
 
-def _merged(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str]) -> bytes:
+def _merge(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str]) -> bytes:
     first = next(iter(parts.values()))
-    if any(one.opsets != first.opsets for one in parts.values()):
+    if any(graph_part.opsets != first.opsets for graph_part in parts.values()):
         raise CannotMerge("they are of several operator sets")
-    if any(one.sparse_initializers for one in parts.values()):
+    if any(graph_part.sparse_initializers for graph_part in parts.values()):
         raise CannotMerge("they hold sparse weights")
-    given = {onnx_graph.value_name(raw): raw for one in parts.values() for raw in one.outputs}
-    taken = {onnx_graph.value_name(raw): raw for one in parts.values() for raw in one.inputs}
-    missing = sorted(set(outputs) - set(given))
+    produced = {onnx_graph.value_name(raw): raw for graph_part in parts.values() for raw in graph_part.outputs}
+    consumed = {onnx_graph.value_name(raw): raw for graph_part in parts.values() for raw in graph_part.inputs}
+    missing = sorted(set(outputs) - set(produced))
     if missing:
         raise CannotMerge(f"none of them gives {missing[0][:80]!r}")
-    weights = _by_name(
+    # Slices of one model may share weights and functions: each is taken once, if all copies are equal.
+    weights = _unique_by_name(
         (
-            (onnx_graph.tensor_name(raw), _relocated(raw, name))
-            for name, one in parts.items()
-            for raw in one.initializers
+            (onnx_graph.tensor_name(raw), _with_relocated_data(raw, name))
+            for name, graph_part in parts.items()
+            for raw in graph_part.initializers
         ),
         "weight",
     )
-    functions = _by_name(((bytes(raw), raw) for one in parts.values() for raw in one.functions), "function")
-    graph = [_part(NODE, raw) for one in parts.values() for raw in one.nodes]
-    graph += [_part(NAME, b"merged"), *(_part(INITIALIZER, raw) for raw in weights.values())]
-    graph += [_part(INPUT, raw) for name, raw in taken.items() if name not in given]
-    graph += [_part(OUTPUT, given[name]) for name in outputs]
-    model = [_number(IR_VERSION, max(one.ir_version for one in parts.values())), _part(GRAPH, b"".join(graph))]
-    model += [_part(OPSETS, _part(1, domain.encode()) + _number(2, version)) for domain, version in first.opsets]
-    return b"".join([*model, *(_part(FUNCTIONS, raw) for raw in functions.values())])
+    functions = _unique_by_name(
+        ((bytes(raw), raw) for graph_part in parts.values() for raw in graph_part.functions), "function"
+    )
+    graph = [_encode_bytes_field(NODE, raw) for graph_part in parts.values() for raw in graph_part.nodes]
+    graph += [
+        _encode_bytes_field(NAME, b"merged"),
+        *(_encode_bytes_field(INITIALIZER, raw) for raw in weights.values()),
+    ]
+    # Tensors that one slice produces and another consumes become internal; only the others remain inputs.
+    graph += [_encode_bytes_field(INPUT, raw) for name, raw in consumed.items() if name not in produced]
+    graph += [_encode_bytes_field(OUTPUT, produced[name]) for name in outputs]
+    model = [
+        _encode_varint_field(IR_VERSION, max(graph_part.ir_version for graph_part in parts.values())),
+        _encode_bytes_field(GRAPH, b"".join(graph)),
+    ]
+    model += [
+        _encode_bytes_field(OPSETS, _encode_bytes_field(1, domain.encode()) + _encode_varint_field(2, version))
+        for domain, version in first.opsets
+    ]
+    return b"".join([*model, *(_encode_bytes_field(FUNCTIONS, raw) for raw in functions.values())])
 
 
-def _by_name(found: Iterable[tuple[str | bytes, bytes | memoryview]], what: str) -> dict[str | bytes, bytes]:
-    """Each once; CannotMerge where two differ under one name."""
-    kept: dict[str | bytes, bytes] = {}
-    for name, raw in found:
-        if kept.setdefault(name, bytes(raw)) != raw:
-            raise CannotMerge(f"two different {what}s have the name {str(name)[:80]!r}")
-    return kept
+def _unique_by_name(items: Iterable[tuple[str | bytes, bytes | memoryview]], kind: str) -> dict[str | bytes, bytes]:
+    """Each item once by name; CannotMerge where two items with one name differ."""
+    unique: dict[str | bytes, bytes] = {}
+    for name, raw in items:
+        if unique.setdefault(name, bytes(raw)) != raw:
+            raise CannotMerge(f"two different {kind}s have the name {str(name)[:80]!r}")
+    return unique
 
 
-def _relocated(raw: memoryview, slice_name: str) -> bytes:
-    """The initializer, its data looked for in that slice's folder if they lie outside of the graph."""
-    made = []
-    for number, value in onnx_graph.fields(raw):
+def _with_relocated_data(raw: memoryview, slice_name: str) -> bytes:
+    """The initializer with the location of its external data, if any, moved to the slice's folder."""
+    encoded_fields = []
+    for number, value in onnx_graph.iter_fields(raw):
         if isinstance(value, int):
-            made.append(_number(number, value))
+            encoded_fields.append(_encode_varint_field(number, value))
         elif number != EXTERNAL_DATA:
-            made.append(_part(number, value))
+            encoded_fields.append(_encode_bytes_field(number, value))
         else:
-            entry = {part: bytes(text) for part, text in onnx_graph.fields(value) if not isinstance(text, int)}
+            entry = {part: bytes(text) for part, text in onnx_graph.iter_fields(value) if not isinstance(text, int)}
             if entry.get(_KEY) == b"location":
                 entry[_VALUE] = f"{slice_name}/".encode() + entry[_VALUE]
-            made.append(_part(number, b"".join(_part(part, text) for part, text in entry.items())))
-    return b"".join(made)
+            encoded_fields.append(
+                _encode_bytes_field(number, b"".join(_encode_bytes_field(part, text) for part, text in entry.items()))
+            )
+    return b"".join(encoded_fields)
 
 
-def _part(number: int, raw: bytes | memoryview) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(raw)) + raw
+def _encode_bytes_field(number: int, raw: bytes | memoryview) -> bytes:
+    return _encode_varint(number << 3 | 2) + _encode_varint(len(raw)) + raw
 
 
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
+def _encode_varint_field(number: int, value: int) -> bytes:
+    return _encode_varint(number << 3) + _encode_varint(value)
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -105,7 +121,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def neighbours(order: Sequence[str], mergeable: Collection[str]) -> list[tuple[str, ...]]:
+def mergeable_runs(order: Sequence[str], mergeable: Collection[str]) -> list[tuple[str, ...]]:
     """The longest runs of two or more mergeable slices in this order."""
     runs: list[list[str]] = [[]]
     for name in order:

@@ -1,4 +1,4 @@
-"""How slices are run on this machine: what an operator chooses, and what is found out by measurement."""
+"""Engine options of one machine: chosen by an operator, or found by the tuner's measurements."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 Optimise = Literal["exact", "fast"]
-"""`exact`: slice by slice as they were cut, the whole model's bits on one machine. `fast`: engines may fuse further,
-across neighbouring slices too; outputs differ in their last digits
+"""`exact`: slice by slice as they were cut; gives the whole model's bits on one machine. `fast`: engines may fuse
+further, also across neighbouring slices; outputs differ in their last digits
 (`edgesplit_agent.releases.loaded_release.RELATIVE_TOLERANCE`)."""
-MOST_THREADS = 256
+MAX_THREADS = 256
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of every engine of one release."""
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of every engine of one release."""
 
-    threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)] = 1
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MAX_THREADS)] = 1
     spinning: bool = False
-    """Threads that wait for work keep their core: quicker alone, ruinous beside others."""
+    """Idle threads spin on their core: faster alone, very slow beside other load."""
     optimise: Optimise = "exact"
     merge: bool = False
-    """Neighbouring slices run as one session, where that can be made."""
+    """Run neighbouring slices as one session, where possible."""
     providers: tuple[str, ...] = ()
-    """Accelerators of onnxruntime to try first, by their short names in order; the CPU follows always."""
+    """Short names of onnxruntime's accelerators to try first, in order; the CPU is always the last."""
 
     def __str__(self) -> str:
-        """For people: `4 threads, spinning, fast, merged`."""
-        said = [f"{self.threads} thread{'s' * (self.threads != 1)}", *["spinning"] * self.spinning, self.optimise]
-        return ", ".join([*said, *["merged"] * self.merge, *self.providers])
+        """For display: `4 threads, spinning, fast, merged`."""
+        words = [f"{self.threads} thread{'s' * (self.threads != 1)}", *["spinning"] * self.spinning, self.optimise]
+        return ", ".join([*words, *["merged"] * self.merge, *self.providers])
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,7 +1,8 @@
-"""Accelerators of onnxruntime by short names: which of those wanted can be tried here, and what became of them.
+"""Accelerators (onnxruntime's execution providers) by short names: the available ones of those requested, and their
+failures.
 
-The CPU is always last and always there. An accelerator that is missing, refuses a slice or fails in a run is left out,
-and `notes` says so: answers go on, slower.
+The CPU is always last and always available. An accelerator that is missing, refuses a slice or fails in a run is
+skipped, and `notes` reports it: inference continues on the CPU, slower.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edgesplit.errors import UsageError
 
-GONE = "accelerator gone"
+ACCELERATOR_GONE = "accelerator gone"
 log = logging.getLogger(__name__)
 CPU = "CPUExecutionProvider"
 PROVIDERS: Mapping[str, str] = {
@@ -21,12 +22,12 @@ PROVIDERS: Mapping[str, str] = {
     "xnnpack": "XnnpackExecutionProvider",
     "cpu": CPU,
 }
-"""onnxruntime's own names."""
-_LONGEST = 300
+"""onnxruntime's provider names by short name."""
+_MAX_ERROR_CHARS = 300
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
-    """These names, in order; UsageError for one that is unknown or said twice."""
+    """Return the short names unchanged; UsageError for an unknown or repeated one."""
     for name in names:
         if name not in PROVIDERS:
             raise UsageError(f"no execution provider {name[:40]!r}; known: {', '.join(PROVIDERS)}")
@@ -35,48 +36,52 @@ def check_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def sift(wanted: Sequence[str], available: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The accelerators among `wanted` to try, in order and up to the CPU, and notes on those that this build of
-    onnxruntime lacks."""
+def select_available(wanted: Sequence[str], available: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the accelerators of `wanted` that are available, in order and up to the CPU, and notes on those that this
+    build of onnxruntime lacks."""
     before_cpu = wanted[: wanted.index("cpu")] if "cpu" in wanted else wanted
-    there = tuple(name for name in before_cpu if PROVIDERS.get(name) in available)
+    available_names = tuple(name for name in before_cpu if PROVIDERS.get(name) in available)
     missing = tuple(
-        f"{name}: not in this build of onnxruntime; the CPU runs instead" for name in before_cpu if name not in there
+        f"{name}: not in this build of onnxruntime; the CPU runs instead"
+        for name in before_cpu
+        if name not in available_names
     )
-    # What stands behind an accelerator that is there is a second choice, and its absence no news.
-    return there, missing if not there else missing[: before_cpu.index(there[0])]
+    # Accelerators listed after an available one are only alternatives to it: their absence is not reported.
+    return available_names, missing if not available_names else missing[: before_cpu.index(available_names[0])]
 
 
 class Accelerators:
-    """Those of one engine."""
+    """The accelerators of one engine."""
 
     def __init__(self, wanted: Sequence[str], available: Collection[str]) -> None:
-        self._use, self._notes = sift(wanted, available)
+        self._in_use, self._notes = select_available(wanted, available)
 
     @property
     def in_use(self) -> tuple[str, ...]:
-        """Short names, first choice first."""
-        return self._use
+        """Short names in order of preference."""
+        return self._in_use
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For people; empty where everything is as wanted."""
+        """Messages for operators; empty where everything is as requested."""
         return self._notes
 
-    def refused(self, slice_name: str, why: Exception) -> None:
-        """It does not load a slice, which runs on the CPU then."""
-        self._note(f"{'+'.join(self._use)}: refuses slice {slice_name}, the CPU runs it: {_short(why)}")
+    def on_refused(self, slice_name: str, error: Exception) -> None:
+        """Record that the accelerator refused a slice, which then runs on the CPU."""
+        self._add_note(f"{'+'.join(self._in_use)}: refuses slice {slice_name}, the CPU runs it: {_short(error)}")
 
-    def gone(self, slice_name: str, why: Exception) -> None:
-        """It failed in a run where the CPU did not: it is out of it."""
-        self._note(f"{'+'.join(self._use)}: {GONE}, the CPU runs instead (slice {slice_name}: {_short(why)})")
-        self._use = ()
+    def on_failed(self, slice_name: str, error: Exception) -> None:
+        """Record that the accelerator failed in a run that the CPU could do. It is not used any more."""
+        self._add_note(
+            f"{'+'.join(self._in_use)}: {ACCELERATOR_GONE}, the CPU runs instead (slice {slice_name}: {_short(error)})"
+        )
+        self._in_use = ()
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         log.warning("%s", text)
         if len(self._notes) < 8:
             self._notes = (*self._notes, text)
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
+    return " ".join(str(error).split())[:_MAX_ERROR_CHARS] or type(error).__name__

@@ -1,8 +1,9 @@
-"""Slices on LiteRT: `.tflite` files, on the interpreter that is installed (ai-edge-litert, else older tflite-runtime).
+"""Runs slices on LiteRT: `.tflite` files, on the installed interpreter (ai-edge-litert, otherwise the older
+tflite-runtime).
 
 On one machine, with one thread count, a chain of slices gives the whole model's bits. Where LiteRT's default delegate
-(XNNPACK) refused the whole model the manifest says `plain` kernels, and all of its slices run on those. What a file
-keeps to itself between runs is zeroed before each: an inference depends on its inputs alone, on whichever tier.
+(XNNPACK) refused the whole model, the manifest specifies `plain` kernels, and all of its slices run on those. Variables
+that a model keeps between runs are zeroed before each run: an inference depends on its inputs alone, on any tier.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from edgesplit.runtime import Tensor, Tensors
 
 FILE = "model.tflite"
 INTERPRETERS = ("ai_edge_litert.interpreter", "tflite_runtime.interpreter")
-"""Tried in this order: the second is what old devices have (Coral's libedgetpu pairs with old versions)."""
+"""Tried in this order: the second is the one on old devices (Coral's libedgetpu requires old versions)."""
 EDGE_TPU_LIBRARY = "libedgetpu.so.1"
-"""Of the device's own packages."""
+"""Installed by the device's own packages."""
 INSTALL = "LiteRT is not installed here: pip install 'edgesplit[tflite]'"
 
 
@@ -37,7 +38,7 @@ class LiteRtRuntime:
         self.threads = threads
 
     def load(self, slice_: Slice, folder: SliceSource) -> TfliteProgram:
-        """The slice whose file lies in `folder`, ready to run; ModelRefused if LiteRT is missing or cannot take it."""
+        """Load the slice whose file is in `folder`; ModelRefused where LiteRT is missing or does not support it."""
         if slice_.format != "tflite":
             raise ModelRefused(f"slice {slice_.name} has format {slice_.format!r}, which is not LiteRT's")
         try:
@@ -48,8 +49,8 @@ class LiteRtRuntime:
         return TfliteProgram(slice_, interpreter)
 
 
-def litert() -> Any:
-    """The module with `Interpreter`; ModelRefused says what to install where there is none."""
+def import_litert() -> Any:
+    """The installed module with `Interpreter`; ModelRefused with installation instructions where there is none."""
     for name in INTERPRETERS:
         try:
             return importlib.import_module(name)
@@ -61,42 +62,43 @@ def litert() -> Any:
 def open_interpreter(
     path: Path, *, threads: int = 1, kernels: Kernels = "default", shapes: dict[str, tuple[int, ...]] | None = None
 ) -> tuple[Any, Kernels]:
-    """An interpreter whose tensors are allocated, and the kernels it runs on: plain ones where the default is refused.
+    """Open an interpreter and allocate its tensors. Returns it with the kernels it runs on: plain ones where the
+    default is refused.
 
-    `shapes` are inputs to be resized first, by name. ModelRefused with the interpreter's own words.
+    `shapes`: new shapes of inputs by name. ModelRefused contains the interpreter's own message.
     """
-    module = litert()
+    module = import_litert()
     if kernels == "edgetpu":
-        return _on_edge_tpu(module, path, threads), "edgetpu"
+        return _open_on_edge_tpu(module, path, threads), "edgetpu"
     if kernels == "default":
         try:
-            return _allocated(module.Interpreter(model_path=str(path), num_threads=threads), shapes), "default"
+            return _allocate(module.Interpreter(model_path=str(path), num_threads=threads), shapes), "default"
         except (RuntimeError, ValueError):
-            pass  # XNNPACK refuses some valid models: the plain kernels have the last word
+            pass  # XNNPACK refuses some valid models: the plain kernels decide
     plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     try:
-        made = module.Interpreter(model_path=str(path), num_threads=threads, experimental_op_resolver_type=plain)
-        return _allocated(made, shapes), "plain"
+        interpreter = module.Interpreter(model_path=str(path), num_threads=threads, experimental_op_resolver_type=plain)
+        return _allocate(interpreter, shapes), "plain"
     except (RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())[:400] or "it does not say why (tensors larger than memory are a cause)"
-        raise ModelRefused(f"LiteRT cannot load it: {why}") from error
+        reason = " ".join(str(error).split())[:400] or "it does not say why (tensors larger than memory are a cause)"
+        raise ModelRefused(f"LiteRT cannot load it: {reason}") from error
 
 
-def _on_edge_tpu(module: Any, path: Path, threads: int) -> Any:
-    """A compiled file on the Edge TPU; ModelRefused where there is none."""
+def _open_on_edge_tpu(module: Any, path: Path, threads: int) -> Any:
+    """Open a compiled file on the Edge TPU; ModelRefused where there is none."""
     try:
-        ctypes.CDLL(EDGE_TPU_LIBRARY)  # first alone: a delegate that is not there fails once more when it is freed
+        ctypes.CDLL(EDGE_TPU_LIBRARY)  # first by itself: a delegate that cannot be loaded fails again in its destructor
         delegate = module.load_delegate(EDGE_TPU_LIBRARY)
-        made = module.Interpreter(model_path=str(path), num_threads=threads, experimental_delegates=[delegate])
-        return _allocated(made, None)
+        interpreter = module.Interpreter(model_path=str(path), num_threads=threads, experimental_delegates=[delegate])
+        return _allocate(interpreter, None)
     except (OSError, RuntimeError, ValueError) as error:
         raise ModelRefused(f"no Edge TPU runs it here: {' '.join(str(error).split())[:200]}") from error
 
 
-def edge_tpu_trouble() -> str:
-    """Why no Edge TPU can be used here; empty where one can. What is loaded stays loaded."""
+def edge_tpu_problem() -> str:
+    """Why no Edge TPU can be used here; empty where one can. Libraries loaded by this check stay loaded."""
     try:
-        module = litert()
+        module = import_litert()
         ctypes.CDLL(EDGE_TPU_LIBRARY)
         module.load_delegate(EDGE_TPU_LIBRARY)
     except (ModelRefused, OSError, RuntimeError, ValueError) as error:
@@ -104,49 +106,50 @@ def edge_tpu_trouble() -> str:
     return ""
 
 
-def _allocated(interpreter: Any, shapes: dict[str, tuple[int, ...]] | None) -> Any:
-    for one in interpreter.get_input_details():
-        if shapes and one["name"] in shapes:
-            interpreter.resize_tensor_input(one["index"], shapes[one["name"]], strict=False)
+def _allocate(interpreter: Any, shapes: dict[str, tuple[int, ...]] | None) -> Any:
+    for detail in interpreter.get_input_details():
+        if shapes and detail["name"] in shapes:
+            interpreter.resize_tensor_input(detail["index"], shapes[detail["name"]], strict=False)
     interpreter.allocate_tensors()
     return interpreter
 
 
 def invoke(interpreter: Any, tensors: Tensors) -> dict[str, Tensor]:
-    """One run from a fresh state: the outputs by name. An input whose shape differs from the last run's is resized."""
-    interpreter.reset_all_variables()
+    """Run once from a reset state; returns the outputs by name. Inputs whose shape differs from the previous run's are
+    resized."""
+    interpreter.reset_all_variables()  # state of a previous run must not influence this one
     inputs = interpreter.get_input_details()
-    resized = [one for one in inputs if tuple(one["shape"]) != np.shape(tensors[one["name"]])]
-    for one in resized:
-        interpreter.resize_tensor_input(one["index"], np.shape(tensors[one["name"]]), strict=False)
+    resized = [detail for detail in inputs if tuple(detail["shape"]) != np.shape(tensors[detail["name"]])]
+    for detail in resized:
+        interpreter.resize_tensor_input(detail["index"], np.shape(tensors[detail["name"]]), strict=False)
     if resized:
         interpreter.allocate_tensors()
-    for one in inputs:
-        interpreter.set_tensor(one["index"], np.asarray(tensors[one["name"]]))
+    for detail in inputs:
+        interpreter.set_tensor(detail["index"], np.asarray(tensors[detail["name"]]))
     interpreter.invoke()
-    return {one["name"]: interpreter.get_tensor(one["index"]) for one in interpreter.get_output_details()}
+    return {detail["name"]: interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()}
 
 
 class TfliteProgram:
-    """One slice in an interpreter of its own; threads take turns."""
+    """One slice in its own interpreter. Runs are serialised by a lock."""
 
     def __init__(self, slice_: Slice, interpreter: Any) -> None:
         self.slice = slice_
         self._interpreter = interpreter
-        self._turn = threading.Lock()
-        self._inputs = tuple(one["name"] for one in interpreter.get_input_details())
-        outputs = {one["name"] for one in interpreter.get_output_details()}
-        if set(self._inputs) != {one.name for one in slice_.inputs} or not {
-            one.name for one in slice_.outputs
+        self._run_lock = threading.Lock()
+        self._inputs = tuple(detail["name"] for detail in interpreter.get_input_details())
+        outputs = {detail["name"] for detail in interpreter.get_output_details()}
+        if set(self._inputs) != {spec.name for spec in slice_.inputs} or not {
+            spec.name for spec in slice_.outputs
         }.issubset(outputs):
             raise ModelRefused(f"slice {slice_.name}: its file takes or gives other tensors than its manifest says")
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
-        """All outputs by name; InferenceFailed where an input is missing or LiteRT fails."""
+        """Compute all outputs by name; InferenceFailed where an input is missing or LiteRT fails."""
         missing = [name for name in self._inputs if name not in tensors]
         if missing:
             raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
-        with self._turn:
+        with self._run_lock:
             try:
                 return invoke(self._interpreter, tensors)
             except (RuntimeError, ValueError) as error:

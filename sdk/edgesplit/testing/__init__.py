@@ -1,1 +1,4 @@
-"""What tests of edgesplit and of programs that use it need: `edgesplit.link_emulation` shapes a link without root."""
+"""Test support for edgesplit and for programs that use it: virtual time, an in-memory MQTT broker, an MQTT reactor.
+
+Link emulation without root is in `edgesplit.link_emulation`. May import the SDK's root modules and `edgesplit.mqtt`.
+"""

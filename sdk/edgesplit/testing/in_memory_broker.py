@@ -1,10 +1,9 @@
-"""A message broker inside this process, on a hub's time: what `edgesplit.mqtt.session.Session` needs of one, without a
-network.
+"""In-memory MQTT broker in virtual time, with sessions that have the interface of `edgesplit.mqtt.session.Session`.
 
-Promises what MQTT 5 does as far as edgesplit uses it: retained messages, last wills, a second connection under a name
-ends the first, filters with `+` and `#`, shared subscriptions, clean starts only. A client's way there has a delay and
-a rate, may be slow, and may be cut; what is on its way then is lost. Devices write and read what the access rules of
-the real broker allow (`may_write`, `may_read`); a refused certificate is not let in.
+It implements the part of MQTT 5 that edgesplit uses: retained messages, last wills, takeover of a session by a second
+connection with its client id, filters with `+` and `#`, shared subscriptions, and clean starts only. A client's network
+path has a delay and a rate and may be cut; messages in flight are then lost. Devices may write and read what the real
+broker's access rules allow (`may_write`, `may_read`); a refused certificate cannot connect.
 """
 
 from __future__ import annotations
@@ -17,64 +16,66 @@ from typing import Any
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
-from edgesplit.mqtt.session import FIRST_DELAY_S, OnMessage, Will, next_delay
+from edgesplit.mqtt.session import FIRST_BACKOFF_S, OnMessage, Will, next_backoff_s
 from edgesplit.testing.virtual_time import Hub, Timer
 
-KEEPALIVES = 1.5
-"""A client that is silent for so many of its keepalives is taken for dead (MQTT 5, 3.1.2.10)."""
-WRITES = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
-READS = ("desired", "fetched", "kept", "job")
+KEEPALIVE_FACTOR = 1.5
+"""A client that is silent for this many keepalive intervals is considered dead (MQTT 5, 3.1.2.10)."""
+DEVICE_WRITES = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+"""Topic kinds that a device may publish under its own name."""
+DEVICE_READS = ("desired", "fetched", "kept", "job")
+"""Topic kinds that a device may receive under its own name."""
 
 
 @dataclass
-class Way:
-    """A client's way to the broker and back."""
+class NetworkPath:
+    """Emulated network path between a client and the broker."""
 
     delay_s: float = 0.01
     bytes_per_s: float = float("inf")
     cut: bool = False
-    """Nothing comes through, and neither side is told."""
-    _free: dict[str, float] = field(default_factory=dict)
+    """All messages are lost, without either side being notified."""
+    _free_at: dict[str, float] = field(default_factory=dict)
 
-    def arrives(self, now: float, size: int, direction: str) -> float:
-        """When a message that is sent now is there: after those before it."""
-        free = max(now, self._free.get(direction, 0.0)) + size / self.bytes_per_s
-        self._free[direction] = free
+    def arrival_time(self, now: float, size: int, direction: str) -> float:
+        """Arrival time of a message that is sent at `now`, after the messages that are queued before it."""
+        free = max(now, self._free_at.get(direction, 0.0)) + size / self.bytes_per_s
+        self._free_at[direction] = free
         return free + self.delay_s
 
 
 @dataclass
-class Counts:
-    """What a broker did."""
+class BrokerCounters:
+    """Counters of a broker."""
 
     connects: int = 0
     published: int = 0
     delivered: int = 0
     refused: int = 0
-    """Messages on topics that the sender may not write, and connections that were not let in."""
+    """Messages on topics that the sender may not write, and refused connections."""
     payload_bytes: int = 0
 
 
-class LocalBroker:
-    """The broker. Clients connect by `session`."""
+class InMemoryBroker:
+    """The broker. Clients are created by `session`."""
 
     def __init__(self, hub: Hub, *, controllers: Sequence[str] = ("controller",)) -> None:
-        """`controllers` may read and write everything."""
+        """`controllers` may read and write all topics."""
         self.hub = hub
-        self.counts = Counts()
+        self.counts = BrokerCounters()
         self.up = True
-        self.let_in: Callable[[str], str] = lambda client: ""
-        """Why a client is not let in; empty where it is."""
+        self.refusal_reason: Callable[[str], str] = lambda client: ""
+        """Decides whether a client may connect: returns the reason of a refusal, or an empty string."""
         self.on_client: Callable[[str], None] = lambda client: None
-        """Told of each client that is let in."""
-        self.watch: Callable[[str, bytes], None] = lambda topic, payload: None
-        """Told of each message that is passed on."""
+        """Called with the name of each client that connects."""
+        self.on_publish: Callable[[str, bytes], None] = lambda topic, payload: None
+        """Called with each message that is published."""
         self._controllers = frozenset(controllers)
         self._retained: OrderedDict[str, bytes] = OrderedDict()
-        self._clients: dict[str, LocalSession] = {}
-        self._exact: dict[str, dict[LocalSession, int]] = {}
-        self._wild: dict[str, dict[LocalSession, int]] = {}
-        self._shared: dict[tuple[str, str], list[LocalSession]] = {}
+        self._clients: dict[str, InMemorySession] = {}
+        self._exact: dict[str, dict[InMemorySession, int]] = {}
+        self._wild: dict[str, dict[InMemorySession, int]] = {}
+        self._shared: dict[tuple[str, str], list[InMemorySession]] = {}
 
     def session(
         self,
@@ -85,108 +86,109 @@ class LocalBroker:
         on_disconnect: Callable[[], None] | None = None,
         will: Will | Callable[[], Will] | None = None,
         keepalive_s: int = 30,
-        way: Way | None = None,
-    ) -> LocalSession:
-        """As `edgesplit.mqtt.session.Session`, which is not started yet."""
-        return LocalSession(
-            self, client_id, way or Way(0.0),
+        path: NetworkPath | None = None,
+    ) -> InMemorySession:
+        """Create a session, not started, with the parameters of `edgesplit.mqtt.session.Session`."""
+        return InMemorySession(
+            self, client_id, path or NetworkPath(0.0),
             on_message=on_message, on_connect=on_connect, on_disconnect=on_disconnect, will=will,
             keepalive_s=keepalive_s,
         )  # fmt: skip
 
     @property
     def connected(self) -> list[str]:
-        """The clients that are here, by name."""
+        """Names of the connected clients, sorted."""
         return sorted(self._clients)
 
     def retained(self, topic: str) -> bytes:
-        """What is repeated to whoever subscribes; empty for nothing."""
+        """The topic's retained payload; empty if there is none."""
         return self._retained.get(topic, b"")
 
-    def stop(self, *, forget: bool = False) -> None:
-        """Every connection ends; with `forget`, nothing is retained any more."""
+    def stop(self, *, clear_retained: bool = False) -> None:
+        """Close every connection; with `clear_retained`, also delete all retained messages."""
         self.up = False
-        for one in list(self._clients.values()):
-            self._drop(one, will=False)
-            one.lost("the broker has gone")
-        if forget:
+        for session in list(self._clients.values()):
+            self._remove(session, will=False)
+            session.on_connection_lost("the broker has gone")
+        if clear_retained:
             self._retained.clear()
 
     def start(self) -> None:
-        """Let clients in again."""
+        """Accept connections again."""
         self.up = True
 
-    def end(self, client_id: str) -> None:
-        """End that client's connection, if it has one, as its owner would hear it."""
-        one = self._clients.get(client_id)
-        if one is not None:
-            self._drop(one, will=True)
-            one.lost("the broker has ended the connection")
+    def disconnect(self, client_id: str) -> None:
+        """Close the client's connection, if there is one; its session is notified."""
+        session = self._clients.get(client_id)
+        if session is not None:
+            self._remove(session, will=True)
+            session.on_connection_lost("the broker has ended the connection")
 
-    # What sessions ask
+    # Called by sessions
 
-    def admit(self, one: LocalSession) -> str:
-        """Why a client may not connect; empty where it is connected now."""
+    def connect(self, session: InMemorySession) -> str:
+        """Connect a client. Returns the reason of a refusal; empty if it is connected now."""
         if not self.up:
             return "connection refused"
-        if problem := self.let_in(one.client_id):
+        if problem := self.refusal_reason(session.client_id):
             self.counts.refused += 1
             return problem
-        older = self._clients.get(one.client_id)
+        # A second connection with the same client id takes over the session of the first (MQTT 5, 3.1.4).
+        older = self._clients.get(session.client_id)
         if older is not None:
-            self._drop(older, will=True)
+            self._remove(older, will=True)
             older.taken_over = True
-            older.lost("another session of our own name took over: was this card copied?")
+            older.on_connection_lost("another session of our own name took over: was this card copied?")
         self.counts.connects += 1
-        self._clients[one.client_id] = one
-        self.on_client(one.client_id)
+        self._clients[session.client_id] = session
+        self.on_client(session.client_id)
         return ""
 
-    def leave(self, one: LocalSession, *, will: bool) -> None:
-        """A client has gone, with or without a goodbye."""
-        if self._clients.get(one.client_id) is one:
-            self._drop(one, will=will)
+    def remove_session(self, session: InMemorySession, *, will: bool) -> None:
+        """Remove a client that has disconnected; with `will`, publish its last will."""
+        if self._clients.get(session.client_id) is session:
+            self._remove(session, will=will)
 
-    def subscribe(self, one: LocalSession, topics: Sequence[str], qos: int) -> None:
-        """What is retained under these is sent now."""
+    def subscribe(self, session: InMemorySession, topics: Sequence[str], qos: int) -> None:
+        """Add subscriptions and send the retained messages that match them."""
         for topic in topics:
             if topic.startswith("$share/"):
                 _, group, topic_filter = topic.split("/", 2)
                 members = self._shared.setdefault((group, topic_filter), [])
-                if one not in members:
-                    members.append(one)
+                if session not in members:
+                    members.append(session)
                 continue
             wild = "+" in topic or "#" in topic
-            one.filters.add(topic)
-            (self._wild if wild else self._exact).setdefault(topic, {})[one] = qos
-            found = [name for name in self._retained if matches(topic, name)] if wild else [topic]
-            for name in found:
+            session.filters.add(topic)
+            (self._wild if wild else self._exact).setdefault(topic, {})[session] = qos
+            names = [name for name in self._retained if matches(topic, name)] if wild else [topic]
+            for name in names:
                 if name in self._retained:
-                    self._give(one, name, self._retained[name], None)
+                    self._deliver(session, name, self._retained[name], None)
 
-    def unsubscribe(self, one: LocalSession, topics: Sequence[str]) -> None:
-        """No more of these."""
+    def unsubscribe(self, session: InMemorySession, topics: Sequence[str]) -> None:
+        """Remove subscriptions."""
         for topic in topics:
-            one.filters.discard(topic)
+            session.filters.discard(topic)
             for table in (self._exact, self._wild):
                 members = table.get(topic)
                 if members is not None:
-                    members.pop(one, None)
+                    members.pop(session, None)
                     if not members:
                         del table[topic]
 
     def publish(
-        self, sender: LocalSession, topic: str, payload: bytes, retain: bool, correlation: bytes | None
+        self, sender: InMemorySession, topic: str, payload: bytes, retain: bool, correlation: bytes | None
     ) -> bool:
-        """Pass a message on; False if the sender may not write there."""
+        """Distribute a message; False if the sender may not write the topic."""
         if sender.client_id not in self._controllers and not may_write(sender.client_id, topic):
             self.counts.refused += 1
             return False
-        self._pass_on(topic, payload, retain, correlation)
+        self._distribute(topic, payload, retain, correlation)
         return True
 
-    def _pass_on(self, topic: str, payload: bytes, retain: bool, correlation: bytes | None = None) -> None:
-        self.watch(topic, payload)
+    def _distribute(self, topic: str, payload: bytes, retain: bool, correlation: bytes | None = None) -> None:
+        self.on_publish(topic, payload)
         self.counts.published += 1
         self.counts.payload_bytes += len(payload)
         if retain and payload:
@@ -199,35 +201,35 @@ class LocalBroker:
                 readers.update(members)
         for (_, topic_filter), group in self._shared.items():
             if group and matches(topic_filter, topic):
-                readers[group[0]] = 1
+                readers[group[0]] = 1  # a shared subscription: one member of the group gets it, round robin
                 group.append(group.pop(0))
-        for one in readers:
-            self._give(one, topic, payload, correlation)
+        for session in readers:
+            self._deliver(session, topic, payload, correlation)
 
-    def _give(self, one: LocalSession, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        if one.client_id in self._controllers or may_read(one.client_id, topic):
+    def _deliver(self, session: InMemorySession, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        if session.client_id in self._controllers or may_read(session.client_id, topic):
             self.counts.delivered += 1
-            one.take(topic, payload, correlation)
+            session.deliver(topic, payload, correlation)
 
-    def _drop(self, one: LocalSession, *, will: bool) -> None:
-        del self._clients[one.client_id]
-        self.unsubscribe(one, list(one.filters))
+    def _remove(self, session: InMemorySession, *, will: bool) -> None:
+        del self._clients[session.client_id]
+        self.unsubscribe(session, list(session.filters))
         for group in self._shared.values():
-            if one in group:
-                group.remove(one)
-        if will and one.will is not None and self.up:
-            topic, payload, retain = one.will
-            self._pass_on(topic, payload, retain)
+            if session in group:
+                group.remove(session)
+        if will and session.will is not None and self.up:
+            topic, payload, retain = session.will
+            self._distribute(topic, payload, retain)
 
 
-class LocalSession:
-    """One client, which comes back by itself as `edgesplit.mqtt.session.Session` does, with the same patience."""
+class InMemorySession:
+    """A client session that reconnects like `edgesplit.mqtt.session.Session`, with the same back-off."""
 
     def __init__(
         self,
-        broker: LocalBroker,
+        broker: InMemoryBroker,
         client_id: str,
-        way: Way,
+        path: NetworkPath,
         *,
         on_message: OnMessage,
         on_connect: Callable[[], None] | None,
@@ -236,13 +238,13 @@ class LocalSession:
         keepalive_s: int,
     ) -> None:
         self.client_id = client_id
-        self.way = way
+        self.path = path
         self.problem = ""
         self.will: Will | None = None
-        """Of this connection."""
+        """Last will of the current connection."""
         self.taken_over = False
         self.filters: set[str] = set()
-        """The broker's: what this connection subscribed to."""
+        """Topic filters of the current connection; maintained by the broker."""
         self._broker = broker
         self._hub = broker.hub
         self._callbacks = (on_message, on_connect, on_disconnect)
@@ -250,62 +252,62 @@ class LocalSession:
         self._keepalive_s = keepalive_s
         self._topics: dict[str, int] = {}
         self._connected = False
-        self._number = 0
-        """Of the connection: what was sent on an older one is lost with it."""
-        self._delay = FIRST_DELAY_S
+        self._connection_number = 0
+        """Number of the current connection: messages sent on an older one are lost with it."""
+        self._delay = FIRST_BACKOFF_S
         self._stopped = True
-        self._next: Timer | None = None
+        self._timer: Timer | None = None
         self._changed = broker.hub.condition()
 
-    # What owners call
+    # Public methods
 
     @property
     def connected(self) -> bool:
-        """The broker has accepted us, and we have not heard otherwise."""
+        """True while the broker has accepted the connection."""
         return self._connected
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """For tasks."""
+        """Wait until connected; False on timeout. For tasks only."""
         return bool(self._changed.wait_for(lambda: self._connected, timeout_s))
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._stopped = False
-        self._later(0.0, self._try)
+        self._set_timer(0.0, self._connect)
 
     def stop(self) -> None:
-        """Say goodbye and go: no last will."""
+        """Disconnect cleanly, without a last will."""
         self._stopped = True
-        self._forget_next()
+        self._cancel_timer()
         if self._connected:
-            self._broker.leave(self, will=False)
+            self._broker.remove_session(self, will=False)
             self._set_lost("")
 
     def vanish(self) -> None:
-        """The client is no more, and nobody is told: the broker finds out by its keepalive."""
+        """End the client without notifying the broker, which detects it by its keepalive."""
         self._stopped = True
-        self._forget_next()
+        self._cancel_timer()
         if self._connected:
             self._connected = False
-            self._number += 1
-            number = self._number
-            self._hub.call_later(KEEPALIVES * self._keepalive_s, lambda: self._found_dead(number))
+            self._connection_number += 1
+            number = self._connection_number
+            self._hub.call_later(KEEPALIVE_FACTOR * self._keepalive_s, lambda: self._on_keepalive_expired(number))
 
     def reconnect(self) -> None:
-        """End this connection and make another."""
+        """Close the connection and connect again."""
         if self._connected:
-            self._broker.leave(self, will=False)
-            self.lost("")
+            self._broker.remove_session(self, will=False)
+            self.on_connection_lost("")
 
     def cut(self) -> None:
-        """The way is cut: each side finds out by its keepalive, if it lasts."""
-        self.way.cut = True
-        number = self._number
-        self._hub.call_later(KEEPALIVES * self._keepalive_s, lambda: self._silent(number))
+        """Cut the network path: each side detects it by its keepalive, if the cut lasts long enough."""
+        self.path.cut = True
+        number = self._connection_number
+        self._hub.call_later(KEEPALIVE_FACTOR * self._keepalive_s, lambda: self._on_silence(number))
 
     def mend(self) -> None:
-        """The way is whole again."""
-        self.way.cut = False
+        """Restore the network path."""
+        self.path.cut = False
 
     def publish(
         self,
@@ -317,8 +319,8 @@ class LocalSession:
         correlation: bytes | None = None,
         wait_s: float | None = None,
     ) -> bool:
-        """As `edgesplit.mqtt.session.Session.publish`. A task that waits does so until the broker has it; what nobody
-        waits for in a task is there at once."""
+        """Publish with the parameters of `edgesplit.mqtt.session.Session.publish`. A task with `wait_s` waits until the
+        broker has the message; outside of tasks nothing is awaited."""
         if len(payload) > LIMITS.message_bytes:
             raise MalformedMessage(f"{topic}: payload of {len(payload)} bytes, at most {LIMITS.message_bytes}")
         if not self._connected:
@@ -338,66 +340,66 @@ class LocalSession:
         return True
 
     def subscribe(self, topics: Sequence[str], qos: int = 1) -> None:
-        """Now, and after each reconnection."""
+        """Subscribe now and after each reconnection."""
         self._topics.update(dict.fromkeys(topics, qos))
         if topics and self._connected:
             self._send(lambda: self._broker.subscribe(self, topics, qos), 64 * len(topics))
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
-        """No longer."""
+        """Unsubscribe."""
         for topic in topics:
             self._topics.pop(topic, None)
         if topics and self._connected:
             self._send(lambda: self._broker.unsubscribe(self, topics), 64 * len(topics))
 
-    # What the broker calls
+    # Called by the broker
 
-    def take(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
-        """A message for this client sets out."""
-        number = self._number
+    def deliver(self, topic: str, payload: bytes, correlation: bytes | None) -> None:
+        """Send a message from the broker to this client."""
+        number = self._connection_number  # dropped on arrival if this connection has ended by then
 
         def arrive() -> None:
-            if self._connected and number == self._number and not self.way.cut:
+            if self._connected and number == self._connection_number and not self.path.cut:
                 self._callbacks[0](topic, payload, correlation)
 
-        self._at(len(payload), "down", arrive)
+        self._schedule_arrival(len(payload), "down", arrive)
 
-    def lost(self, problem: str) -> None:
-        """The connection has ended; another is tried after a while."""
+    def on_connection_lost(self, problem: str) -> None:
+        """The connection has ended; reconnect after the back-off."""
         if self._connected:
             self._set_lost(problem)
-            self._again(was_connected=True)
+            self._schedule_reconnect(was_connected=True)
 
-    # Inside
+    # Internal
 
     def _send(self, act: Callable[[], Any], size: int) -> None:
-        number = self._number
+        number = self._connection_number
 
         def arrive() -> None:
-            if self._connected and number == self._number and not self.way.cut:
+            if self._connected and number == self._connection_number and not self.path.cut:
                 act()
                 self._changed.notify_all()
 
-        self._at(size, "up", arrive)
+        self._schedule_arrival(size, "up", arrive)
 
-    def _at(self, size: int, direction: str, act: Callable[[], None]) -> None:
+    def _schedule_arrival(self, size: int, direction: str, act: Callable[[], None]) -> None:
         now = self._hub.monotonic()
-        self._hub.call_at(self.way.arrives(now, size, direction), act)
+        self._hub.call_at(self.path.arrival_time(now, size, direction), act)
 
-    def _try(self) -> None:
+    def _connect(self) -> None:
         if self._stopped or self._connected:
             return
-        if self.way.cut:
+        if self.path.cut:
             self.problem = "no way to the broker"
         else:
-            made = self._make_will
-            self.will = made() if callable(made) else made
-            self.problem = self._broker.admit(self)
+            will = self._make_will
+            self.will = will() if callable(will) else will
+            self.problem = self._broker.connect(self)
         if self.problem:
-            self._again(was_connected=False)
+            self._schedule_reconnect(was_connected=False)
             return
-        self._connected, self._delay = True, FIRST_DELAY_S
-        self._number += 1
+        self._connected, self._delay = True, FIRST_BACKOFF_S
+        self._connection_number += 1
         for topic, qos in list(self._topics.items()):
             self._send(lambda topic=topic, qos=qos: self._broker.subscribe(self, [topic], qos), 64)  # type: ignore[misc]
         self._changed.notify_all()
@@ -406,49 +408,51 @@ class LocalSession:
 
     def _set_lost(self, problem: str) -> None:
         self._connected, self.problem = False, problem
-        self._number += 1
+        self._connection_number += 1
         self._changed.notify_all()
         if self._callbacks[2] is not None:
             self._callbacks[2]()
 
-    def _again(self, *, was_connected: bool) -> None:
-        self._delay = next_delay(self._delay, was_connected=was_connected, taken_over=self.taken_over)
+    def _schedule_reconnect(self, *, was_connected: bool) -> None:
+        self._delay = next_backoff_s(self._delay, was_connected=was_connected, taken_over=self.taken_over)
         self.taken_over = False
-        self._later(self._hub.dice.uniform(0.5, 1.0) * self._delay, self._try)
+        self._set_timer(self._hub.rng.uniform(0.5, 1.0) * self._delay, self._connect)
 
-    def _later(self, seconds: float, act: Callable[[], None]) -> None:
-        self._forget_next()
-        self._next = self._hub.call_later(seconds, act)
+    def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
+        self._cancel_timer()
+        self._timer = self._hub.call_later(seconds, act)
 
-    def _forget_next(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _found_dead(self, number: int) -> None:
-        if number == self._number:
-            self._broker.leave(self, will=True)
+    def _on_keepalive_expired(self, number: int) -> None:
+        if number == self._connection_number:
+            self._broker.remove_session(self, will=True)
 
-    def _silent(self, number: int) -> None:
-        if self.way.cut and self._connected and number == self._number:
-            self._broker.leave(self, will=True)
-            self.lost("nothing was heard of the broker")
+    def _on_silence(self, number: int) -> None:
+        if self.path.cut and self._connected and number == self._connection_number:
+            self._broker.remove_session(self, will=True)
+            self.on_connection_lost("nothing was heard of the broker")
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a filter with `+` and `#` takes in a topic (MQTT 5, 4.7)."""
-    wanted, there = topic_filter.split("/"), topic.split("/")
-    if wanted[-1] == "#":
-        wanted = wanted[:-1]
-        there = there[: len(wanted)]
-    return len(wanted) == len(there) and all(one in ("+", other) for one, other in zip(wanted, there, strict=True))
+    """True if a filter with `+` and `#` matches the topic (MQTT 5, 4.7)."""
+    filter_levels, topic_levels = topic_filter.split("/"), topic.split("/")
+    if filter_levels[-1] == "#":
+        filter_levels = filter_levels[:-1]
+        topic_levels = topic_levels[: len(filter_levels)]
+    return len(filter_levels) == len(topic_levels) and all(
+        pattern in ("+", level) for pattern, level in zip(filter_levels, topic_levels, strict=True)
+    )
 
 
 def may_write(device: str, topic: str) -> bool:
-    """What a device may publish: under its own name."""
-    return topic in (f"{ROOT}/{device}/{kind}" for kind in WRITES)
+    """True if the device may publish on the topic: certain kinds under its own name."""
+    return topic in (f"{ROOT}/{device}/{kind}" for kind in DEVICE_WRITES)
 
 
 def may_read(device: str, topic: str) -> bool:
-    """What a device may receive: its own, and chunks."""
-    return topic.startswith(f"{ROOT}/chunk/") or topic in (f"{ROOT}/{device}/{kind}" for kind in READS)
+    """True if the device may receive the topic: certain kinds under its own name, and chunks."""
+    return topic.startswith(f"{ROOT}/chunk/") or topic in (f"{ROOT}/{device}/{kind}" for kind in DEVICE_READS)

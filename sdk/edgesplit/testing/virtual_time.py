@@ -1,10 +1,9 @@
-"""Many tasks in one thread, each of which runs until it waits; time is virtual, or this machine's.
+"""Event loop in virtual time: many tasks in one thread, each of which runs until it waits. Also available in real time.
 
-A task is a greenlet, so code that waits deep inside (`edgesplit.concurrency.Condition`) needs no other shape here than
-in a
-thread. A virtual hub never sleeps: its clock jumps to the next moment at which there is something to do, and the order
-of what falls on one moment is the order in which it was asked for. So a run depends on nothing but its input.
-A hub in real time sleeps in `idle`, which may watch sockets meanwhile.
+A task is a greenlet, so code that waits deep in its call stack (`edgesplit.concurrency.Condition`) is the same here as
+in a thread. A virtual hub (event loop) never sleeps: its clock jumps to the time of the next timer, and timers for the
+same time run in the order in which they were set. So a run depends on its input only. A hub in real time sleeps in
+`idle`, which may watch sockets meanwhile.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from edgesplit.concurrency import Condition, Running
+from edgesplit.concurrency import Condition, TaskHandle
 
 log = logging.getLogger(__name__)
 
-LEAST_S = 1e-4
-"""A wait takes at least so long, as it does in truth: who waits for a moment that rounding puts just ahead of the clock
-would wait for ever on one that jumps."""
+MIN_WAIT_S = 1e-4
+"""Minimum duration of a wait. Rounding can put a timeout just after the current time; on a clock that jumps, such a
+wait would repeat for ever."""
 
 
-class Ended(BaseException):
-    """The task's process is no more: nothing is tidied up on its behalf, nobody is told."""
+class TaskKilled(BaseException):
+    """Raised in a task that is killed: its process has ended, so it must do no cleanup and notify no other task."""
 
 
 class Timer:
-    """Something to be done at a moment, unless it is cancelled before."""
+    """A callback at a given time, unless it is cancelled before."""
 
     __slots__ = ("_hub", "action", "at")
 
@@ -44,14 +43,14 @@ class Timer:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
-        """It is not done."""
+        """Cancel the callback."""
         if self.action is not None:
             self.action = None
-            self._hub.cancelled += 1
+            self._hub.cancelled_timers += 1
 
 
 class Task:
-    """Work that was started on a hub."""
+    """A task of a hub."""
 
     def __init__(self, hub: Hub, work: Callable[[], None], name: str) -> None:
         self.name = name
@@ -63,53 +62,54 @@ class Task:
         self._timer = hub.call_at(hub.monotonic(), self.resume)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended; nobody waits for it outside of a task, for then nothing else runs."""
+        """Wait until the task has ended. Outside of a task this returns at once: waiting would block the hub."""
         if self._hub.in_task and not self.ended:
             self._done.wait(timeout)
 
     def resume(self) -> None:
-        """Run it until it waits again. The hub's own business."""
+        """Run the task until it waits again. Called by the hub only."""
         if self._greenlet is not None:
             self._greenlet.switch()
 
     def kill(self) -> None:
-        """End it where it waits, as `Ended`: what it holds is let go, what it would have done is not done."""
+        """End the task where it waits by raising `TaskKilled` in it: its context managers release what they hold."""
         self._timer.cancel()
         running, self._greenlet = self._greenlet, None
         if running is not None and running is not getcurrent():
             if running:
-                running.throw(Ended)
-            self._has_ended()
+                running.throw(TaskKilled)
+            self._on_end()
 
     def _run(self) -> None:
         try:
             self._work()
-        except Ended:
+        except TaskKilled:
             pass
         except Exception:
             log.exception("task %s failed", self.name)
         self._greenlet = None
-        self._has_ended()
+        self._on_end()
 
-    def _has_ended(self) -> None:
+    def _on_end(self) -> None:
         self.ended = True
         self._hub.tasks.pop(self, None)
         self._done.notify_all()
 
 
-LOOK_AGAIN_S = 0.05
-"""In real time: how long what is due is done before it is looked again what has come."""
+MAX_BATCH_S = 0.05
+"""In real time: how long due timers are run before the network is checked again."""
 
 
 class Hub:
-    """A `Pace` whose work is done in turn. With `idle`, in real time: `idle(seconds)` sleeps at most so long."""
+    """Event loop that implements `edgesplit.concurrency.Concurrency` with tasks. With `idle` it runs in real time:
+    `idle(seconds)` sleeps for at most that long."""
 
     def __init__(
         self, start: float = 0.0, *, seed: int | None = None, idle: Callable[[float], None] | None = None
     ) -> None:
-        """`start`: Unix time at which a virtual clock begins; `seed`: of its dice, by chance where there is none."""
-        self.dice = random.Random(None if seed is None else f"hub {seed}")
-        """Its own: threads that have nothing to do with it draw from others."""
+        """`start`: Unix time at which a virtual clock begins. `seed`: seed of its random numbers; None: random."""
+        self.rng = random.Random(None if seed is None else f"hub {seed}")
+        """The hub's own generator, so that unrelated threads do not change its sequence."""
         self._idle = idle
         self._wall = start
         self._now = 0.0
@@ -117,17 +117,17 @@ class Hub:
         self._timers: list[tuple[float, int, Timer]] = []
         self._main: greenlet | None = None
         self._stopping = False
-        self.cancelled = 0
-        """Timers that are still listed and will not be done."""
+        self.cancelled_timers = 0
+        """Number of cancelled timers that are still in the heap."""
         self.tasks: dict[Task, None] = {}
-        """Those that have not ended, in the order in which they began."""
-        self.turns = 0
-        """Times that something was done."""
+        """Tasks that have not ended, in the order in which they were started (a dict as an ordered set)."""
+        self.steps = 0
+        """Number of timers that were run."""
 
-    # A pace
+    # Implementation of Concurrency
 
     def monotonic(self) -> float:
-        """Seconds since the hub began, or this machine's."""
+        """Seconds since the hub began, or this machine's monotonic clock in real time."""
         return self._now if self._idle is None else time.monotonic()
 
     def time(self) -> float:
@@ -135,122 +135,125 @@ class Hub:
         return self._wall + self._now if self._idle is None else time.time()
 
     def condition(self) -> Condition:
-        """One that tasks may wait for."""
+        """A condition for tasks of this hub."""
         return HubCondition(self)
 
-    def start(self, work: Callable[[], None], name: str) -> Running:
-        """As a task."""
+    def start(self, work: Callable[[], None], name: str) -> TaskHandle:
+        """Start a task."""
         return self.spawn(work, name)
 
-    def late(self, seconds: float) -> Late:
-        """The same pace for work that wakes up late by so much, as that of a busy machine does: what comes meanwhile
-        is found together."""
-        return Late(self, seconds)
+    def with_wakeup_delay(self, seconds: float) -> DelayedHub:
+        """The hub's clocks and tasks, with conditions that wake up `seconds` late, as on a busy machine: events that
+        arrive in between are then handled together."""
+        return DelayedHub(self, seconds)
 
-    # What owners call
+    # Public methods
 
     def spawn(self, work: Callable[[], None], name: str = "") -> Task:
-        """Begin `work` as soon as what runs now waits."""
+        """Start a task, which runs as soon as the current one waits."""
         task = Task(self, work, name)
         self.tasks[task] = None
         return task
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Do that at a moment of `monotonic`; it must not wait."""
-        if self.cancelled > 1_000 + len(self._timers) // 2:
-            self._timers = [one for one in self._timers if one[2].action is not None]
+        """Call `action` at a time of `monotonic`; it must not wait."""
+        # Cancelled timers stay in the heap until they are due; rebuild it once most of it is cancelled ones.
+        if self.cancelled_timers > 1_000 + len(self._timers) // 2:
+            self._timers = [entry for entry in self._timers if entry[2].action is not None]
             heapq.heapify(self._timers)
-            self.cancelled = 0
+            self.cancelled_timers = 0
         timer = Timer(self, when, action)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         return timer
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Do that after a while; it must not wait."""
+        """Call `action` after a delay; it must not wait."""
         return self.call_at(self.monotonic() + seconds, action)
 
     def sleep(self, seconds: float) -> None:
-        """Of a task."""
+        """Sleep; for tasks only."""
         HubCondition(self).wait(seconds)
 
     def run(self, seconds: float, until: Callable[[], object] | None = None) -> bool:
-        """Do what is to be done for so long, or until that holds; did it hold? Not for tasks."""
+        """Run the hub for `seconds`, or until `until()` is true; returns whether it was. Must not be called from a
+        task."""
         self._main, self._stopping = getcurrent(), False
         end = self.monotonic() + seconds
         while not self._stopping:
             if until is not None and until():
                 return True
-            if not self._turn(end):
+            if not self._step(end):
                 break
         return until is not None and bool(until())
 
     def stop(self) -> None:
-        """Let `run` return after the present turn."""
+        """Make `run` return after the current step."""
         self._stopping = True
 
     def close(self) -> None:
-        """End every task where it waits; nothing is done any more."""
+        """Kill every task and discard all timers."""
         for task in list(self.tasks):
             task.kill()
         self._timers.clear()
 
     @property
     def in_task(self) -> bool:
-        """Is it a task that asks?"""
+        """True if called from a task."""
         return self._main is not None and getcurrent() is not self._main
 
-    # Turns
+    # The loop
 
-    def _turn(self, end: float) -> bool:
-        """Do the next thing, if it is due before `end`; False when that has come."""
+    def _step(self, end: float) -> bool:
+        """Run the next timer, if it is due before `end`; False once `end` has come."""
         while self._timers and self._timers[0][2].action is None:
             heapq.heappop(self._timers)
-            self.cancelled -= 1
+            self.cancelled_timers -= 1
         due = self._timers[0][0] if self._timers else float("inf")
         if self._idle is not None:
-            return self._real_turn(due, end, self._idle)
+            return self._real_time_step(due, end, self._idle)
+        # Virtual time: jump to the next timer, or to the end if that comes first.
         if due > end:
             self._now = max(self._now, end)
             return False
         self._now = max(self._now, due)
-        self._do_next()
+        self._run_next_timer()
         return True
 
-    def _real_turn(self, due: float, end: float, idle: Callable[[float], None]) -> bool:
+    def _real_time_step(self, due: float, end: float, idle: Callable[[float], None]) -> bool:
         now = time.monotonic()
         if now >= end:
             return False
         idle(max(0.0, min(due, end) - now))
-        # Who is done makes others due: without an end to it nobody would look at the network any more.
-        look_again = time.monotonic() + LOOK_AGAIN_S
-        while self._timers and self._timers[0][0] <= time.monotonic() < look_again and not self._stopping:
-            self._do_next()
+        # Each timer can make further ones due at once: without this limit the network would never be served.
+        batch_end = time.monotonic() + MAX_BATCH_S
+        while self._timers and self._timers[0][0] <= time.monotonic() < batch_end and not self._stopping:
+            self._run_next_timer()
         return True
 
-    def _do_next(self) -> None:
+    def _run_next_timer(self) -> None:
         timer = heapq.heappop(self._timers)[2]
         if timer.action is None:
-            self.cancelled -= 1
+            self.cancelled_timers -= 1
             return
         action, timer.action = timer.action, None
-        self.turns += 1
-        with suppress(Ended):  # of the one whose timer it was: the others go on
+        self.steps += 1
+        with suppress(TaskKilled):  # only the task of this timer was killed
             action()
 
     def switch(self) -> None:
-        """Let others run until somebody resumes this task. The conditions' business."""
+        """Let other tasks run until this one is resumed. Called by conditions only."""
         if not self.in_task or self._main is None:
             raise RuntimeError("only a task may wait on a hub: start the work with `spawn`")
         self._main.switch()
 
 
 class HubCondition:
-    """A condition of a hub's tasks. One thread runs them all, in turn: there is nothing to lock."""
+    """A condition for a hub's tasks. All tasks run in one thread, so there is nothing to lock."""
 
-    def __init__(self, hub: Hub, late_s: float = 0.0) -> None:
+    def __init__(self, hub: Hub, wakeup_delay_s: float = 0.0) -> None:
         self._hub = hub
-        self._late_s = late_s
-        self._waiting: list[_Waiting] = []
+        self._wakeup_delay_s = wakeup_delay_s
+        self._waiters: list[_Waiter] = []
 
     def __enter__(self) -> HubCondition:
         return self
@@ -259,87 +262,87 @@ class HubCondition:
         return None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until notified; False where `timeout` seconds were not enough."""
-        one = _Waiting(self._hub, self._late_s)
+        """Wait until notified; False on timeout."""
+        waiter = _Waiter(self._hub, self._wakeup_delay_s)
         if timeout is not None:
-            one.timer = self._hub.call_later(max(LEAST_S, timeout), lambda: self._wake(one, notified=False))
-        self._waiting.append(one)
+            waiter.timer = self._hub.call_later(max(MIN_WAIT_S, timeout), lambda: self._wake(waiter, notified=False))
+        self._waiters.append(waiter)
         try:
             self._hub.switch()
         finally:
-            if one in self._waiting:  # it was killed
-                self._waiting.remove(one)
-                one.forget()
-        return one.notified
+            if waiter in self._waiters:  # the task was killed while it waited
+                self._waiters.remove(waiter)
+                waiter.cancel_timer()
+        return waiter.notified
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Until that holds; its last value."""
+        """Wait until the predicate is true or the timeout has passed; returns the predicate's last value."""
         end = None if timeout is None else self._hub.monotonic() + timeout
         while not (holds := predicate()):
-            left = None if end is None else end - self._hub.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if end is None else end - self._hub.monotonic()
+            if remaining is not None and remaining <= 0:
                 return holds
-            self.wait(left)
+            self.wait(remaining)
         return holds
 
     def notify(self, n: int = 1) -> None:
-        """Wake the first that wait."""
-        for one in self._waiting[:n]:
-            self._wake(one, notified=True)
+        """Wake the first `n` waiting tasks."""
+        for waiter in self._waiters[:n]:
+            self._wake(waiter, notified=True)
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
-        self.notify(len(self._waiting))
+        """Wake all waiting tasks."""
+        self.notify(len(self._waiters))
 
-    def _wake(self, one: _Waiting, *, notified: bool) -> None:
-        self._waiting.remove(one)
-        one.wake(notified)
+    def _wake(self, waiter: _Waiter, *, notified: bool) -> None:
+        self._waiters.remove(waiter)
+        waiter.wake(notified)
 
 
-class _Waiting:
-    """One task that waits."""
+class _Waiter:
+    """A task that waits."""
 
-    def __init__(self, hub: Hub, late_s: float) -> None:
+    def __init__(self, hub: Hub, wakeup_delay_s: float) -> None:
         self._hub = hub
-        self._late_s = late_s
+        self._wakeup_delay_s = wakeup_delay_s
         self._greenlet = getcurrent()
         self.timer: Timer | None = None
         self.notified = False
 
-    def forget(self) -> None:
+    def cancel_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
 
     def wake(self, notified: bool) -> None:
-        """It goes on as soon as what runs now has ended or waits."""
+        """Schedule the task to continue as soon as the current one has ended or waits."""
         self.notified = notified
-        self.forget()
-        self._hub.call_later(self._late_s if notified else 0.0, self._go_on)
+        self.cancel_timer()
+        self._hub.call_later(self._wakeup_delay_s if notified else 0.0, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if not self._greenlet.dead:
             self._greenlet.switch()
 
 
-class Late:
-    """A hub's pace, but for conditions: who is notified goes on a while later."""
+class DelayedHub:
+    """The hub's clocks and tasks, with conditions whose waiters continue some time after they were notified."""
 
     def __init__(self, hub: Hub, seconds: float) -> None:
         self._hub, self._seconds = hub, seconds
-        self.dice = hub.dice
+        self.rng = hub.rng
 
     def monotonic(self) -> float:
-        """The hub's."""
+        """The hub's monotonic clock, in seconds."""
         return self._hub.monotonic()
 
     def time(self) -> float:
-        """The hub's."""
+        """The hub's Unix time, in seconds."""
         return self._hub.time()
 
     def condition(self) -> Condition:
-        """One that wakes late."""
+        """A condition whose waiters wake up late."""
         return HubCondition(self._hub, self._seconds)
 
-    def start(self, work: Callable[[], None], name: str) -> Running:
-        """As a task."""
+    def start(self, work: Callable[[], None], name: str) -> TaskHandle:
+        """Start a task."""
         return self._hub.spawn(work, name)

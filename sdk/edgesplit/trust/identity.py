@@ -1,7 +1,8 @@
-"""Who is who: a key pair made where it is used, a certificate of the controller's authority, and what enrolment says.
+"""Identities: key pairs generated where they are used, certificates of the controller's certificate authority, and the
+documents of enrolment.
 
-Promises: Ed25519 only, TLS 1.3 only, private keys readable by their owner only, both sides of a connection verified
-with OpenSSL's strict rules. Who may be enrolled is the controller's business; what a name may do is the broker's.
+Ed25519 only, TLS 1.3 only, private keys readable by their owner only, both sides of a connection verified with
+OpenSSL's strict rules. The controller decides which devices may enrol, the broker what a device may access.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from cryptography.x509.oid import NameOID
 from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 
 _DOCUMENT_BYTES = 65_536
 _T = TypeVar("_T")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator hands to a new device: a one-time right to the name, and whom to believe from then on."""
+    """Enrolment claim that an operator hands to a new device: a one-time token for the device name, and the trust
+    anchors."""
 
     device: str
     device_class: str
@@ -38,48 +40,48 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     controller_url: str
     ca_pem: str
     tuf_root: str
-    """The trusted TUF root, as JSON text: the device's bootstrap for ever after."""
+    """The trusted TUF root, as JSON text: the device's permanent trust anchor."""
     expires: int
     """Unix seconds."""
 
     def __repr__(self) -> str:
-        """Without the token: logs are read by others."""
+        """Omits the token, because logs are read by others."""
         return f"Claim(device={self.device!r}, controller_url={self.controller_url!r}, expires={self.expires})"
 
 
 class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device posts to the controller to become the name it was promised."""
+    """Request of a device to the controller to be enrolled under the name in its claim."""
 
     token: str
     csr_pem: str
     encryption_key: bytes = b""
-    """X25519: what content keys are wrapped to (`edgesplit.crypto.key_wrapping`). A device without gets nothing
-    encrypted."""
+    """X25519 public key for content keys (`edgesplit.crypto.key_wrapping`). A device without one cannot be sent
+    encrypted models."""
     encryption_signature: bytes = b""
-    """By the request's own key: both keys are one device's."""
+    """Signature by the certificate request's key, which proves that both keys are of one device."""
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Omits the token."""
         return "EnrolmentRequest(...)"
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a device posts to get a new certificate, for a new key, by the right of the one it has.
+    """Request of a device for a new certificate, for a new key, authorised by its old key.
 
-    The right is the old key, not the connection: a certificate that has expired makes no connection any more, and yet
-    a device that was away for long shall come back by itself.
+    It is authorised by the old key and not by the connection: with an expired certificate there is no connection, and
+    yet a device that was offline for long must be able to renew without an operator.
     """
 
     certificate_pem: str
-    """The certificate it has, expired or not."""
+    """The current certificate, expired or not."""
     csr_pem: str
-    """For the key that it will use next."""
+    """Certificate request for the new key."""
     signature: bytes
-    """By the key of `certificate_pem` over `renewal_text(csr_pem)`."""
+    """Signature by the key of `certificate_pem` over `renewal_text(csr_pem)`."""
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's answer: the certificate, and where everything is."""
+    """The controller's response: the certificate, and the addresses of broker and offload server."""
 
     device: str
     certificate_pem: str
@@ -90,12 +92,12 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_claim(claim: Claim) -> bytes:
-    """The claim as a file an operator can copy to a device. It holds a secret: keep it as one (mode 0600)."""
+    """Encode the claim as a file for the device. It contains a secret: store it with mode 0600."""
     return msgspec.json.format(msgspec.json.encode(claim), indent=1) + b"\n"
 
 
 def decode_claim(raw: bytes) -> Claim:
-    """The claim in `raw`; MalformedMessage if it is none. Whether it has expired is the controller's word."""
+    """Decode a claim; MalformedMessage where it is invalid. Its expiry is checked by the controller."""
     claim = decode_document(raw, Claim)
     try:
         identifiers.device_name(claim.device)
@@ -105,12 +107,12 @@ def decode_claim(raw: bytes) -> Claim:
 
 
 def encode_document(document: msgspec.Struct) -> bytes:
-    """An enrolment request or answer as JSON."""
+    """Encode an enrolment request or response as JSON."""
     return msgspec.json.encode(document)
 
 
 def decode_document(raw: bytes, kind: type[_T]) -> _T:
-    """The JSON document of type `kind` in `raw`, bounded; MalformedMessage for anything else."""
+    """Decode a JSON document of type `kind` of bounded size; MalformedMessage for anything else."""
     if len(raw) > _DOCUMENT_BYTES:
         raise MalformedMessage(f"{kind.__name__}: {len(raw)} bytes, at most {_DOCUMENT_BYTES}")
     try:
@@ -120,13 +122,14 @@ def decode_document(raw: bytes, kind: type[_T]) -> _T:
 
 
 def renewal_text(csr_pem: str) -> bytes:
-    """What the old key signs: nothing else that it ever signs begins like this."""
+    """The message that the old key signs. Its prefix is unique among everything this key signs (domain separation)."""
     return b"edgesplit renewal 1\n" + csr_pem.encode()
 
 
-def check_renewal(renewal: Renewal, old: x509.Certificate) -> None:
-    """The holder of `old` asks for exactly this; TrustError otherwise. Whose `old` is, the caller knows."""
-    key = old.public_key()
+def check_renewal(renewal: Renewal, old_certificate: x509.Certificate) -> None:
+    """Verify that the holder of the key of `old_certificate` signed this request; TrustError otherwise. The caller must
+    verify that certificate itself."""
+    key = old_certificate.public_key()
     try:
         if not isinstance(key, Ed25519PublicKey):
             raise MalformedMessage("the old certificate's key is not Ed25519")
@@ -136,7 +139,7 @@ def check_renewal(renewal: Renewal, old: x509.Certificate) -> None:
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The private key kept in `path`, made there (0600, durably) if there is none."""
+    """Load the private key from `path`, or generate it there (mode 0600, durably) if the file does not exist."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -164,14 +167,14 @@ def _make_key(path: Path) -> Ed25519PrivateKey:
 
 
 def private_pem(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
-    """The key as PKCS#8 PEM, not encrypted: its file's mode is what guards it."""
+    """Encode the key as unencrypted PKCS#8 PEM; it is protected by its file's mode."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def certificate_request(key: Ed25519PrivateKey, name: str) -> bytes:
-    """A certificate signing request (PEM). The name in it is a courtesy: the authority takes it from the claim."""
+    """Certificate signing request (PEM). Its name is informative: the authority takes the name from the claim."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identifiers.device_name(name))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, None)
     return request.public_bytes(serialization.Encoding.PEM)
@@ -179,20 +182,21 @@ def certificate_request(key: Ed25519PrivateKey, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files that prove who we are, and the authority by which we judge others."""
+    """Files with our private key and certificate, and the authority that verifies the peer's."""
 
     key_file: Path
     certificate_file: Path
     ca_file: Path
 
     def client_context(self) -> ssl.SSLContext:
-        """For connecting: shows our certificate, verifies the server's chain and name."""
+        """TLS context of a client: presents our certificate, verifies the server's chain and name."""
         context = _strict(ssl.PROTOCOL_TLS_CLIENT)
         self._load(context)
         return context
 
     def server_context(self, *, client_required: bool = True) -> ssl.SSLContext:
-        """For listening: clients must show a certificate of our authority, or may come without if not required."""
+        """TLS context of a server: clients must present a certificate of our authority; with `client_required` false
+        they may present none."""
         context = _strict(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._load(context)
@@ -210,7 +214,7 @@ class Credentials:
 
 
 def enrolment_context(ca_pem: str) -> ssl.SSLContext:
-    """For connecting before there is a certificate: verifies the server by the claim's authority, shows nothing."""
+    """TLS context of a client without a certificate: verifies the server by the claim's authority."""
     context = _strict(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=ca_pem)
@@ -227,10 +231,10 @@ def _strict(protocol: int) -> ssl.SSLContext:
 
 
 def peer_name(connection: ssl.SSLSocket | ssl.SSLObject) -> str | None:
-    """The common name on the other side's verified certificate, or None if it showed none or one with several."""
+    """Common name of the peer's verified certificate; None if it presented none, or one with several common names."""
     subject = (connection.getpeercert() or {}).get("subject", ())
-    found = [value for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
-    return str(found[0]) if len(found) == 1 else None
+    common_names = [value for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
+    return str(common_names[0]) if len(common_names) == 1 else None
 
 
-settle(__name__)
+warm_up_structs(__name__)

@@ -1,4 +1,4 @@
-"""Revocation lists as they are believed: signed by the authority of the installation, and by nobody else."""
+"""Certificate revocation lists (CRLs), verified by the signature of the installation's certificate authority."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from edgesplit.errors import TrustError, UsageError
 
 AuthorityKey = Ed25519PublicKey | EllipticCurvePublicKey
+"""Public key of a certificate authority."""
 
 
 def authority_key(ca_file: Path) -> AuthorityKey:
-    """The key by which the authority in `ca_file` (PEM) signs; UsageError where the file does not hold one."""
+    """Public key of the authority's certificate in `ca_file` (PEM); UsageError where the file does not contain one."""
     try:
         key = x509.load_pem_x509_certificate(ca_file.read_bytes()).public_key()
     except (OSError, ValueError) as error:
@@ -24,14 +25,15 @@ def authority_key(ca_file: Path) -> AuthorityKey:
     return key
 
 
-def revoked_in(raw: bytes, authority: AuthorityKey, name: object = "this") -> frozenset[int]:
-    """The serial numbers in a revocation list (PEM), called `name` in errors; TrustError if another signed it."""
+def revoked_serials(raw: bytes, authority: AuthorityKey, name: object = "this") -> frozenset[int]:
+    """Serial numbers in a revocation list (PEM), which is called `name` in errors; TrustError unless the authority
+    signed it."""
     try:
-        listed = x509.load_pem_x509_crl(raw)
-        ours = listed.is_signature_valid(authority)
-        serials = frozenset(entry.serial_number for entry in listed)
-    except Exception as error:  # OpenSSL's binding has many ways to dislike bytes, and not all are a ValueError
+        crl = x509.load_pem_x509_crl(raw)
+        is_authentic = crl.is_signature_valid(authority)
+        serials = frozenset(entry.serial_number for entry in crl)
+    except Exception as error:  # the OpenSSL binding raises many types for malformed bytes, not only ValueError
         raise TrustError(f"{name} is no revocation list: {error}") from error
-    if not ours:
+    if not is_authentic:
         raise TrustError(f"{name} is not a revocation list of our authority")
     return serials

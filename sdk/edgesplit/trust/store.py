@@ -1,13 +1,14 @@
-"""What a device believes: TUF metadata for releases, the director's signed statement for what this device shall run.
+"""Trust store of a device: verified TUF metadata for releases, and the director's signed statement of the desired
+state.
 
-A release is what the targets role signed; or what the planner, a role delegated by targets, signed as another cut of
-such a release, and only if it is that (`edgesplit.release.recut`).
+A valid release is signed by the targets role; or it is signed by the planner, a role delegated by targets, as another
+cut of such a release, and `edgesplit.release.recut` confirms that it is one.
 
-Promises: nothing is installed unless root, timestamp, snapshot, targets, manifest and statement verify, none is older
-than the newest ever seen, and none has expired; what already runs may be kept after expiry. `LinkError` means try
-again, `TrustError` means believe nothing. A power cut at any moment leaves a store that works: python-tuf's cache is
-only a cache (it never fsyncs), and our own record and proof are written durably beside it.
-Leaves to others: fetching (a callable), and the chunks, whose digests the manifest names.
+Nothing is installed unless root, timestamp, snapshot, targets, manifest and statement verify, none is older than the
+newest ever seen, and none has expired; an installed release may be kept after expiry. `LinkError` means retry,
+`TrustError` means reject. The store survives a power cut at any moment: python-tuf's cache is only a cache (it never
+fsyncs), and our own record and proof are written durably beside it. Fetching is left to a callable; chunks are verified
+elsewhere by the digests in the manifest.
 """
 
 from __future__ import annotations
@@ -38,73 +39,75 @@ from edgesplit.atomic_files import make_folders, remove, write_durably
 from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import decode
-from edgesplit.msgspec_warmup import settle
-from edgesplit.release.fingerprint import Anatomy, decode_anatomy
-from edgesplit.release.manifest import AnatomyFile, Manifest, Signed, Statement, decode_manifest, release_digest
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint
+from edgesplit.release.manifest import FingerprintFile, Manifest, Signed, Statement, decode_manifest, release_digest
 from edgesplit.release.recut import check_recut
 
 DIRECTOR = "director"
-"""The delegated role whose key signs statements. It has no metadata file, and no say in what a release is."""
+"""Delegated role whose key signs statements. It has no metadata file and cannot sign releases."""
 PLANNER = "planner"
-"""The delegated role that may sign another cut of a release, and nothing else. Its targets are `recuts/…`."""
+"""Delegated role that may sign recuts of a release, and nothing else. Its targets are `recuts/…`."""
 TARGETS_FILE, PLANNER_FILE = "targets.json", "planner.json"
-BASE_FILE, ANATOMY_FILE = "base.json", "anatomy.json"
-"""Beside a recut: the manifest of the release that it is a cut of, and that one's anatomy."""
-SIGNATURES = 16
-"""No statement needs more."""
+BASE_FILE, FINGERPRINT_FILE = "base.json", "anatomy.json"
+"""Files in the proof of a recut: the manifest of its base release, and the fingerprint that this names."""
+MAX_SIGNATURES = 16
+"""Maximum number of signatures of a statement."""
 
 Fetch = Callable[[str, int], bytes]
-"""`fetch(path, max_bytes)` of "metadata/…" or "targets/…"; FileNotFoundError if there is none, LinkError on the way."""
+"""`fetch(path, max_bytes)` of "metadata/…" or "targets/…"; FileNotFoundError if it does not exist, LinkError if the
+transfer fails."""
 Proof = Mapping[str, bytes]
-"""Metadata files that prove a manifest without a network: `N.root.json` up to the newest root, and `targets.json`; of a
-recut also `planner.json`, `base.json`, and `anatomy.json` where its base has one."""
+"""Metadata files that prove a manifest without a network: `N.root.json` up to the newest root, and `targets.json`; for
+a recut also `planner.json`, `base.json`, and `anatomy.json` where its base has a fingerprint."""
 
 _Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
 _log = logging.getLogger("edgesplit.trust.store")
 
 
 def target_path(release: str) -> str:
-    """The TUF target of a release."""
+    """TUF target path of a release."""
     return f"releases/{release}.json"
 
 
 def recut_path(release: str) -> str:
-    """The planner's target of a recut."""
+    """Target path of a recut in the planner's metadata."""
     return f"recuts/{release}.json"
 
 
-def anatomy_path(sha256: str) -> str:
-    """Where an anatomy lies beside the targets. It is no target: the base's manifest names it by its digest."""
+def fingerprint_path(sha256: str) -> str:
+    """Path of a fingerprint beside the targets. It is not a TUF target: the base's manifest contains its digest."""
     return f"anatomies/{sha256}.json"
 
 
 def root_file(version: int) -> str:
-    """The name of that version of the root."""
+    """File name of this version of the root metadata."""
     return f"{version}.root.json"
 
 
-# Without a network: pure functions over bytes
+# Offline verification: pure functions over bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
-    """A manifest that is believed, and what it is measured by where it is a recut."""
+class VerifiedRelease:
+    """A verified manifest; for a recut also its base's manifest and fingerprint."""
 
     manifest: Manifest
     base: Manifest | None = None
-    anatomy: Anatomy | None = None
+    fingerprint: Fingerprint | None = None
 
 
 def verify_manifest(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> Manifest:
-    """The manifest in these bytes, if it is to be believed; see `verify_release`."""
+    """Verify and decode a manifest; see `verify_release`."""
     return verify_release(raw_manifest, proof, bootstrap_root).manifest
 
 
-def verify_release(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> Verified:
-    """The manifest in these bytes, if the targets role of the root we trust vouches for exactly them, or the planner
-    does and they are another cut of a release that the targets role vouches for.
+def verify_release(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> VerifiedRelease:
+    """Verify a manifest offline: either the targets role, reached from the trusted root, lists exactly these bytes, or
+    the planner lists them and they are a recut of a release that the targets role lists. TrustError or MalformedMessage
+    otherwise.
 
-    Expiry is not looked at: keeping what was installed is always allowed.
+    Expiry is not checked: keeping an installed release is always allowed.
     """
     chain = verify_chain(proof, bootstrap_root)
     release = release_digest(raw_manifest)
@@ -113,14 +116,14 @@ def verify_release(raw_manifest: bytes, proof: Proof, bootstrap_root: bytes) -> 
         manifest = decode_manifest(raw_manifest)
         if manifest.recut_of:
             raise TrustError(f"release {release[:12]} calls itself a recut, which is the planner's to sign")
-        return Verified(manifest)
+        return VerifiedRelease(manifest)
     assert chain.planner is not None
     _check_target(raw_manifest, release, chain.planner.targets[recut_path(release)])
-    return _verified_recut(decode_manifest(raw_manifest), proof, chain.targets)
+    return _verify_recut(decode_manifest(raw_manifest), proof, chain.targets)
 
 
-def _verified_recut(recut: Manifest, proof: Proof, targets: Targets) -> Verified:
-    """The recut with its base, which the release key signed and whose limits it keeps."""
+def _verify_recut(recut: Manifest, proof: Proof, targets: Targets) -> VerifiedRelease:
+    """Verify a recut against its base, which the release key must have signed and whose limits it must keep."""
     _require_base(recut)
     raw_base = proof.get(BASE_FILE)
     if raw_base is None:
@@ -128,17 +131,17 @@ def _verified_recut(recut: Manifest, proof: Proof, targets: Targets) -> Verified
     check_listed(raw_base, recut.recut_of, targets)
     base, anatomy = decode_manifest(raw_base), None
     if base.anatomy is not None:
-        if ANATOMY_FILE not in proof:
+        if FINGERPRINT_FILE not in proof:
             raise TrustError("the proof has no anatomy of the model that this is a recut of")
-        anatomy = decode_anatomy(proof[ANATOMY_FILE], base.anatomy)
+        anatomy = decode_fingerprint(proof[FINGERPRINT_FILE], base.anatomy)
     check_recut(recut, base, anatomy)
-    return Verified(recut, base, anatomy)
+    return VerifiedRelease(recut, base, anatomy)
 
 
 def verify_statement_offline(raw: bytes, device: str, proof: Proof, bootstrap_root: bytes) -> Statement:
-    """The statement in `raw`, if the director vouches for it and it is for `device`. Neither expiry nor counter is
-    looked at: it was accepted before, and is only kept."""
-    return _verified_statement(raw, device, verify_chain(proof, bootstrap_root).targets)
+    """Verify a stored statement: signed by the director, for `device`. Neither expiry nor counter is checked: it was
+    accepted before and is only kept."""
+    return _verify_statement(raw, device, verify_chain(proof, bootstrap_root).targets)
 
 
 def _require_base(recut: Manifest) -> None:
@@ -147,22 +150,22 @@ def _require_base(recut: Manifest) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """The newest root and targets that the bootstrap root leads to, and the planner's targets where they are there."""
+class TrustChain:
+    """The newest root and targets that the bootstrap root leads to, and the planner's targets where there are any."""
 
     root: Root
     targets: Targets
     planner: Targets | None = None
 
     def is_recut(self, release: str) -> bool:
-        """Is it the planner that vouches for that release? What the targets role lists is never the planner's."""
+        """True if the planner lists this release. A release that the targets role lists is never a recut."""
         listed = self.planner is not None and recut_path(release) in self.planner.targets
         return listed and target_path(release) not in self.targets.targets
 
 
-def verify_chain(proof: Proof, bootstrap_root: bytes) -> Chain:
-    """Follow the roots in `proof` from the bootstrap on, then the targets role, then the planner where it is in the
-    proof. TrustError where a link is missing."""
+def verify_chain(proof: Proof, bootstrap_root: bytes) -> TrustChain:
+    """Verify the roots in `proof` from the bootstrap root on, then the targets role, then the planner where it is in
+    the proof. TrustError where a step fails."""
     root = _parse(bootstrap_root, Root, None, "the bootstrap root")
     while (raw := proof.get(root_file(root.version + 1))) is not None:
         root = _next_root(raw, root)
@@ -170,11 +173,11 @@ def verify_chain(proof: Proof, bootstrap_root: bytes) -> Chain:
         raise TrustError("the proof has no targets.json")
     targets = _parse(proof[TARGETS_FILE], Targets, root, TARGETS_FILE)
     planner = _parse(proof[PLANNER_FILE], Targets, targets, PLANNER_FILE, PLANNER) if PLANNER_FILE in proof else None
-    return Chain(root, targets, planner)
+    return TrustChain(root, targets, planner)
 
 
 def _next_root(raw: bytes, root: Root) -> Root:
-    """The root that follows `root`, signed by the keys of both."""
+    """Verify the successor of `root`, signed by the keys of both."""
     newer = _parse(raw, Root, root, root_file(root.version + 1))
     if newer.version != root.version + 1:
         raise TrustError(f"root {root.version + 1} says it is version {newer.version}")
@@ -184,7 +187,8 @@ def _next_root(raw: bytes, root: Root) -> Root:
 def _parse(
     raw: bytes, kind: type[_Role], delegator: Root | Targets | None, what: str, role: str | None = None
 ) -> _Role:
-    """Metadata of that kind, signed as `delegator` demands of the role (a root also as it demands itself)."""
+    """Parse metadata of type `kind` and verify its signatures by the keys of `delegator` for the role (for a root also
+    by its own keys)."""
     if len(raw) > LIMITS.metadata_bytes:
         raise TrustError(f"{what}: {len(raw)} bytes, at most {LIMITS.metadata_bytes}")
     try:
@@ -192,7 +196,7 @@ def _parse(
         signed = metadata.signed
         if not isinstance(signed, kind):
             raise TrustError(f"{what}: not {kind.type} metadata")
-        _refuse_twins(signed, what)
+        _refuse_duplicate_keys(signed, what)
         for judge in (delegator, signed if isinstance(signed, Root) else None):
             if judge is not None:
                 judge.verify_delegate(role or kind.type, metadata.signed_bytes, metadata.signatures)
@@ -201,17 +205,18 @@ def _parse(
     return signed
 
 
-def _refuse_twins(signed: Root | Timestamp | Snapshot | Targets, what: str) -> None:
-    """A key has one name: under two it would count twice, and one holder would reach a threshold of two (TUF 4.2)."""
+def _refuse_duplicate_keys(signed: Root | Timestamp | Snapshot | Targets, what: str) -> None:
+    """TrustError if a key is listed under two ids: it would count twice, and one holder could reach a threshold of two
+    (TUF 4.2)."""
     delegated = signed.delegations.keys if isinstance(signed, Targets) and signed.delegations else {}
-    named = signed.keys if isinstance(signed, Root) else delegated
-    different = {msgspec.json.encode(key.keyval, order="deterministic") for key in named.values()}
-    if len(different) != len(named):
+    keys_by_id = signed.keys if isinstance(signed, Root) else delegated
+    distinct_keys = {msgspec.json.encode(key.keyval, order="deterministic") for key in keys_by_id.values()}
+    if len(distinct_keys) != len(keys_by_id):
         raise TrustError(f"{what}: one key under two names")
 
 
 def check_listed(raw_manifest: bytes, release: str, targets: Targets) -> None:
-    """These bytes are what `targets` calls that release, else TrustError."""
+    """TrustError unless these bytes are what `targets` lists as that release."""
     target = targets.targets.get(target_path(release))
     if target is None:
         raise TrustError(f"release {release[:12]} is not one that the release key signed")
@@ -227,7 +232,7 @@ def _check_target(raw_manifest: bytes, release: str, target: TargetFile) -> None
         raise TrustError(f"manifest of release {release[:12]}: its SHA-256 is another")
 
 
-def _verified_statement(raw: bytes, device: str, targets: Targets) -> Statement:
+def _verify_statement(raw: bytes, device: str, targets: Targets) -> Statement:
     signed = decode(raw, Signed)
     _check_signatures(signed, targets)
     try:
@@ -240,18 +245,18 @@ def _verified_statement(raw: bytes, device: str, targets: Targets) -> Statement:
 
 
 def _check_signatures(signed: Signed, targets: Targets) -> None:
-    """Enough of the director's keys signed exactly these bytes."""
+    """TrustError unless enough of the director's keys signed exactly these bytes."""
     director = targets.delegations.roles.get(DIRECTOR) if targets.delegations and targets.delegations.roles else None
     if director is None:
         raise TrustError("the targets metadata names no director")
-    by_key = {one.keyid: Signature(one.keyid, one.sig) for one in signed.signatures}
-    if len(by_key) != len(signed.signatures) or len(by_key) > SIGNATURES:
+    by_key = {signature.keyid: Signature(signature.keyid, signature.sig) for signature in signed.signatures}
+    if len(by_key) != len(signed.signatures) or len(by_key) > MAX_SIGNATURES:
         raise TrustError("statement: its signatures repeat a key, or are too many")
     if not by_key:
         raise TrustError("statement: it is not signed")
     if not by_key.keys() & set(director.keyids):
         raise TrustError("statement: signed by a key that is not the director's")
-    if any(one.sig != one.sig.lower() for one in signed.signatures):
+    if any(signature.sig != signature.sig.lower() for signature in signed.signatures):
         raise TrustError("statement: bad signature: not in lower-case hex")  # one signature, one spelling
     try:
         targets.verify_delegate(DIRECTOR, signed.payload, by_key)
@@ -259,71 +264,73 @@ def _check_signatures(signed: Signed, targets: Targets) -> None:
         raise TrustError(f"statement: bad signature: {error}") from error
 
 
-# With a network: a store that remembers
+# Online verification: a store with rollback protection
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """The highest version seen of something, and the keys that were trusted to sign it then.
+class VersionMark(msgspec.Struct, frozen=True):
+    """Highest version seen of some metadata, and the keys that were trusted to sign it then.
 
-    Another set of keys starts a new count: so an operator recovers from a thief who counted to the end (TUF 5.3.11).
+    A different set of keys starts a new count: so an operator can recover after an attacker with a stolen key has
+    signed the highest possible version (TUF 5.3.11).
     """
 
     version: int
     keys: tuple[str, ...]
 
-    def forbids(self, version: int, keys: Collection[str]) -> bool:
-        """Is this version older than what we saw signed by the same keys?"""
+    def is_rollback(self, version: int, keys: Collection[str]) -> bool:
+        """True if this version is lower than the one seen, signed by the same keys (rollback)."""
         return set(keys) == set(self.keys) and version < self.version
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What must never go backwards, whatever becomes of TUF's cache."""
+class RollbackRecord(msgspec.Struct, frozen=True):
+    """Persistent rollback protection, independent of TUF's cache."""
 
-    roles: dict[str, Mark] = {}
-    statements: dict[str, Mark] = {}
+    roles: dict[str, VersionMark] = {}
+    statements: dict[str, VersionMark] = {}
     """By device."""
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """What one refresh has verified."""
+class _RefreshResult:
+    """Verified result of one refresh."""
 
     root: Root
     timestamp: Timestamp
     snapshot: Snapshot
     targets: Targets
     planner: Targets | None
-    """None where there is none, or none to be believed: then only recuts are not installed."""
+    """None where there is no planner metadata, or none that verifies: then only recuts cannot be installed."""
     proof: dict[str, bytes]
 
     @property
     def expires(self) -> float:
-        """When the first of its parts expires, Unix seconds; the planner's own is looked at for recuts alone."""
+        """Earliest expiry of its parts, in Unix seconds. The planner's own expiry only concerns recuts and is checked
+        there."""
         return min(role.expires.timestamp() for role in (self.root, self.timestamp, self.snapshot, self.targets))
 
-    def marks(self) -> dict[str, Mark]:
-        """The version of each role under the keys that signed it."""
-        chain = Chain(self.root, self.targets, self.planner)
+    def marks(self) -> dict[str, VersionMark]:
+        """Version and signing keys of each role."""
+        chain = TrustChain(self.root, self.targets, self.planner)
         return {**_marks(chain), **_marks_of(self.root, self.timestamp, self.snapshot)}
 
 
-def _marks(chain: Chain) -> dict[str, Mark]:
+def _marks(chain: TrustChain) -> dict[str, VersionMark]:
     marks = _marks_of(chain.root, chain.root, chain.targets)
     if chain.planner is None:
         return marks
     keys = chain.targets.get_delegated_role(PLANNER).keyids
-    return {**marks, PLANNER: Mark(chain.planner.version, tuple(sorted(keys)))}
+    return {**marks, PLANNER: VersionMark(chain.planner.version, tuple(sorted(keys)))}
 
 
-def _marks_of(root: Root, *roles: Root | Timestamp | Snapshot | Targets) -> dict[str, Mark]:
+def _marks_of(root: Root, *roles: Root | Timestamp | Snapshot | Targets) -> dict[str, VersionMark]:
     keys = {role.type: tuple(sorted(root.get_delegated_role(role.type).keyids)) for role in roles}
-    return {role.type: Mark(role.version, keys[role.type]) for role in roles}
+    return {role.type: VersionMark(role.version, keys[role.type]) for role in roles}
 
 
 class TrustStore:
-    """The trusted metadata of one device, kept in `folder`. Thread-safe; one store per folder.
+    """The trusted metadata of one device, stored in `folder`. Thread-safe; one store per folder.
 
-    `bootstrap_root` came with the claim, or with the image: it is trusted because of how it came, and for ever.
+    `bootstrap_root` came with the claim or with the system image; it is the permanent trust anchor.
     """
 
     def __init__(self, folder: Path, bootstrap_root: bytes, *, now: Callable[[], float] = time.time) -> None:
@@ -333,101 +340,105 @@ class TrustStore:
         self._proof_file = folder / "proof.json"
         self._bootstrap = bootstrap_root
         self._now = now
-        self._refreshing = threading.Lock()
-        """Held while the network is awaited; `_lock` never is, so that a message can be judged meanwhile."""
+        self._refresh_lock = threading.Lock()
+        """Held during network access; `_lock` never is, so that a statement can be verified at the same time."""
         self._lock = threading.RLock()
         self._record = self._load_record()
         self._proof: dict[str, bytes] | None = None
-        self._chain: Chain | None = None
-        self._fresh_until: float | None = None
+        self._chain: TrustChain | None = None
+        self._expires_at: float | None = None
 
     def refresh(self, fetch: Fetch) -> None:
-        """Bring the metadata up to date. TrustError or LinkError leave what was trusted before."""
-        with self._refreshing:
-            view = self._updated(fetch)
+        """Update the metadata. On TrustError or LinkError the previous trusted state remains."""
+        with self._refresh_lock:
+            view = self._refresh_tuf(fetch)
             self._accept(view)
 
-    def _accept(self, view: _View) -> None:
-        """Believe a view from now on, if nothing in it is older than what was seen; on disk when this returns."""
+    def _accept(self, view: _RefreshResult) -> None:
+        """Adopt a refreshed view, if no part of it is older than what was seen. It is on disk when this returns."""
         with self._lock:
+            # Order matters for a power cut: the rollback record is durable before the proof, and both before they are
+            # used, so that nothing older can be accepted after a restart.
             view = self._without_older_planner(view)
-            self._refuse_older(view.marks())
-            self._write_record(Record({**self._record.roles, **view.marks()}, self._record.statements))
+            self._refuse_rollback(view.marks())
+            self._write_record(RollbackRecord({**self._record.roles, **view.marks()}, self._record.statements))
             if view.proof != self._proof:
                 write_durably(self._proof_file, _encode_proof(view.proof))
-            self._proof, self._chain = view.proof, Chain(view.root, view.targets, view.planner)
-            self._fresh_until = view.expires
+            self._proof, self._chain = view.proof, TrustChain(view.root, view.targets, view.planner)
+            self._expires_at = view.expires
 
     def manifest(self, release: str, fetch: Fetch) -> bytes:
-        """The bytes of that release's manifest, verified; for installing, so the metadata must be fresh."""
-        return self.proven(release, fetch)[0]
+        """Fetch and verify a release's manifest for installation; the metadata must be fresh. Returns its bytes."""
+        return self.manifest_with_proof(release, fetch)[0]
 
-    def proven(self, release: str, fetch: Fetch) -> tuple[bytes, dict[str, bytes]]:
-        """The same, and the proof with which `verify_release` believes it from now on without a network.
+    def manifest_with_proof(self, release: str, fetch: Fetch) -> tuple[bytes, dict[str, bytes]]:
+        """Fetch and verify a release's manifest for installation; the metadata must be fresh. Returns its bytes, and
+        the proof with which `verify_release` can verify it later without a network.
 
-        Of a recut its base is fetched too, and all is compared before anything is returned.
+        For a recut its base is fetched too, and both are compared before anything is returned.
         """
         identifiers.sha256_hex(release)
         with self._lock:
             self._require_fresh()
-            chain = self._trusted()
+            chain = self._trusted_chain()
             proof = self.proof()
             if chain.is_recut(release):
                 proof[PLANNER_FILE] = self._planner_file(chain)
-        raw = _fetched(release, chain, fetch)
+        raw = _fetch_manifest(release, chain, fetch)
         if PLANNER_FILE in proof:
             recut = decode_manifest(raw)
             _require_base(recut)
-            proof[BASE_FILE] = _fetched(recut.recut_of, Chain(chain.root, chain.targets), fetch)
+            proof[BASE_FILE] = _fetch_manifest(recut.recut_of, TrustChain(chain.root, chain.targets), fetch)
             base = decode_manifest(proof[BASE_FILE])
             if base.anatomy is not None:
-                proof[ANATOMY_FILE] = _fetched_anatomy(base.anatomy, fetch)
+                proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.anatomy, fetch)
         verify_release(raw, proof, self._bootstrap)
         return raw, proof
 
-    def _planner_file(self, chain: Chain) -> bytes:
-        """The planner's metadata, which must be as fresh as the rest."""
+    def _planner_file(self, chain: TrustChain) -> bytes:
+        """The planner's metadata file; TrustError where it has expired."""
         assert chain.planner is not None and self._proof is not None
         if chain.planner.expires.timestamp() <= self._now():
             raise TrustError("the planner's metadata has expired: what runs is kept, no recut is installed")
         return self._proof[PLANNER_FILE]
 
-    def statement(self, raw: bytes, device: str, *, install: bool) -> Statement:
-        """The director's statement in `raw`, if it is for `device` and not older than the newest accepted.
+    def verify_statement(self, raw: bytes, device: str, *, for_install: bool) -> Statement:
+        """Verify a statement of the director: it must be for `device` and not older than the newest accepted one.
 
-        With `install`, statement and metadata must not have expired; without, an expired one may be kept.
-        The counter is on disk when this returns.
+        With `for_install`, statement and metadata must not have expired; without, an expired one may be kept. The
+        counter is on disk when this returns.
         """
         with self._lock:
-            targets = self._trusted().targets
-            statement = _verified_statement(raw, device, targets)
-            mark = Mark(statement.counter, _director_keys(targets))
+            targets = self._trusted_chain().targets
+            statement = _verify_statement(raw, device, targets)
+            mark = VersionMark(statement.counter, _director_keys(targets))
             seen = self._record.statements.get(device)
-            if seen is not None and seen.forbids(mark.version, mark.keys):
+            if seen is not None and seen.is_rollback(mark.version, mark.keys):
                 raise TrustError(f"statement {mark.version} is older than {seen.version}, which was accepted before")
-            if install:
+            if for_install:
                 self._require_fresh()
                 if statement.expires <= self._now():
                     raise Expired(f"statement {statement.counter} has expired: nothing is installed")
-            self._write_record(Record(self._record.roles, {**self._record.statements, device: mark}))
+            self._write_record(RollbackRecord(self._record.roles, {**self._record.statements, device: mark}))
             return statement
 
     def proof(self) -> dict[str, bytes]:
-        """What lets `verify_manifest` and `verify_statement_offline` repeat the verification without a network."""
+        """The files with which `verify_manifest` and `verify_statement_offline` can repeat the verification without a
+        network."""
         with self._lock:
-            self._trusted()
+            self._trusted_chain()
             assert self._proof is not None
             return {name: raw for name, raw in self._proof.items() if name != PLANNER_FILE}
 
-    # Trust that is held
+    # Stored trust
 
-    def _trusted(self) -> Chain:
-        """What the last refresh verified, of this process or of one before it; LinkError if there never was one."""
+    def _trusted_chain(self) -> TrustChain:
+        """Result of the last refresh, in this process or in an earlier one; LinkError if there never was one."""
         if self._chain is None:
             self._proof, self._chain = self._load_proof()
         return self._chain
 
-    def _load_proof(self) -> tuple[dict[str, bytes], Chain]:
+    def _load_proof(self) -> tuple[dict[str, bytes], TrustChain]:
         try:
             proof = _decode_proof(self._proof_file.read_bytes())
             chain = verify_chain(proof, self._bootstrap)
@@ -436,77 +447,77 @@ class TrustStore:
         except (TrustError, OSError, ValueError) as error:
             raise LinkError(f"the stored metadata is spoiled ({error}): refresh first") from error
         try:
-            self._refuse_older(_marks(chain))
+            self._refuse_rollback(_marks(chain))
         except TrustError as error:
             raise LinkError(f"the stored metadata is out of date ({error}): refresh first") from error
         return proof, chain
 
-    def _refuse_older(self, marks: Mapping[str, Mark]) -> None:
-        """Nothing goes back: the root never, whatever its keys; another role not under the keys it had."""
+    def _refuse_rollback(self, marks: Mapping[str, VersionMark]) -> None:
+        """TrustError on a rollback: of the root, whatever its keys, or of another role under the same keys."""
         for role, mark in marks.items():
             seen = self._record.roles.get(role)
             if seen is None:
                 continue
-            if seen.forbids(mark.version, mark.keys) or (role == Root.type and mark.version < seen.version):
+            if seen.is_rollback(mark.version, mark.keys) or (role == Root.type and mark.version < seen.version):
                 raise TrustError(f"{role} version {mark.version} is older than {seen.version}, which was seen before")
 
-    def _without_older_planner(self, view: _View) -> _View:
-        """The view without the planner if that is older than what was seen: whatever becomes of the planner's key, the
-        release key is heard."""
+    def _without_older_planner(self, view: _RefreshResult) -> _RefreshResult:
+        """Remove the planner from the view if it is older than what was seen: a problem of the planner's key must not
+        block releases that the release key signed."""
         mark, seen = view.marks().get(PLANNER), self._record.roles.get(PLANNER)
-        if mark is None or seen is None or not seen.forbids(mark.version, mark.keys):
+        if mark is None or seen is None or not seen.is_rollback(mark.version, mark.keys):
             return view
         _log.warning("planner version %d is older than %d, which was seen: no recut", mark.version, seen.version)
         proof = {name: raw for name, raw in view.proof.items() if name != PLANNER_FILE}
         return replace(view, planner=None, proof=proof)
 
     def _require_fresh(self) -> None:
-        """What is to be installed must be vouched for today."""
-        if self._fresh_until is None:
+        """Raise unless the metadata was refreshed by this process (LinkError) and has not expired (Expired)."""
+        if self._expires_at is None:
             raise LinkError("metadata was not refreshed since the start: refresh before installing")
-        if self._fresh_until <= self._now():
+        if self._expires_at <= self._now():
             raise Expired("metadata has expired: what runs is kept, nothing is installed")
 
-    def _load_record(self) -> Record:
+    def _load_record(self) -> RollbackRecord:
         try:
-            return msgspec.json.decode(self._record_file.read_bytes(), type=Record)
+            return msgspec.json.decode(self._record_file.read_bytes(), type=RollbackRecord)
         except FileNotFoundError:
-            return Record()
+            return RollbackRecord()
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # It is written durably, so the disk itself must have failed. A device that never updates again is worse
-            # than one that trusts its verified cache for the versions once more.
+            # The record is written durably, so the disk itself must have failed. A device that can never update again
+            # is worse than one that once takes the versions of its verified cache as the newest seen.
             _log.error("%s is spoiled (%s): starting a new record", self._record_file, error)
-            return Record()
+            return RollbackRecord()
 
-    def _write_record(self, record: Record) -> None:
+    def _write_record(self, record: RollbackRecord) -> None:
         if record != self._record:
             write_durably(self._record_file, msgspec.json.encode(record, order="deterministic"))
             self._record = record
 
     # TUF
 
-    def _updated(self, fetch: Fetch) -> _View:
-        """One client workflow of TUF over our cache; a cache that cannot be used is thrown away and made anew."""
+    def _refresh_tuf(self, fetch: Fetch) -> _RefreshResult:
+        """Run TUF's client workflow with our cache; an unusable cache is deleted and rebuilt."""
         try:
-            return self._update(fetch)
+            return self._run_tuf_client(fetch)
         except OSError as error:
             _log.warning("TUF cache %s: %s; starting it afresh", self._cache, error)
             remove(self._cache)
-            return self._update(fetch)
+            return self._run_tuf_client(fetch)
 
-    def _update(self, fetch: Fetch) -> _View:
+    def _run_tuf_client(self, fetch: Fetch) -> _RefreshResult:
         make_folders(self._cache)
-        for cut_off in self._cache.glob("tmp*"):  # python-tuf's, which a power cut left there
-            cut_off.unlink(missing_ok=True)
+        for leftover in self._cache.glob("tmp*"):  # temporary files of python-tuf, left by a power cut
+            leftover.unlink(missing_ok=True)
         fetcher = _Fetcher(fetch)
         try:
             updater = Updater(str(self._cache), "metadata/", fetcher=fetcher, config=_CONFIG, bootstrap=self._bootstrap)
             # TUF 5.1: one fixed time for the whole workflow. There is no public way to say which clock.
             updater._trusted_set.reference_time = datetime.fromtimestamp(self._now(), timezone.utc)
             updater.refresh()
-            view = self._view(self._has_planner(updater))
+            view = self._read_cache(self._has_planner(updater))
             newest = updater._trusted_set.root.version
-            if view.root.version != newest:  # else older keys would judge what newer ones were to
+            if view.root.version != newest:  # otherwise older keys would verify what newer ones should
                 raise TrustError(f"{root_file(view.root.version + 1)}: not a root that may follow, of {newest} in all")
             return view
         except DownloadLengthMismatchError as error:
@@ -521,7 +532,8 @@ class TrustStore:
             raise TrustError(f"metadata that python-tuf cannot take: {error!r}") from error
 
     def _has_planner(self, updater: Updater) -> bool:
-        """Bring the planner's metadata up to date. One that cannot be believed is no reason to refuse releases."""
+        """Update the planner's metadata; True if it verifies. A failure does not block releases that the release key
+        signed."""
         try:
             updater.get_targetinfo(recut_path("0" * 64))
             return (self._cache / PLANNER_FILE).is_file() and PLANNER in updater._trusted_set
@@ -535,32 +547,33 @@ class TrustStore:
             _log.warning("the planner's metadata is not believed (%s): no recut is installed", error)
         return False
 
-    def _view(self, has_planner: bool) -> _View:
-        """What the cache holds right after a successful refresh: all of it was just verified."""
+    def _read_cache(self, has_planner: bool) -> _RefreshResult:
+        """Read the cache right after a successful refresh, which has just verified all of it."""
         files = (TARGETS_FILE, PLANNER_FILE) if has_planner else (TARGETS_FILE,)
         proof = {**self._cached_roots(), **{name: (self._cache / name).read_bytes() for name in files}}
         chain = verify_chain(proof, self._bootstrap)
         timestamp = _parse((self._cache / "timestamp.json").read_bytes(), Timestamp, chain.root, "timestamp.json")
         snapshot = _parse((self._cache / "snapshot.json").read_bytes(), Snapshot, chain.root, "snapshot.json")
-        return _View(chain.root, timestamp, snapshot, chain.targets, chain.planner, proof)
+        return _RefreshResult(chain.root, timestamp, snapshot, chain.targets, chain.planner, proof)
 
     def _cached_roots(self) -> dict[str, bytes]:
-        """The roots from the bootstrap on, as far as they verify: a spoiled file beyond the newest is no root."""
+        """The cached roots from the bootstrap root on, as far as they verify: a damaged file after the newest root is
+        ignored."""
         root = _parse(self._bootstrap, Root, None, "the bootstrap root")
-        found = {root_file(root.version): self._bootstrap}
+        roots = {root_file(root.version): self._bootstrap}
         while True:
             name = root_file(root.version + 1)
             try:
                 raw = (self._cache / "root_history" / name).read_bytes()
                 root = _next_root(raw, root)
             except (OSError, TrustError):
-                return found
-            found[name] = raw
+                return roots
+            roots[name] = raw
 
 
 _CONFIG = UpdaterConfig(
     max_root_rotations=1_024,  # counted from the root in the image; each must be signed, so this bounds no attacker
-    max_delegations=1,  # targets and what it delegates; nobody delegates further
+    max_delegations=1,  # targets and its delegated roles; these delegate no further
     root_max_length=512_000,
     timestamp_max_length=16_384,
     snapshot_max_length=2_000_000,
@@ -570,7 +583,8 @@ _CONFIG = UpdaterConfig(
 
 
 class _Fetcher(FetcherInterface):
-    """TUF's view of our `fetch`. Never more bytes than TUF allows; the cause of a failure is kept."""
+    """Adapter from our `fetch` to python-tuf's fetcher interface. Enforces TUF's size limits and stores the cause of a
+    failure."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch_bytes = fetch
@@ -580,7 +594,7 @@ class _Fetcher(FetcherInterface):
         raise NotImplementedError("metadata is fetched whole, through download_bytes")
 
     def download_bytes(self, url: str, max_length: int) -> bytes:
-        """The file at `url`, at most `max_length` bytes."""
+        """Fetch `url`, at most `max_length` bytes."""
         try:
             raw = self._fetch_bytes(url, max_length)
         except FileNotFoundError as error:
@@ -595,11 +609,11 @@ class _Fetcher(FetcherInterface):
         return raw
 
 
-def _fetched(release: str, chain: Chain, fetch: Fetch) -> bytes:
-    """The manifest of that release as the chain lists it, the recut's under the planner's name."""
-    by_planner = chain.planner.targets if chain.is_recut(release) and chain.planner else None
-    path = target_path(release) if by_planner is None else recut_path(release)
-    target = (chain.targets.targets if by_planner is None else by_planner).get(path)
+def _fetch_manifest(release: str, chain: TrustChain, fetch: Fetch) -> bytes:
+    """Fetch a manifest as the chain lists it (under the planner's name for a recut) and check its digest."""
+    planner_targets = chain.planner.targets if chain.is_recut(release) and chain.planner else None
+    path = target_path(release) if planner_targets is None else recut_path(release)
+    target = (chain.targets.targets if planner_targets is None else planner_targets).get(path)
     if target is None:
         raise TrustError(f"release {release[:12]} is not one that the release key signed")
     if target.length > LIMITS.manifest_bytes:
@@ -612,10 +626,10 @@ def _fetched(release: str, chain: Chain, fetch: Fetch) -> bytes:
     return raw
 
 
-def _fetched_anatomy(signed: AnatomyFile, fetch: Fetch) -> bytes:
-    """The anatomy's bytes; whether they are those that were signed is looked at with the recut."""
+def _fetch_fingerprint(signed: FingerprintFile, fetch: Fetch) -> bytes:
+    """Fetch a fingerprint. Its digest is checked with the recut."""
     try:
-        return fetch(f"targets/{anatomy_path(signed.sha256)}", signed.bytes)
+        return fetch(f"targets/{fingerprint_path(signed.sha256)}", signed.bytes)
     except FileNotFoundError as error:
         raise LinkError(f"the anatomy {signed.sha256[:12]} is not there (yet)") from error
 
@@ -632,4 +646,4 @@ def _decode_proof(raw: bytes) -> dict[str, bytes]:
     return {name: text.encode() for name, text in msgspec.json.decode(raw, type=dict[str, str]).items()}
 
 
-settle(__name__)
+warm_up_structs(__name__)

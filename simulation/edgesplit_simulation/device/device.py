@@ -1,7 +1,8 @@
-"""One simulated device: the agent's own folder, trust, chunk store, update loop and uplink, on a hub's tasks; only the
-engine and the runtime are made up.
+"""One simulated device: the agent's own data folder, trust store, chunk store, update loop and MQTT uplink, run as
+tasks of a hub; only the engine and the runtime are simulated.
 
-A device is switched on and off, loses its power in the middle of anything, and finds on its disk what it had written.
+A device can be switched on and off and can lose power at any step; at the next start it finds on its disk what it had
+written.
 """
 
 from __future__ import annotations
@@ -12,378 +13,401 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgesplit.errors import EdgeError, LinkError
-from edgesplit.links import host_and_port
+from edgesplit.links import parse_host_and_port
 from edgesplit.mqtt.messages import ModelState, Telemetry
-from edgesplit.mqtt.telemetry import Moment, ReleaseHealth
+from edgesplit.mqtt.telemetry import DeviceTime, ReleaseHealth
 from edgesplit.oip.report import Report
-from edgesplit.testing.in_memory_broker import Way
-from edgesplit.testing.virtual_time import Ended, Hub, Task, Timer
-from edgesplit_agent.control.mqtt_uplink import Connection, Rhythm, Uplink
+from edgesplit.testing.in_memory_broker import NetworkPath
+from edgesplit.testing.virtual_time import Hub, Task, TaskKilled, Timer
+from edgesplit_agent.control.mqtt_uplink import Connection, TelemetrySchedule, Uplink
 from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.releases.output_drift import Drift
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.telemetry.disk_ring import Ring
+from edgesplit_agent.telemetry.disk_ring import DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
-from edgesplit_agent.telemetry.windows import telemetry
-from edgesplit_agent.updates.actions import Work
-from edgesplit_agent.updates.reconciler import Standing, Updater, model_states
-from edgesplit_simulation.device.engine import DEADLINE_S, SimulatedEngine, Sky, host_of
+from edgesplit_agent.telemetry.windows import build_telemetry
+from edgesplit_agent.updates.actions import DeviceUpdateActions
+from edgesplit_agent.updates.reconciler import InstalledState, Reconciler, model_states
+from edgesplit_simulation.device.engine import DEADLINE_S, SimulatedEngine, SimulatedOffloadServer, host_of
 from edgesplit_simulation.device.runtime import simulated_hosts
-from edgesplit_simulation.device.sensors import Body
-from edgesplit_simulation.invariants.checker import Witness
-from edgesplit_simulation.invariants.observed_actions import Watched
-from edgesplit_simulation.releases import WELL, Mood
+from edgesplit_simulation.device.sensors import PowerModel
+from edgesplit_simulation.invariants.checker import InvariantChecker
+from edgesplit_simulation.invariants.observed_actions import ObservedUpdateActions
+from edgesplit_simulation.releases import HEALTHY, Behaviour
 
 QUOTA_BYTES = 2**30
 
 
-class Vanishing(Connection, Protocol):
-    """A connection that may end as power does."""
+class CuttableConnection(Connection, Protocol):
+    """A connection that can end without a goodbye, as at a power cut, and whose network can be cut and restored."""
 
     def vanish(self) -> None:
-        """The client is no more, and nobody is told."""
+        """End the client without notifying the broker."""
         ...
 
     def cut(self) -> None:
-        """The way to the broker is cut, and neither side is told."""
+        """Cut the network to the broker without notifying either side."""
         ...
 
     def mend(self) -> None:
-        """It is whole again."""
+        """Restore the network that `cut` cut."""
         ...
 
 
 @dataclass
-class Surroundings:
-    """What a device finds around it."""
+class DeviceEnvironment:
+    """The environment of one simulated device: time, network, offload server, invariant checker and injected faults."""
 
     hub: Hub
-    connect: Callable[..., Vanishing]
-    """Makes a session, as `edgesplit_agent.control.mqtt_uplink.Connect`."""
-    witness: Witness
-    sky: Sky
-    mood: Callable[[str, str], Mood] = lambda device, release: WELL
-    """How a release behaves on a device."""
-    rhythm: Rhythm = field(default_factory=Rhythm)
+    connect: Callable[..., CuttableConnection]
+    """Makes an MQTT session, with the signature of `edgesplit_agent.control.mqtt_uplink.Connect`."""
+    checker: InvariantChecker
+    offload_server: SimulatedOffloadServer
+    behaviour_of: Callable[[str, str], Behaviour] = lambda device, release: HEALTHY
+    """How a release behaves on a device, by device name and release digest."""
+    telemetry_schedule: TelemetrySchedule = field(default_factory=TelemetrySchedule)
     health_s: float = 10.0
     slowdown: float = 1.0
-    clock_off_s: float = 0.0
-    """The device's own clock is ahead by so much."""
-    way: Way = field(default_factory=Way)
-    """To the broker, where that is in this process."""
+    clock_offset_s: float = 0.0
+    """Seconds by which the device's wall clock is ahead of true time."""
+    broker_link: NetworkPath = field(default_factory=NetworkPath)
+    """The link to an in-process broker."""
     tls: Callable[[DataFolder], ssl.SSLContext | None] = lambda folder: None
-    """For a broker that is real."""
+    """TLS context for a real broker; None for an in-process broker."""
     certificate: Callable[[DataFolder], str] = lambda folder: ""
-    """Serial number of the certificate in use, where one is shown."""
-    keeps_bytes: int = 0
-    """Telemetry that waits on its disk while there is no link, at most so much; 0: what cannot be sent is lost."""
+    """Serial number of the certificate in use; empty with an in-process broker."""
+    telemetry_backlog_bytes: int = 0
+    """Size limit of the telemetry backlog on disk while there is no link; 0 drops telemetry that cannot be sent."""
 
 
 class SimulatedDevice:
-    """A device that was enrolled. `power_on` before anything else."""
+    """An enrolled device; call `power_on` first."""
 
-    def __init__(self, folder: DataFolder, identity: Identity, around: Surroundings) -> None:
+    def __init__(self, folder: DataFolder, identity: Identity, environment: DeviceEnvironment) -> None:
         self.folder = folder
         self.identity = identity
-        self.around = around
-        self.card = identity.device
-        """Its own name, or that of a copy."""
-        self.trouble = ""
-        """Why it is not expected to answer: what was done to its disk."""
-        self.hangs = False
-        """It is connected, and does nothing."""
-        self.starts = 0
-        self._damaged_in = 0
-        self.requests = 0
-        self._on: _Powered | None = None
+        self.environment = environment
+        self.card_name = identity.device
+        """The device's name, or that of a copy of its card (`NAME.copy`)."""
+        self.damage = ""
+        """Damage done to its disk, which excuses it from answering; empty without damage."""
+        self.is_hanging = False
+        """True while the device is connected but does nothing."""
+        self.start_count = 0
+        self._damaged_at_start = 0
+        self.request_count = 0
+        self._agent: _PoweredAgent | None = None
 
     @property
     def name(self) -> str:
-        """The device's."""
+        """The device's name."""
         return self.identity.device
 
     @property
     def is_on(self) -> bool:
-        """It has power, and its agent runs."""
-        return self._on is not None
+        """True while the device has power and its agent runs."""
+        return self._agent is not None
 
     @property
     def is_connected(self) -> bool:
-        """The broker has let it in."""
-        return self._on is not None and self._on.uplink.connected
+        """True while the broker accepts its session."""
+        return self._agent is not None and self._agent.uplink.connected
 
     @property
     def session_number(self) -> int:
-        """Of its newest connection, or try at one; 0 without power."""
-        return 0 if self._on is None else self._on.uplink.session_number
+        """Number of the newest connection or connection attempt; 0 without power."""
+        return 0 if self._agent is None else self._agent.uplink.session_number
 
     @property
     def running(self) -> dict[str, str]:
-        """Release by model, as it answers now."""
-        return {} if self._on is None else {m: one.digest for m, one in self._on.engine.serving.items()}
+        """Digest of the release that answers now, by model."""
+        return (
+            {}
+            if self._agent is None
+            else {model: release.digest for model, release in self._agent.engine.serving.items()}
+        )
 
     @property
-    def standing(self) -> Standing:
-        """What is on its disk and served; empty without power."""
-        return Standing() if self._on is None else self._on.hands.standing()
+    def installed_state(self) -> InstalledState:
+        """What is installed and served; empty without power."""
+        return InstalledState() if self._agent is None else self._agent.actions.installed()
 
     @property
     def states(self) -> tuple[ModelState, ...]:
-        """What it reports of each model."""
-        return () if self._on is None else self._on.states
+        """The state that the device reports of each model."""
+        return () if self._agent is None else self._agent.states
 
     @property
     def safe_mode(self) -> str:
-        """Why no model is loaded."""
-        return self.standing.safe_mode
+        """Why no model is loaded; empty outside safe mode."""
+        return self.installed_state.safe_mode
 
     def power_on(self) -> None:
-        """Start the agent on what its disk holds."""
-        if self._on is None:
-            self.starts += 1
-            on = self._on = _Powered(self)
+        """Start the agent on what the disk holds."""
+        if self._agent is None:
+            self.start_count += 1
+            on = self._agent = _PoweredAgent(self)
             on.boot()
 
     def power_cut(self) -> None:
-        """The agent ends here and now; its peers find out by their own means."""
-        on, self._on = self._on, None
+        """End the agent at once; its peers notice only by their own timeouts."""
+        on, self._agent = self._agent, None
         if on is not None:
-            on.end()
+            on.power_cut()
 
     def stop(self) -> None:
-        """As at SIGTERM."""
-        on, self._on = self._on, None
+        """Stop the agent in order, as at SIGTERM."""
+        on, self._agent = self._agent, None
         if on is not None:
             on.stop()
 
-    def ask(self, model: str, deadline_s: float = DEADLINE_S) -> None:
-        """An application on the device asks; the witness hears what becomes of it."""
-        now, witness = self.around.hub.monotonic(), self.around.witness
-        self.requests += 1
-        request = f"{self.name}-{self.requests}"
-        witness.accepted(request, now + deadline_s)
+    def request(self, model: str, deadline_s: float = DEADLINE_S) -> None:
+        """Send one inference request from an application on the device; its outcome goes to the invariant checker."""
+        now, witness = self.environment.hub.monotonic(), self.environment.checker
+        self.request_count += 1
+        request = f"{self.name}-{self.request_count}"
+        witness.on_request(request, now + deadline_s)
 
-        def told(result: Report | EdgeError) -> None:
-            witness.outcome(request, result, self.around.hub.monotonic())
+        def on_result(result: Report | EdgeError) -> None:
+            witness.on_outcome(request, result, self.environment.hub.monotonic())
 
-        if self._on is None:
-            told(LinkError("nobody listens"))
+        if self._agent is None:
+            on_result(LinkError("nobody listens"))
         else:
-            self._on.engine.ask(request, model, told, deadline_s)
+            self._agent.engine.submit(request, model, on_result, deadline_s)
 
-    def cut(self) -> None:
-        """It has no network."""
-        self.around.way.cut = True
-        if self._on is not None:
-            self._on.cut()
+    def cut_network(self) -> None:
+        """Take the device's network away."""
+        self.environment.broker_link.cut = True
+        if self._agent is not None:
+            self._agent.cut_network()
 
-    def mend(self) -> None:
-        """It has one again."""
-        self.around.way.cut = False
-        if self._on is not None:
-            self._on.mend()
+    def restore_network(self) -> None:
+        """Give the device its network back."""
+        self.environment.broker_link.cut = False
+        if self._agent is not None:
+            self._agent.restore_network()
 
     def hang(self) -> None:
-        """It stays connected, and does nothing more."""
-        self.hangs = True
+        """Keep the connection but stop all work."""
+        self.is_hanging = True
 
-    def wake(self) -> None:
-        """It goes on."""
-        self.hangs = False
-        if self._on is not None:
-            self._on.poke()
+    def resume(self) -> None:
+        """Resume work after `hang`."""
+        self.is_hanging = False
+        if self._agent is not None:
+            self._agent.wake_update_loop()
 
-    def damaged(self, why: str) -> None:
-        """Its disk is not what it was: it is excused until it has started once more and answers."""
-        self.trouble, self._damaged_in = why, self.starts
+    def mark_damaged(self, reason: str) -> None:
+        """Record disk damage: the invariant "always a healthy version" is waived until the device has restarted and
+        answers again."""
+        self.damage, self._damaged_at_start = reason, self.start_count
 
-    def check(self) -> None:
-        """Complain where it has nothing healthy to answer by, and nothing that would excuse it."""
-        if self._on is None:
+    def check_serving(self) -> None:
+        """Report a violation for each committed model that is not served, unless damage or safe mode excuses it."""
+        if self._agent is None:
             return
-        stands = self.standing
-        if self.trouble:
-            if self.starts > self._damaged_in and stands.committed.items() <= stands.running.items():
-                self.trouble = ""
+        installed = self.installed_state
+        if self.damage:
+            if self.start_count > self._damaged_at_start and installed.committed.items() <= installed.running.items():
+                self.damage = ""
             return
-        for model, release in stands.committed.items():
-            if model not in stands.running and not stands.safe_mode:
-                self.around.witness.complain(f"{self.name} committed {model} {release[:12]} and does not answer")
+        for model, release in installed.committed.items():
+            if model not in installed.running and not installed.safe_mode:
+                self.environment.checker.add_violation(
+                    f"{self.name} committed {model} {release[:12]} and does not answer"
+                )
 
 
-class _Powered:
-    """From power on to power off."""
+class _PoweredAgent:
+    """The agent of a device from power on to power off."""
 
     def __init__(self, device: SimulatedDevice) -> None:
-        around, folder, identity = device.around, device.folder, device.identity
+        around, folder, identity = device.environment, device.folder, device.identity
         self._device = device
         self._hub = around.hub
-        self._session: Vanishing | None = None
-        self._booted = self._hub.monotonic()
+        self._session: CuttableConnection | None = None
+        self._booted_at = self._hub.monotonic()
         self.engine = SimulatedEngine(
-            around.hub, around.sky, self._own_part, around.slowdown, body=Body(around.hub.monotonic())
+            around.hub,
+            around.offload_server,
+            self._on_device_run,
+            around.slowdown,
+            power_model=PowerModel(around.hub.monotonic()),
         )
         store = ChunkStore(folder.chunks, folder.releases, QUOTA_BYTES)
         start_host = simulated_hosts(
-            lambda release: around.mood(device.name, release),
-            self._golden(store),
-            lambda sha256: around.witness.loaded(device.name, sha256),
+            lambda release: around.behaviour_of(device.name, release),
+            self._golden_reader(store),
+            lambda sha256: around.checker.on_file_loaded(device.name, sha256),
         )
-        work = Work(folder, identity, self.engine, store, start_host, activated=self._activated, now=self._time)
-        self._work = work
-        self.hands = Watched(work, device.card, around.witness)
-        self.updater = Updater(self.hands, clock=around.hub.monotonic, health_s=around.health_s, dice=around.hub.dice)
+        work = DeviceUpdateActions(
+            folder, identity, self.engine, store, start_host, on_activated=self._on_activated, now=self._time
+        )
+        self._device_actions = work
+        self.actions = ObservedUpdateActions(work, device.card_name, around.checker)
+        self.updater = Reconciler(
+            self.actions, clock=around.hub.monotonic, health_s=around.health_s, rng=around.hub.rng
+        )
         tls = around.tls(folder)
         self.uplink = Uplink(
             folder,
             identity,
-            host_and_port(identity.broker, "broker"),
-            tls,  # type: ignore[arg-type]  # a broker in this process asks for none
+            parse_host_and_port(identity.broker, "broker"),
+            tls,  # type: ignore[arg-type]  # an in-process broker uses no TLS
             sample=self._sample,
             emulated=False,
             simulated=True,
             local_url="",
             certificate=lambda: around.certificate(folder),
-            rhythm=around.rhythm,
+            schedule=around.telemetry_schedule,
             connect=self._connect,
-            pace=_Own(self),
+            concurrency=_AgentConcurrency(self),
             outbox=self._outbox(),
         )
         self._tasks: list[Task] = []
-        self._worker: Task | None = None
-        self._wake: Timer | None = None
+        self._update_task: Task | None = None
+        self._wake_timer: Timer | None = None
         self._ended = False
 
     def boot(self) -> None:
-        self._device.folder.sweep()
+        self._device.folder.remove_partial_files()
         try:
-            want = self._work.boot()
-        except Ended:
+            want = self._device_actions.boot()
+        except TaskKilled:
             return
-        self._device.check()
-        self._work.connect(self.uplink)
+        self._device.check_serving()
+        self._device_actions.connect(self.uplink)
         self.updater.begin(want)
-        self.uplink.start(self._offer, self._online)
-        self.poke()
+        self.uplink.start(self._on_statement, self._on_online)
+        self.wake_update_loop()
 
-    def end(self) -> None:
-        """Power fails."""
+    def power_cut(self) -> None:
+        """End the agent as a power failure does."""
         self._ended = True
-        self.engine.cut("the device lost its power")
+        self.engine.abort("the device lost its power")
         if self._session is not None:
             self._session.vanish()
-        self._forget()
+        self._cancel_tasks()
 
-    def cut(self) -> None:
+    def cut_network(self) -> None:
         if self._session is not None:
             self._session.cut()
 
-    def mend(self) -> None:
+    def restore_network(self) -> None:
         if self._session is not None:
             self._session.mend()
 
     def stop(self) -> None:
         self._ended = True
-        self.engine.cut("the agent was stopped")
+        self.engine.abort("the agent was stopped")
         self.uplink.stop()
-        self._work.stopped()
-        self._forget()
+        self._device_actions.on_stopped()
+        self._cancel_tasks()
 
     @property
     def states(self) -> tuple[ModelState, ...]:
         return model_states(*self.updater.snapshot)
 
     def spawn(self, work: Callable[[], None], name: str) -> Task:
-        """A task that ends with the device's power."""
-        self._tasks = [one for one in self._tasks if not one.ended]
+        """Start a task that ends with the device's power."""
+        self._tasks = [running for running in self._tasks if not running.ended]
         task = self._hub.spawn(work, f"{self._device.name} {name}")
         self._tasks.append(task)
         return task
 
-    def _forget(self) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
+    def _cancel_tasks(self) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         for task in self._tasks:
             task.kill()
         for release in self.engine.serving.values():
             release.host.close()
 
-    # The update loop, a step at a time
+    # The update loop: one task at a time, which ends once no step is due; a timer starts the next
 
-    def _offer(self, raw: bytes) -> None:
-        self.updater.offer(raw)
-        self.poke()
+    def _on_statement(self, raw: bytes) -> None:
+        self.updater.on_statement(raw)
+        self.wake_update_loop()
 
-    def _online(self, is_online: bool) -> None:
-        self.updater.online(is_online)
-        self.poke()
+    def _on_online(self, is_online: bool) -> None:
+        self.updater.on_connection(is_online)
+        self.wake_update_loop()
 
-    def poke(self) -> None:
-        """There may be something to do."""
-        if not self._ended and not self._device.hangs and (self._worker is None or self._worker.ended):
-            self._worker = self.spawn(self._take_steps, "updates")
+    def wake_update_loop(self) -> None:
+        """Run the update loop if it is idle: there may be something to do."""
+        if not self._ended and not self._device.is_hanging and (self._update_task is None or self._update_task.ended):
+            self._update_task = self.spawn(self._run_update_steps, "updates")
 
-    def _take_steps(self) -> None:
-        while not (self._ended or self._device.hangs) and self.updater.take_step() is not None:
-            self._device.check()
-        if self._ended or self._device.hangs:
+    def _run_update_steps(self) -> None:
+        while not (self._ended or self._device.is_hanging) and self.updater.run_step() is not None:
+            self._device.check_serving()
+        if self._ended or self._device.is_hanging:
             return
-        if self._wake is not None:
-            self._wake.cancel()
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         at = self.updater.wakes_at(self._hub.monotonic())
         if at < float("inf"):
-            self._wake = self._hub.call_at(at, self.poke)
+            self._wake_timer = self._hub.call_at(at, self.wake_update_loop)
 
-    def _own_part(self, release: str, error: Exception | None) -> None:
-        """A request has told something of a release, which may be on trial."""
-        self.updater.ran(release, error)
+    def _on_device_run(self, release: str, error: Exception | None) -> None:
+        """Pass the outcome of a request's device part to the update loop, which may have the release on trial."""
+        self.updater.on_device_run(release, error)
         if self.updater.snapshot[1].trials:
-            self.poke()
+            self.wake_update_loop()
 
     def _connect(self, *where: Any, **callbacks: Any) -> Connection:
-        self._session = self._device.around.connect(*where, **callbacks)
+        self._session = self._device.environment.connect(*where, **callbacks)
         return self._session
 
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         engine = self.engine
         now = engine.conditions
-        worth = (now.remote_ok, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
-        if not take or self._device.hangs:
-            return None, worth
-        power = engine.body.sensed(self._hub.monotonic(), [host_of(one).hotter for one in engine.serving.values()])
-        windows, health = engine.windows.take(engine.serving, now), self._health(power.celsius)
-        more = {"health": health, **({"moment": self._moment()} if self._device.around.keeps_bytes else {})}
-        return telemetry(session, sequence, True, now, windows, power, **more), worth
+        marker = (now.remote_ok, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
+        if not take or self._device.is_hanging:
+            return None, marker
+        power = engine.power_model.sample(
+            self._hub.monotonic(), [host_of(release).extra_celsius for release in engine.serving.values()]
+        )
+        windows, health = engine.windows.close_windows(engine.serving, now), self._health(power.celsius)
+        more = {
+            "health": health,
+            **({"moment": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}),
+        }
+        return build_telemetry(session, sequence, True, now, windows, power, **more), marker
 
     def _health(self, celsius: float | None) -> tuple[ReleaseHealth, ...]:
-        """What gates judge, of each release that serves."""
+        """The health figures that rollout gates evaluate, for each release that serves."""
         engine, now = self.engine, self._hub.monotonic()
-        engine.health.serving({model: one.digest for model, one in engine.serving.items()}, now)
-        for model, one in engine.serving.items():
-            engine.health.saw(model, host_of(one).memory_bytes, celsius)
-        return engine.health.told(now)
+        engine.health.reconcile({model: release.digest for model, release in engine.serving.items()}, now)
+        for model, release in engine.serving.items():
+            engine.health.on_readings(model, host_of(release).memory_bytes, celsius)
+        return engine.health.to_telemetry(now)
 
-    def _activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
-        """It answers from now on; where it is to drift, that is what is told."""
-        told = self._device.around.mood(self._device.name, release).drift
-        found = Drift(told, top_agrees=False) if told and drift is not None else drift
-        self.engine.health.activated(model, release, self._hub.monotonic(), found, golden_ok)
+    def _on_activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
+        """Start the health record of a release; a simulated output drift replaces the measured one."""
+        simulated = self._device.environment.behaviour_of(self._device.name, release).drift
+        reported = Drift(simulated, top_agrees=False) if simulated and drift is not None else drift
+        self.engine.health.on_activated(model, release, self._hub.monotonic(), reported, golden_ok)
 
     def _outbox(self) -> Outbox | None:
-        """Telemetry that waits for a link, where that is wanted: it writes to the device's disk."""
-        keeps_bytes = self._device.around.keeps_bytes
-        ring = Ring(self._device.folder.late, quota_bytes=keeps_bytes) if keeps_bytes else None
+        """The telemetry backlog on the device's disk; None where none is kept."""
+        keeps_bytes = self._device.environment.telemetry_backlog_bytes
+        ring = DiskRing(self._device.folder.backlog, quota_bytes=keeps_bytes) if keeps_bytes else None
         return Outbox(ring, self._moment) if ring is not None else None
 
-    def _moment(self) -> Moment:
-        """By the device's clocks: one that may be wrong, and one that knows this boot only."""
-        return Moment(at=self._time(), boot=f"{self._device.starts}", up_s=self._hub.monotonic() - self._booted)
+    def _moment(self) -> DeviceTime:
+        """The time by the device's clocks: a wall clock that may be wrong and a monotonic clock that counts from this
+        boot."""
+        return DeviceTime(
+            at=self._time(), boot=f"{self._device.start_count}", up_s=self._hub.monotonic() - self._booted_at
+        )
 
     def _time(self) -> float:
-        around = self._device.around
-        return around.hub.time() + around.clock_off_s
+        around = self._device.environment
+        return around.hub.time() + around.clock_offset_s
 
-    def _golden(self, store: ChunkStore) -> Callable[[str], bytes]:
+    def _golden_reader(self, store: ChunkStore) -> Callable[[str], bytes]:
         def chunk(sha256: str) -> bytes:
             data = store.get(sha256)
             if data is None:
@@ -393,18 +417,18 @@ class _Powered:
         return chunk
 
 
-class _Own:
-    """The hub's pace, for tasks that end with a device's power."""
+class _AgentConcurrency:
+    """The hub's concurrency interface, for tasks that end with a device's power."""
 
-    def __init__(self, powered: _Powered) -> None:
-        self._powered = powered
-        self._hub = powered._hub
+    def __init__(self, agent: _PoweredAgent) -> None:
+        self._agent = agent
+        self._hub = agent._hub
         self.monotonic = self._hub.monotonic
-        self.dice = self._hub.dice
+        self.rng = self._hub.rng
         self.condition = self._hub.condition
 
     def time(self) -> float:
-        return self._hub.time() + self._powered._device.around.clock_off_s
+        return self._hub.time() + self._agent._device.environment.clock_offset_s
 
     def start(self, work: Callable[[], None], name: str) -> Task:
-        return self._powered.spawn(work, name)
+        return self._agent.spawn(work, name)

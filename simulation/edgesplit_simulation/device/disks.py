@@ -1,7 +1,8 @@
-"""The disks of a fleet: real files, of which nothing is waited for; they fill up, and power fails amid a write.
+"""The disks of a simulated fleet: real files without waiting for fsync, with injected faults: full disks, power cuts
+during a write, flipped bits.
 
-Only what a device asks to be made durable is seen here. That a disk loses what was not is another matter, and has tests
-of its own: here a power cut keeps what was written until then.
+Only durable writes (those that call fsync) pass through here. Loss of writes that were never synced is tested
+elsewhere: here a power cut keeps everything written so far.
 """
 
 from __future__ import annotations
@@ -14,52 +15,56 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgesplit.atomic_files import syncing_by
-from edgesplit.testing.virtual_time import Ended
+from edgesplit.atomic_files import override_sync
+from edgesplit.testing.virtual_time import TaskKilled
 
 
 @dataclass
 class Disks:
-    """Every device's, below one folder."""
+    """The disks of all devices, below one folder."""
 
     folder: Path
-    full: set[str] = field(default_factory=set)
-    """Devices whose disks take nothing."""
-    cuts: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
-    """Devices whose power fails after so many more writes, and what switches them off."""
-    synced: Counter[str] = field(default_factory=Counter)
+    full_devices: set[str] = field(default_factory=set)
+    """Names of devices whose disks are full."""
+    power_cuts: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
+    """By device: how many more durable writes succeed before its power fails, and the function that switches it off."""
+    write_counts: Counter[str] = field(default_factory=Counter)
+    """Number of durable writes by device."""
 
-    def mounted(self) -> AbstractContextManager[None]:
-        """Use them for everything that this process writes durably."""
-        return syncing_by(self.sync)
+    def installed(self) -> AbstractContextManager[None]:
+        """While entered, every durable write of this process goes through `sync`."""
+        return override_sync(self.sync)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """A device has written something. OSError on a full disk; Ended where its power fails."""
+        """Called for every durable write. Raises OSError (ENOSPC) on a full disk and `Ended` where the device's power
+        fails."""
         device = self._device_of(path)
         if not device:
             return
-        self.synced[device] += 1
-        if device in self.full:
+        self.write_counts[device] += 1
+        if device in self.full_devices:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        if device in self.cuts:
-            left, off = self.cuts[device]
-            if left > 0:
-                self.cuts[device] = left - 1, off
+        if device in self.power_cuts:
+            remaining, off = self.power_cuts[device]
+            if remaining > 0:
+                self.power_cuts[device] = remaining - 1, off
                 return
-            del self.cuts[device]
+            del self.power_cuts[device]
             off()
-            raise Ended
+            raise TaskKilled
 
-    def flip(self, device: str, release: str, dice: random.Random) -> bool:
-        """Flip one bit of that release on that device's disk; False where nothing of it is there."""
+    def flip_bit(self, device: str, release: str, rng: random.Random) -> bool:
+        """Flip one random bit in a file of that release on that device's disk; False where there is no such file."""
         slices = self.folder / device / "releases" / release / "slices"
         files = sorted(path for path in slices.rglob("*") if path.is_file() and path.stat().st_size)
         if not files:
             return False
-        path = dice.choice(files)
+        path = rng.choice(files)
         data = bytearray(path.read_bytes())
-        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-        own = path.with_suffix(".flipped")  # a file that several releases share is damaged for this one only
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        own = path.with_suffix(
+            ".flipped"
+        )  # releases may share files by hard link: write a new file, so that only this release is damaged
         own.write_bytes(data)
         own.replace(path)
         return True

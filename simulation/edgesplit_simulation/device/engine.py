@@ -1,9 +1,9 @@
-"""How a simulated device answers: the agent's own choice of a row, breaker, link meter, patience and windows, over a
-link and a cloud that are numbers.
+"""How a simulated device answers requests: the agent's own row selection, circuit breaker, link estimator, hedge timing
+and telemetry windows, over a link and an offload server given as numbers.
 
-What the real engine does with threads is worked out here in one go when the request comes: how long the device's part
-takes, whether the cloud answers, when the tail begins, who is first. The outcome is told at its own moment, unless the
-device has lost its power by then.
+What the real engine does with threads is computed here in one step when the request arrives: how long the device's part
+takes, whether the offload server answers, when the fallback tail starts, which of the two finishes first. The outcome
+is delivered at its virtual time, unless the device loses power before.
 """
 
 from __future__ import annotations
@@ -13,201 +13,213 @@ from dataclasses import dataclass, field
 
 from edgesplit import plan as plans
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound
-from edgesplit.offload_client.circuit_breaker import Breaker
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit.testing.virtual_time import Hub, Timer
-from edgesplit_agent.offload.target import WAKE_UP
-from edgesplit_agent.policy.hedge_budget import moments
-from edgesplit_agent.policy.hedge_timing import LEAST_S
-from edgesplit_agent.policy.link_estimator import LinkMeter
-from edgesplit_agent.policy.row_selection import Choice, Chooser, Situation
-from edgesplit_agent.releases.loaded_release import ActiveRelease
-from edgesplit_agent.telemetry.release_health import HealthLedger
-from edgesplit_agent.telemetry.windows import Windows
+from edgesplit_agent.offload.target import INITIAL_LINK
+from edgesplit_agent.policy.hedge_budget import hedge_schedule
+from edgesplit_agent.policy.hedge_timing import MIN_OFFLOAD_WAIT_S
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext
+from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
+from edgesplit_agent.telemetry.windows import TelemetryWindows
 from edgesplit_simulation.device.runtime import SimulatedHost
-from edgesplit_simulation.device.sensors import BASIS, Body, joules
+from edgesplit_simulation.device.sensors import BASIS, PowerModel, joules
 
 DEADLINE_S = 2.0
+"""Seconds that a request may take when the caller sets no deadline."""
 PING_S = 1.0
+"""Not used."""
 
 
 @dataclass
-class Sky:
-    """The way to the offload server, and whether it is there."""
+class SimulatedOffloadServer:
+    """The offload server as one device sees it: the link to it and whether it answers."""
 
     link: Link
-    up: Callable[[], bool] = lambda: True
-    """The server answers."""
-    reachable: Callable[[], bool] = lambda: True
-    """The device has a network."""
+    is_up: Callable[[], bool] = lambda: True
+    """True while the server answers."""
+    is_reachable: Callable[[], bool] = lambda: True
+    """True while the device has a network."""
     load: float = 1.0
+    """Factor on the server's planned run times."""
 
 
-Told = Callable[["Report | EdgeError"], None]
+OnResult = Callable[["Report | EdgeError"], None]
 
 
 @dataclass
 class SimulatedEngine:
-    """The models that one simulated device serves."""
+    """Serves the models of one simulated device; has the interface that the agent's update loop and telemetry use of
+    the real engine."""
 
     hub: Hub
-    sky: Sky
-    own_part: Callable[[str, Exception | None], None]
-    """As `edgesplit_agent.serving.local_executor.OwnPart`."""
+    offload_server: SimulatedOffloadServer
+    on_device_run: Callable[[str, Exception | None], None]
+    """Called with the release and the error (None on success) after each run of a request's device part; the signature
+    of `edgesplit_agent.serving.local_executor`'s callback."""
     slowdown: float = 1.0
-    """Of the device, beside its plan."""
-    health: HealthLedger = field(default_factory=HealthLedger)
-    body: Body = field(default_factory=lambda: Body(0.0))
-    windows: Windows = field(default_factory=Windows)
-    _serving: dict[str, ActiveRelease] = field(default_factory=dict)
-    _chooser: Chooser = field(default_factory=Chooser)
-    _breaker: Breaker = field(default_factory=Breaker)
-    _meter: LinkMeter | None = None
-    _out: int = 0
-    _pending: dict[str, tuple[Timer, Told]] = field(default_factory=dict)
-    _results: dict[str, tuple[str, ActiveRelease, Report | EdgeError]] = field(default_factory=dict)
+    """Factor of the device's run times over those of its plan."""
+    health: ReleaseHealthTracker = field(default_factory=ReleaseHealthTracker)
+    power_model: PowerModel = field(default_factory=lambda: PowerModel(0.0))
+    windows: TelemetryWindows = field(default_factory=TelemetryWindows)
+    _serving: dict[str, LoadedRelease] = field(default_factory=dict)
+    _row_selector: RowSelector = field(default_factory=RowSelector)
+    _breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    _link_estimator: LinkEstimate | None = None
+    _in_flight: int = 0
+    _pending: dict[str, tuple[Timer, OnResult]] = field(default_factory=dict)
+    _results: dict[str, tuple[str, LoadedRelease, Report | EdgeError]] = field(default_factory=dict)
 
     # What the update loop needs
 
     @property
-    def serving(self) -> Mapping[str, ActiveRelease]:
-        """What is answered now, by model."""
+    def serving(self) -> Mapping[str, LoadedRelease]:
+        """The release that answers, by model."""
         return self._serving
 
-    def serve(self, model: str, release: ActiveRelease) -> None:
-        """Answer `model` by this release from now on."""
-        before = self._serving.get(model)
+    def serve(self, model: str, release: LoadedRelease) -> None:
+        """Answer requests for `model` by this release from now on."""
+        previous = self._serving.get(model)
         self._serving = {**self._serving, model: release}
-        self._chooser.forget(model)
-        self._meter = self._meter or LinkMeter.of(release.plan.link)
-        if before is not None and before is not release:
-            before.retire()
+        self._row_selector.forget(model)
+        self._link_estimator = self._link_estimator or LinkEstimate.from_link(release.plan.link)
+        if previous is not None and previous is not release:
+            previous.retire()
 
     def drop(self, model: str) -> None:
-        """Answer `model` no more."""
-        before = self._serving.get(model)
-        self._serving = {name: one for name, one in self._serving.items() if name != model}
-        self._chooser.forget(model)
-        if before is not None:
-            before.retire()
+        """Stop answering requests for `model`."""
+        previous = self._serving.get(model)
+        self._serving = {name: release for name, release in self._serving.items() if name != model}
+        self._row_selector.forget(model)
+        if previous is not None:
+            previous.retire()
 
     # What telemetry needs
 
     @property
     def conditions(self) -> Conditions:
-        """What is known of link and cloud."""
-        return (self._meter or LinkMeter.of(WAKE_UP)).conditions(self._breaker.lets_through)
+        """The estimated condition of link and offload server."""
+        return (self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)).conditions(self._breaker.is_allowing)
 
     @property
     def breaker(self) -> str:
-        """How the cloud is doing, as far as this device knows."""
+        """State of the circuit breaker: closed, open or half open."""
         return self._breaker.state
 
     def row_of(self, model: str) -> str:
-        """The row in use."""
-        return self._chooser.row_of(model)
+        """Name of the plan row in use for `model`."""
+        return self._row_selector.row_of(model)
 
     # Requests
 
-    def ask(self, request_id: str, model: str, told: Told, deadline_s: float = DEADLINE_S) -> None:
-        """One request: `told` hears once what became of it, by its deadline."""
+    def submit(self, request_id: str, model: str, on_result: OnResult, deadline_s: float = DEADLINE_S) -> None:
+        """Simulate one request. `on_result` is called exactly once, with a report or an error, at the latest at the
+        deadline."""
         release = self._serving.get(model)
         if release is None:
-            told(NotFound(f"no model {model!r} runs here"))
+            on_result(NotFound(f"no model {model!r} runs here"))
             return
         release.lease()
         self._probe_if_due()
         try:
-            result, seconds = self._answer(release, model, deadline_s)
+            result, seconds = self._simulate_request(release, model, deadline_s)
         except InferenceFailed as error:
-            result, seconds = self._without_the_device(release, error)
+            result, seconds = self._run_remotely(release, error)
         except EdgeError as error:
             result, seconds = error, 0.0
-        self._pending[request_id] = self.hub.call_later(seconds, lambda: self._done(request_id)), told
+        self._pending[request_id] = self.hub.call_later(seconds, lambda: self._deliver(request_id)), on_result
         self._results[request_id] = model, release, result
 
-    def cut(self, why: str) -> None:
-        """The process ends: whoever waits is told by the connection that breaks."""
+    def abort(self, reason: str) -> None:
+        """End the process: every request in flight fails with a LinkError, as its broken connection would report it."""
         pending, self._pending = self._pending, {}
         self._results.clear()
-        for timer, told in pending.values():
+        for timer, on_result in pending.values():
             timer.cancel()
-            told(LinkError(why))
+            on_result(LinkError(reason))
 
-    def _done(self, request_id: str) -> None:
-        _, told = self._pending.pop(request_id)
+    def _deliver(self, request_id: str) -> None:
+        _, on_result = self._pending.pop(request_id)
         model, release, result = self._results.pop(request_id)
         if isinstance(result, Report):
             self.windows.observe(model, result)
-            self.health.answered(model, result)
+            self.health.on_answer(model, result)
         else:
             self.windows.observe(model, None)
-            self.health.failed(model, release.digest, result)
-        release.give_back()
-        told(result)
+            self.health.on_failure(model, release.digest, result)
+        release.end_lease()
+        on_result(result)
 
-    # One request, worked out
+    # Simulation of one request
 
-    def _answer(self, release: ActiveRelease, model: str, deadline_s: float) -> tuple[Report | EdgeError, float]:
-        """What becomes of it, and after how many seconds that is known."""
-        choice = self._choose(release, model, deadline_s)
+    def _simulate_request(
+        self, release: LoadedRelease, model: str, deadline_s: float
+    ) -> tuple[Report | EdgeError, float]:
+        """The result of a request and the seconds until it is known."""
+        choice = self._select_row(release, model, deadline_s)
         if choice is None:
             raise LinkError("the plan has no way to answer without the cloud, and the cloud does not answer")
         row = choice.row
         expected_s = plans.latency_s(row, self.conditions)
-        device_s = self._own_part(release, row) if row.device else 0.0
-        if device_s > deadline_s:
+        device_s = self._run_on_device(release, row) if row.device else 0.0
+        if device_s > deadline_s:  # the device's part alone misses the deadline: nothing is sent
             return DeadlineExceeded("the device's part was not done before the deadline"), deadline_s
         if row.is_local:
             return self._report(release, row, expected_s, device_s, device_s=device_s), device_s
-        return self._finished(release, choice, expected_s, device_s, deadline_s)
+        return self._offload_with_fallback(release, choice, expected_s, device_s, deadline_s)
 
-    def _choose(self, release: ActiveRelease, model: str, deadline_s: float) -> Choice | None:
-        there = self._breaker.has_room(self._out)
-        meter = self._meter or LinkMeter.of(WAKE_UP)
-        return self._chooser.choose(
-            model, release.plan, Situation(meter, self.hub.monotonic(), there, deadline_s=deadline_s)
+    def _select_row(self, release: LoadedRelease, model: str, deadline_s: float) -> RowChoice | None:
+        remote_ok = self._breaker.has_room(self._in_flight)
+        meter = self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)
+        return self._row_selector.select(
+            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_ok, deadline_s=deadline_s)
         )
 
-    def _own_part(self, release: ActiveRelease, row: Row) -> float:
-        """Seconds that the device's slices take. InferenceFailed where the worker is lost."""
+    def _run_on_device(self, release: LoadedRelease, row: Row) -> float:
+        """Seconds that the device's slices take. Raises InferenceFailed where the worker is lost."""
         host = host_of(release)
         try:
-            host.used()
+            host.on_request()
         except InferenceFailed as error:
-            self.own_part(release.digest, error)
+            self.on_device_run(release.digest, error)
             raise
-        self.own_part(release.digest, None)
+        self.on_device_run(release.digest, None)
         predicted_s = release.predicted_s(row.device)
-        seconds = predicted_s * host.slow * self.slowdown * self.hub.dice.uniform(0.95, 1.1)
-        self.body.worked(seconds)
-        if self._meter is not None:
-            self._meter = self._meter.computed(seconds, predicted_s)
+        seconds = predicted_s * host.slowdown * self.slowdown * self.hub.rng.uniform(0.95, 1.1)
+        self.power_model.add_busy_time(seconds)
+        if self._link_estimator is not None:
+            self._link_estimator = self._link_estimator.after_compute(seconds, predicted_s)
         return seconds
 
-    def _finished(
-        self, release: ActiveRelease, choice: Choice, expected_s: float, device_s: float, deadline_s: float
+    def _offload_with_fallback(
+        self, release: LoadedRelease, choice: RowChoice, expected_s: float, device_s: float, deadline_s: float
     ) -> tuple[Report | EdgeError, float]:
-        """The rest is asked of the cloud, and the device may finish alone."""
+        """Result and duration of a request whose rest goes to the offload server, with the device as fallback."""
         row, now = choice.row, self.hub.monotonic()
-        link_s, remote_s, failed = self._exchange(row)
+        link_s, remote_s, failed = self._simulate_exchange(row)
         cloud_s = device_s + link_s + remote_s
-        tail = release.tail(row)
-        if tail is None:
+        # The tail is the rest of the model run on the device: the fallback. Its start follows the real engine's hedge
+        # timing; where the exchange fails, it starts as soon as the failure is known.
+        tail = release.local_remainder(row)
+        if tail is None:  # the device lacks the slices: without the offload server there is no answer
             tail_s, begins_s = float("inf"), float("inf")
         else:
-            tail_s = self._own_part(release, _tail_row(row, tail))
+            tail_s = self._run_on_device(release, _tail_row(row, tail))
             left_s = deadline_s - device_s
-            when = moments("auto", left_s, tail_s, link_s + remote_s, early_s=choice.early_s)
-            begins_s = device_s + (link_s if failed else min(when.by_choice, when.by_need))
+            start_times = hedge_schedule("auto", left_s, tail_s, link_s + remote_s, early_s=choice.early_s)
+            begins_s = device_s + (link_s if failed else min(start_times.optional_s, start_times.forced_s))
         alone_s = begins_s + tail_s
         falls_back = failed or alone_s < cloud_s
-        self._learn(row, failed, link_s, now)
-        if falls_back and choice.alone and alone_s <= deadline_s:  # a race that the device was meant to run alone
+        self._update_estimates(row, failed, link_s, now)
+        if (
+            falls_back and choice.local_was_chosen and alone_s <= deadline_s
+        ):  # the row was chosen for the device to win the race
             local = release.plan.local or row
             return self._report(release, local, expected_s, alone_s, device_s=device_s + tail_s), alone_s
-        if falls_back and alone_s <= deadline_s:
+        if falls_back and alone_s <= deadline_s:  # an unplanned fallback
             cause = failed or "timeout"
             return self._report(
                 release, row, expected_s, alone_s, device_s=device_s + tail_s, tail_s=tail_s, fallback=True, cause=cause
@@ -218,42 +230,48 @@ class SimulatedEngine:
             ), cloud_s
         return DeadlineExceeded("neither the cloud nor the device was done before the deadline"), deadline_s
 
-    def _exchange(self, row: Row) -> tuple[float, float, str]:
-        """Seconds on the link and in the cloud, and why the cloud does not answer, if it does not."""
-        if not self.sky.reachable():
-            return LEAST_S, 0.0, "link"
-        link = self.sky.link
-        if not self.sky.up():
+    def _simulate_exchange(self, row: Row) -> tuple[float, float, str]:
+        """Seconds on the link, seconds on the offload server, and the failure: `link`, `refused` or empty."""
+        if not self.offload_server.is_reachable():
+            return MIN_OFFLOAD_WAIT_S, 0.0, "link"
+        link = self.offload_server.link
+        if not self.offload_server.is_up():
             return link.rtt_s, 0.0, "refused"
         moving_s = row.up_bytes / link.up_bytes_per_s + row.down_bytes / link.down_bytes_per_s
-        return (link.rtt_s + moving_s) * self.hub.dice.uniform(0.9, 1.3), row.remote_s * self.sky.load, ""
+        return (link.rtt_s + moving_s) * self.hub.rng.uniform(0.9, 1.3), row.remote_s * self.offload_server.load, ""
 
-    def _learn(self, row: Row, failed: str, link_s: float, now: float) -> None:
+    def _update_estimates(self, row: Row, failed: str, link_s: float, now: float) -> None:
+        """Update circuit breaker and link estimate with the outcome of an exchange."""
         if failed:
-            self._breaker = self._breaker.failed(now, self.hub.dice.random(), refused=failed == "refused", sent_at=now)
+            self._breaker = self._breaker.after_failure(
+                now, self.hub.rng.random(), refused=failed == "refused", sent_at=now
+            )
         else:
-            self._breaker = self._breaker.succeeded(now)
-            if self._meter is not None:
-                self._meter = self._meter.transferred(row.up_bytes, row.down_bytes, link_s, now).loaded(self.sky.load)
+            self._breaker = self._breaker.after_success(now)
+            if self._link_estimator is not None:
+                self._link_estimator = self._link_estimator.after_transfer(
+                    row.up_bytes, row.down_bytes, link_s, now
+                ).after_load_report(self.offload_server.load)
 
     def _probe_if_due(self) -> None:
-        """The cheap question whether the cloud is there again. A real agent asks it when it is due; here the answer
-        matters only once there is a request."""
+        """Probe an offload server whose circuit breaker is open. A real agent probes when the probe is due; here the
+        result matters only once a request arrives, so the probe is made then."""
         now = self.hub.monotonic()
         if self._breaker.state != "open" or now < self._breaker.probe_at:
             return
-        if self.sky.reachable() and self.sky.up():
-            self._breaker = self._breaker.probed(now)
+        if self.offload_server.is_reachable() and self.offload_server.is_up():
+            self._breaker = self._breaker.after_probe(now)
         else:
-            self._breaker = self._breaker.failed(now, self.hub.dice.random(), refused=True, probe=True)
+            self._breaker = self._breaker.after_failure(now, self.hub.rng.random(), refused=True, probe=True)
 
-    def _without_the_device(self, release: ActiveRelease, failure: InferenceFailed) -> tuple[Report | EdgeError, float]:
-        """The device's own part failed: the cloud does it all, where it can."""
-        row = plans.best([row for row in release.plan.rows if not row.device], self.conditions)
+    def _run_remotely(self, release: LoadedRelease, failure: InferenceFailed) -> tuple[Report | EdgeError, float]:
+        """Result and duration where the device's part failed: the offload server runs the whole model, where a row
+        allows it."""
+        row = plans.best_row([row for row in release.plan.rows if not row.device], self.conditions)
         if row is None:
             return failure, 0.0
-        link_s, remote_s, failed = self._exchange(row)
-        self._learn(row, failed, link_s, self.hub.monotonic())
+        link_s, remote_s, failed = self._simulate_exchange(row)
+        self._update_estimates(row, failed, link_s, self.hub.monotonic())
         if failed:
             return failure, link_s
         expected_s = plans.latency_s(row, self.conditions)
@@ -264,23 +282,23 @@ class SimulatedEngine:
 
     def _report(
         self,
-        release: ActiveRelease,
+        release: LoadedRelease,
         row: Row,
         expected_s: float,
         latency_s: float,
         device_s: float = 0.0,
-        **more: object,
+        **fields: object,
     ) -> Report:
-        spent = joules(device_s, latency_s, host_of(release).hungry)
+        energy_j = joules(device_s, latency_s, host_of(release).energy_factor)
         return Report(
             release=release.digest, row=row.name, after=row.after, emulated=True, predicted_s=expected_s,
-            latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=spent,
-            joules_basis=BASIS, **more,  # type: ignore[arg-type]
+            latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=energy_j,
+            joules_basis=BASIS, **fields,  # type: ignore[arg-type]
         )  # fmt: skip
 
 
-def host_of(release: ActiveRelease) -> SimulatedHost:
-    """What is loaded of a release."""
+def host_of(release: LoadedRelease) -> SimulatedHost:
+    """The simulated host on which a release is loaded."""
     assert isinstance(release.host, SimulatedHost)
     return release.host
 

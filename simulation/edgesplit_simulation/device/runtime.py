@@ -1,7 +1,8 @@
-"""Where a simulated device's slices "run": nothing is computed, but what is loaded is verified as it always is.
+"""The runtime of a simulated device: nothing is computed, but the files that are loaded are verified as in the real
+one.
 
-Golden inputs are given their golden answers; the times are the plan's. A release that is to be a
-bad one (`Mood`) answers wrongly, slowly, or loses its worker.
+Golden inputs get their golden answers; run times are those of the plan. A faulty release (`Behaviour`) answers wrongly,
+slowly, or loses its worker.
 """
 
 from __future__ import annotations
@@ -13,131 +14,145 @@ from typing import Any
 
 import numpy as np
 
-from edgesplit.crypto.slice_encryption import golden_chunks
+from edgesplit.crypto.slice_encryption import decrypting_chunk_source
 from edgesplit.errors import InferenceFailed, MalformedMessage
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan
 from edgesplit.release.manifest import TensorSpec
-from edgesplit.release_store import Release
+from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.releases.loaded_release import with_header_length
-from edgesplit_agent.worker.host import Host, Job, Needed, StartHost, WorkerLost
+from edgesplit_agent.worker.host import Host, NeededSlices, SliceRun, StartHost, WorkerLost
 from edgesplit_simulation.device.sensors import WORKER_BYTES
-from edgesplit_simulation.releases import Mood
+from edgesplit_simulation.releases import Behaviour
 
-Loaded = Callable[[str], None]
-"""Told the SHA-256 of each file as it was read for loading."""
+OnFileLoaded = Callable[[str], None]
+"""Called with the SHA-256 of each file that was read for loading."""
 
 
 class SimulatedHost:
-    """One release's slices, loaded on one device."""
+    """The slices of one release, loaded on one device; implements `edgesplit_agent.worker.host.Host`."""
 
     in_time = True
     emulated = True
 
-    def __init__(self, release: Release, plan: Plan, slices: frozenset[str], mood: Callable[[], Mood], chunk: _Chunk):
+    def __init__(
+        self,
+        release: StoredRelease,
+        plan: Plan,
+        slices: frozenset[str],
+        behaviour: Callable[[], Behaviour],
+        read_chunk: _ReadChunk,
+    ):
+        """`behaviour` returns how the release behaves now, `read_chunk` the bytes of a chunk by SHA-256."""
         self.slices = slices
-        self.held_bytes = 0
-        """By the worker, beyond what it needs."""
+        self.leaked_bytes = 0
+        """Bytes that the worker has leaked, beyond what it needs."""
         self.closed = False
         self._release = release
         self._plan = plan
-        self._mood = mood
-        self._chunk = chunk
-        self._answered: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-        """Golden inputs and answers that were read: the store does not keep them for as long as this runs."""
+        self._behaviour = behaviour
+        self._read_chunk = read_chunk
+        self._golden_pairs: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+        """Golden inputs and answers read so far: the chunk store may evict them while this host runs."""
 
-    def run(self, job: Job, timing: Timing) -> dict[str, Tensor]:
-        """The golden answers to golden inputs, also to those of another release that are the same. InferenceFailed for
-        any other: nothing is computed here."""
-        mood = self._mood()
+    def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
+        """The golden answers to golden inputs, also where another release has the same inputs. Raises InferenceFailed
+        for any other input, since nothing is computed here."""
+        mood = self._behaviour()
         for name in job.order:
-            timing.seconds[name] = self._plan.slice_s.get(name, 0.0) * mood.slow
-        known = self._golden(job.tensors)
+            timing.seconds[name] = self._plan.slice_s.get(name, 0.0) * mood.slowdown
+        known = self._golden_answer(job.tensors)
         if known is None:
             raise InferenceFailed("a simulated runtime knows the answers to its golden inputs alone")
         answer = known
-        if mood.golden:
+        if mood.wrong_golden:
             answer = {name: np.add(value, 1) for name, value in answer.items()}
-        made = {spec.name: _zeros(spec) for one in self._release.manifest.slices for spec in one.outputs}
-        return {**job.tensors, **made, **answer}
+        outputs = {spec.name: _zeros(spec) for slice_ in self._release.manifest.slices for spec in slice_.outputs}
+        return {**job.tensors, **outputs, **answer}
 
-    def used(self) -> None:
-        """A request ran its slices. WorkerLost where that was too much for it."""
-        mood = self._mood()
-        self.held_bytes += mood.leak_bytes
-        if mood.crash:
+    def on_request(self) -> None:
+        """Account for one request that ran these slices. Raises WorkerLost where the release crashes or exceeds its
+        memory."""
+        mood = self._behaviour()
+        self.leaked_bytes += mood.leak_bytes
+        if mood.crashes:
             raise WorkerLost("the simulated worker crashed")
-        if self.held_bytes > mood.room_bytes:
-            self.held_bytes = 0
+        if self.leaked_bytes > mood.memory_limit_bytes:
+            self.leaked_bytes = 0
             raise WorkerLost("the simulated worker took more memory than it may")
 
     @property
-    def slow(self) -> float:
-        """How many times as long as planned it takes."""
-        return self._mood().slow
+    def slowdown(self) -> float:
+        """Factor of run time over the plan."""
+        return self._behaviour().slowdown
 
     @property
-    def hungry(self) -> float:
-        """How many times the energy of a good one it takes."""
-        return self._mood().hungry
+    def energy_factor(self) -> float:
+        """Factor of energy over that of a healthy release."""
+        return self._behaviour().energy_factor
 
     @property
-    def hotter(self) -> float:
-        """Degrees that it makes the device hotter than a good one would."""
-        return self._mood().hotter
+    def extra_celsius(self) -> float:
+        """Degrees Celsius that the release adds to the device's temperature."""
+        return self._behaviour().extra_celsius
 
     @property
     def memory_bytes(self) -> int:
-        """Of its worker."""
-        return WORKER_BYTES + self.held_bytes
+        """Memory of its worker, in bytes."""
+        return WORKER_BYTES + self.leaked_bytes
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """Status for display."""
         return {"isolation": "simulated", "notes": []}
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Mark the host as closed; no process has to end."""
         self.closed = True
 
-    def _golden(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        for inputs, answer in self._answered:
+    def _golden_answer(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The golden answer whose request has these tensors; None without a match."""
+        for inputs, answer in self._golden_pairs:
             if all(_same(tensors.get(name), value) for name, value in inputs.items()):
                 return dict(answer)
         manifest = self._release.manifest
-        chunk = golden_chunks(manifest, self._release.keys, self._chunk)
+        chunk = decrypting_chunk_source(manifest, self._release.keys, self._read_chunk)
         for golden in manifest.golden:
             try:
-                asked = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
-                if all(_same(tensors.get(name), value) for name, value in asked.inputs.items()):
+                decoded = oip.decode_request(*with_header_length(chunk(golden.request.sha256)))
+                if all(_same(tensors.get(name), value) for name, value in decoded.inputs.items()):
                     answer = dict(oip.decode_response(*with_header_length(chunk(golden.response.sha256))).outputs)
-                    self._answered.append((dict(asked.inputs), answer))
+                    self._golden_pairs.append((dict(decoded.inputs), answer))
                     return dict(answer)
             except MalformedMessage:
                 continue
         return None
 
 
-_Chunk = Callable[[str], bytes]
+_ReadChunk = Callable[[str], bytes]
 
 
-def simulated_hosts(mood: Callable[[str], Mood], chunk: _Chunk, loaded: Loaded) -> StartHost:
-    """Load releases so: `mood` by release, `chunk` gives golden inputs, `loaded` is told of every file."""
+def simulated_hosts(
+    behaviour_of: Callable[[str], Behaviour], read_chunk: _ReadChunk, on_file_loaded: OnFileLoaded
+) -> StartHost:
+    """A function that loads a release as a `SimulatedHost`. `behaviour_of` returns the behaviour of a release by
+    digest, `read_chunk` the bytes of golden inputs and answers, `on_file_loaded` is called with the SHA-256 of every
+    file loaded."""
 
-    def start(release: Release, plan: Plan) -> Host:
-        needed = Needed.of(release, plan)
+    def start(release: StoredRelease, plan: Plan) -> Host:
+        needed = NeededSlices.of(release, plan)
         for name in sorted(needed.rows):
             source = release.slice_folder(name)
             if isinstance(source, Path):
                 for file in release.manifest.slice(name).files:
-                    loaded(hashlib.sha256((source / file.name).read_bytes()).hexdigest())
-        return SimulatedHost(release, plan, needed.rows, lambda: mood(release.digest), chunk)
+                    on_file_loaded(hashlib.sha256((source / file.name).read_bytes()).hexdigest())
+        return SimulatedHost(release, plan, needed.rows, lambda: behaviour_of(release.digest), read_chunk)
 
     return start
 
 
-def _same(given: Tensor | None, wanted: Tensor) -> bool:
-    return given is not None and given.shape == wanted.shape and bool(np.array_equal(given, wanted))
+def _same(actual: Tensor | None, expected: Tensor) -> bool:
+    return actual is not None and actual.shape == expected.shape and bool(np.array_equal(actual, expected))
 
 
 def _zeros(spec: TensorSpec) -> Tensor:

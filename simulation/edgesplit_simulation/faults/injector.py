@@ -1,7 +1,7 @@
-"""Carries the faults of a file out on a fleet, at their moments, and in the end makes everything whole again.
+"""Applies the faults of a faults file to a fleet at their times, and undoes all of them at the end.
 
-All chance comes from one dice per fault, made from the fleet's seed and the fault's place in the file: a fault that is
-added changes nothing for the others.
+Each fault has a random generator of its own, seeded with the fleet's seed and the fault's index in the file: adding a
+fault at the end changes nothing for the others.
 """
 
 from __future__ import annotations
@@ -15,187 +15,209 @@ from dataclasses import dataclass, field
 from edgesplit.links import parse_rate
 from edgesplit_simulation import quantities
 from edgesplit_simulation.device.device import SimulatedDevice
-from edgesplit_simulation.faults.controller import DRIFT, MOODS, CloudFaults
-from edgesplit_simulation.faults.schedule import OF_DEVICES, Fault, How
+from edgesplit_simulation.faults.controller import BEHAVIOURS, DRIFT, ControllerFaults
+from edgesplit_simulation.faults.schedule import DEVICE_FAULTS, BehaviourName, Fault
 from edgesplit_simulation.fleet import SimulatedFleet
-from edgesplit_simulation.fleet_members import Members
+from edgesplit_simulation.fleet_members import BaseFleet
 from edgesplit_simulation.real_controller import RealFleet
-from edgesplit_simulation.releases import Mood
+from edgesplit_simulation.releases import Behaviour
 
-WRITES = 40
-"""Power fails at most so many writes after it was drawn that it fails while writing."""
+MAX_WRITES_UNTIL_CUT = 40
+"""A `power cut while writing` happens at most this many durable writes after its time."""
 SLOW_BYTES_PER_S = 8_000.0
 
 
 @dataclass
-class Storm:
-    """The faults of one fleet. `begin` once it stands; `end` makes everything whole."""
+class FaultInjector:
+    """The faults of one fleet: `begin` once the fleet runs, `end` to undo them all."""
 
-    fleet: Members
+    fleet: BaseFleet
     faults: Sequence[Fault]
     counts: Counter[str] = field(default_factory=Counter)
-    """How often each kind came."""
-    cloud: CloudFaults | None = None
-    """What is done to controller and broker, where they are ours."""
-    _over: bool = False
+    """How often each kind of fault was applied."""
+    controller_faults: ControllerFaults | None = None
+    """Faults of controller and broker; None at a real controller."""
+    _is_over: bool = False
     _undo: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """How to end what lasts now, by what it is done to."""
+    """Functions that end the faults in effect, by the device or component that they affect."""
     _copies: dict[str, SimulatedDevice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.fleet, SimulatedFleet):
-            self.cloud = CloudFaults(self.fleet)
+            self.controller_faults = ControllerFaults(self.fleet)
 
     def begin(self) -> None:
-        """From now on things go wrong."""
-        if self.cloud is not None:
-            self.cloud.publish("well", 0.0)
-            if any(fault.what == "restore" for fault in self.faults):
-                self.cloud.back_up()
-        for place, fault in enumerate(self.faults):
-            dice = random.Random(f"{self.fleet.seed} {place} {fault.what}")
-            targets = self._targets(fault, dice)
+        """Schedule every fault."""
+        if self.controller_faults is not None:
+            self.controller_faults.publish("well", 0.0)
+            if any(fault.kind == "restore" for fault in self.faults):
+                self.controller_faults.back_up()
+        for index, fault in enumerate(self.faults):
+            rng = random.Random(f"{self.fleet.seed} {index} {fault.kind}")
+            targets = self._targets(fault, rng)
             for target in targets:
-                self._plan(fault, target, random.Random(f"{self.fleet.seed} {place} {fault.what} {target}"))
+                self._schedule(fault, target, random.Random(f"{self.fleet.seed} {index} {fault.kind} {target}"))
 
     def end(self) -> None:
-        """Everything is mended, and a last good release is deployed to whoever is left."""
-        self._over = True
+        """Undo every fault in effect, switch every device on and deploy a last healthy release."""
+        self._is_over = True
         for undo in list(self._undo.values()):
             undo()
         self._undo.clear()
         for device in self.fleet.devices.values():
             device.power_on()
-        if self.cloud is not None:
-            self.cloud.over = True
-            self.cloud.publish("well", 0.0)
+        if self.controller_faults is not None:
+            self.controller_faults.is_over = True
+            self.controller_faults.publish("well", 0.0)
 
     @property
-    def settled(self) -> bool:
-        """Every device that may runs the newest release."""
-        return all(map(self.has_settled, self.fleet.devices.values()))
+    def is_converged(self) -> bool:
+        """True once every device that is not revoked runs the newest release."""
+        return all(map(self.has_converged, self.fleet.devices.values()))
 
-    def has_settled(self, device: SimulatedDevice) -> bool:
-        """It runs the newest release, or may not."""
-        newest = self.cloud.newest if self.cloud is not None else None
+    def has_converged(self, device: SimulatedDevice) -> bool:
+        """True where the device runs the newest release or is revoked."""
+        newest = self.controller_faults.newest if self.controller_faults is not None else None
         if newest is None or device.name in self.fleet.revoked:
             return True
         return device.running.get(newest.model) == newest.digest
 
-    # When
+    # Timing: every fault draws from its own generator, so that adding one does not change the others
 
-    def _targets(self, fault: Fault, dice: random.Random) -> list[str]:
-        """Whom it happens to: devices by name, or the empty name for the one broker, cloud or controller."""
-        if fault.what not in OF_DEVICES:
+    def _targets(self, fault: Fault, rng: random.Random) -> list[str]:
+        """Names of the devices that the fault affects; an empty name stands for the broker, offload server or
+        controller."""
+        if fault.kind not in DEVICE_FAULTS:
             return [""]
         names = self.fleet.names
-        return sorted(dice.sample(names, max(1, round(fault.share * len(names)))))
+        return sorted(rng.sample(names, max(1, round(fault.share * len(names)))))
 
-    def _plan(self, fault: Fault, target: str, dice: random.Random) -> None:
+    def _schedule(self, fault: Fault, target: str, rng: random.Random) -> None:
         hub = self.fleet.hub
 
         def happen() -> None:
-            if self._over:
+            if self._is_over:
                 return
-            self._happen(fault, target, dice)
+            self._apply(fault, target, rng)
             if fault.at_s is None:
-                hub.call_later(_until_next(fault, dice), happen)
+                hub.call_later(_delay_s(fault, rng), happen)
 
-        hub.call_later(fault.at_s if fault.at_s is not None else _until_next(fault, dice), happen)
+        hub.call_later(fault.at_s if fault.at_s is not None else _delay_s(fault, rng), happen)
 
-    # What
+    # Effects: each returns the function that undoes it, or None where nothing was done
 
-    def _happen(self, fault: Fault, target: str, dice: random.Random) -> None:
-        if fault.what == "release":
-            how = dice.choice(sorted(MOODS)) if fault.how == "any" else fault.how
+    def _apply(self, fault: Fault, target: str, rng: random.Random) -> None:
+        if fault.kind == "release":
+            how = rng.choice(sorted(BEHAVIOURS)) if fault.behaviour == "any" else fault.behaviour
             self.counts[f"release: {how}"] += 1
-            self._release(how, fault.share)
+            self._publish_release(how, fault.share)
             return
-        key = target or fault.what.partition(" ")[0].replace("restore", "controller")
+        key = target or fault.kind.partition(" ")[0].replace("restore", "controller")
         if key in self._undo or target in self.fleet.revoked:
-            return  # one trouble at a time for each
-        undo = self._of_device(fault, self.fleet.devices[target], dice) if target else self._of_cloud(fault)
+            return  # each device or component has at most one fault at a time
+        undo = (
+            self._apply_to_device(fault, self.fleet.devices[target], rng)
+            if target
+            else self._apply_to_infrastructure(fault)
+        )
         if undo is None:
             return
-        self.counts[fault.what] += 1
+        self.counts[fault.kind] += 1
 
         def end() -> None:
             if self._undo.pop(key, None) is not None:
                 undo()
 
         self._undo[key] = undo
-        self.fleet.hub.call_later(dice.uniform(*fault.lasts_s), end)
+        self.fleet.hub.call_later(rng.uniform(*fault.duration_range_s), end)
 
-    def _of_device(self, fault: Fault, device: SimulatedDevice, dice: random.Random) -> Callable[[], None] | None:
-        """Do it; how it ends, or None where nothing was done."""
-        match fault.what:
+    def _apply_to_device(self, fault: Fault, device: SimulatedDevice, rng: random.Random) -> Callable[[], None] | None:
+        """Apply a fault to a device; returns the function that ends it, or None where nothing was done."""
+        match fault.kind:
             case "offline":
                 return self._offline(device)
             case "slow link":
-                device.around.way.bytes_per_s = parse_rate(fault.by) if fault.by else SLOW_BYTES_PER_S
-                return lambda: setattr(device.around.way, "bytes_per_s", float("inf"))
+                device.environment.broker_link.bytes_per_s = (
+                    parse_rate(fault.amount) if fault.amount else SLOW_BYTES_PER_S
+                )
+
+                def restore_rate() -> None:
+                    device.environment.broker_link.bytes_per_s = float("inf")
+
+                return restore_rate
             case "power cut":
                 device.power_cut()
                 return device.power_on
             case "power cut while writing":
-                self.fleet.disks.cuts[device.name] = dice.randrange(WRITES), device.power_cut
-                return lambda: self._on_again(device)
+                self.fleet.disks.power_cuts[device.name] = rng.randrange(MAX_WRITES_UNTIL_CUT), device.power_cut
+                return lambda: self._end_write_cut(device)
             case "clock off":
-                sign = -1 if fault.by.startswith("-") else 1
-                device.around.clock_off_s = sign * quantities.span_s((fault.by or "3650d").removeprefix("-"))
-                return lambda: setattr(device.around, "clock_off_s", 0.0)
+                sign = -1 if fault.amount.startswith("-") else 1
+                device.environment.clock_offset_s = sign * quantities.span_s(
+                    (fault.amount or "3650d").removeprefix("-")
+                )
+
+                def restore_clock() -> None:
+                    device.environment.clock_offset_s = 0.0
+
+                return restore_clock
             case "full disk":
-                self.fleet.disks.full.add(device.name)
-                return lambda: self.fleet.disks.full.discard(device.name)
+                self.fleet.disks.full_devices.add(device.name)
+                return lambda: self.fleet.disks.full_devices.discard(device.name)
             case "flipped bits":
-                return self._flip(device, dice)
+                return self._flip_bit(device, rng)
             case "copied card":
-                return self._copy(device)
+                return self._copy_card(device)
             case "never answers":
                 device.hang()
-                return device.wake
+                return device.resume
             case _:  # revoked
                 return self._revoke(device)
 
-    def _of_cloud(self, fault: Fault) -> Callable[[], None] | None:
+    def _apply_to_infrastructure(self, fault: Fault) -> Callable[[], None] | None:
+        """Apply a fault to offload server, broker or controller; returns the function that ends it, or None."""
         fleet = self.fleet
-        if fault.what == "cloud gone":
-            fleet.sky_up = False
-            return lambda: setattr(fleet, "sky_up", True)
-        return self.cloud.happens(fault) if self.cloud is not None else None
+        if fault.kind == "cloud gone":
+            fleet.offload_server_up = False
 
-    def _release(self, how: How, share: float) -> None:
-        """A new version; at a real controller, how the next one behaves."""
-        if self.cloud is not None:
-            self.cloud.publish(how, share)
+            def restore_server() -> None:
+                fleet.offload_server_up = True
+
+            return restore_server
+        return self.controller_faults.apply(fault) if self.controller_faults is not None else None
+
+    def _publish_release(self, how: BehaviourName, share: float) -> None:
+        """Publish a new version; at a real controller, set how the next release behaves."""
+        if self.controller_faults is not None:
+            self.controller_faults.publish(how, share)
         elif isinstance(self.fleet, RealFleet):
-            self.fleet.next_mood = (Mood(drift=DRIFT) if how == "drift" else MOODS[how]), share
+            self.fleet.next_behaviour = (Behaviour(drift=DRIFT) if how == "drift" else BEHAVIOURS[how]), share
 
     def _offline(self, device: SimulatedDevice) -> Callable[[], None]:
-        device.cut()
-        return device.mend
+        device.cut_network()
+        return device.restore_network
 
-    def _on_again(self, device: SimulatedDevice) -> None:
-        self.fleet.disks.cuts.pop(device.name, None)
+    def _end_write_cut(self, device: SimulatedDevice) -> None:
+        self.fleet.disks.power_cuts.pop(device.name, None)
         device.power_on()
 
-    def _flip(self, device: SimulatedDevice, dice: random.Random) -> Callable[[], None] | None:
-        """A bit of some release on the card; where it is of what runs, the device is excused until it is repaired."""
-        there = sorted({*device.standing.committed.values(), *device.standing.running.values()})
-        if not there or not self.fleet.disks.flip(device.name, dice.choice(there), dice):
+    def _flip_bit(self, device: SimulatedDevice, rng: random.Random) -> Callable[[], None] | None:
+        """Flip a bit of a release on the device's card and mark the device as damaged until it has repaired itself."""
+        releases = sorted({*device.installed_state.committed.values(), *device.installed_state.running.values()})
+        if not releases or not self.fleet.disks.flip_bit(device.name, rng.choice(releases), rng):
             return None
-        device.damaged("bits on its card flipped")
+        device.mark_damaged("bits on its card flipped")
         return lambda: None
 
-    def _copy(self, device: SimulatedDevice) -> Callable[[], None] | None:
-        """A second card with the same identity comes up elsewhere."""
+    def _copy_card(self, device: SimulatedDevice) -> Callable[[], None] | None:
+        """Start a second device with a copy of the card, hence with the same identity."""
         name = f"{device.name}.copy"
         if not device.is_on or name in self._copies:
             return None
         home = device.folder.path
         target = home.with_name(name)
         shutil.copytree(home, target, symlinks=True)
-        copy = self._copies[name] = self.fleet.twin(device, target)
+        copy = self._copies[name] = self.fleet.clone(device, target)
         copy.power_on()
 
         def end() -> None:
@@ -206,13 +228,13 @@ class Storm:
         return end
 
     def _revoke(self, device: SimulatedDevice) -> Callable[[], None] | None:
-        if self.cloud is None or not self.cloud.revoke(device.name):
+        if self.controller_faults is None or not self.controller_faults.revoke(device.name):
             return None
         return lambda: None
 
 
-def _until_next(fault: Fault, dice: random.Random) -> float:
+def _delay_s(fault: Fault, rng: random.Random) -> float:
     if fault.every_s is not None:
         return fault.every_s
-    assert fault.per_s is not None
-    return dice.expovariate(fault.per_s)
+    assert fault.rate_per_s is not None
+    return rng.expovariate(fault.rate_per_s)

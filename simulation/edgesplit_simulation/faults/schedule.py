@@ -1,13 +1,13 @@
-"""What goes wrong in a fleet, and when: a faults file (YAML), checked before anything begins.
+"""The faults file (YAML): which faults a simulated fleet meets, and when; validated before the run begins.
 
     format: edgesplit.faults/1
     faults:
-      - {what: offline, devices: 20%, rate: 0.5/d, for: 5m-6h}    # each of these devices, by chance, so often
-      - {what: broker restart, at: 2d, for: 30s}                  # once, at that moment
-      - {what: release, every: 1d, how: crash, devices: 10%}      # a new version; on so many devices it does so
+      - {what: offline, devices: 20%, rate: 0.5/d, for: 5m-6h}    # random, at this mean rate on each of these devices
+      - {what: broker restart, at: 2d, for: 30s}                  # once, at that time
+      - {what: release, every: 1d, how: crash, devices: 10%}      # a new version that crashes on 10% of the devices
 
-A fault has a moment (`at`), a period (`every`) or a `rate` (of each device, or of the one broker or controller). `for`
-is a span, or two of which one is drawn between. `docs/simulation.md` lists every kind.
+A fault has a time (`at`), a period (`every`) or a `rate` (of each device, or of the single broker or controller). `for`
+is a duration, or a range of which a duration is drawn. `docs/simulation.md` lists every kind.
 """
 
 from __future__ import annotations
@@ -23,71 +23,74 @@ from edgesplit.errors import UsageError
 from edgesplit_simulation import quantities
 
 FORMAT = "edgesplit.faults/1"
-MOST_BYTES = 1_000_000
-What = Literal[
+MAX_BYTES = 1_000_000
+FaultKind = Literal[
     "offline", "slow link", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits",
     "copied card", "never answers", "revoked", "cloud gone", "broker restart", "controller kill", "restore", "release",
 ]  # fmt: skip
-How = Literal["well", "golden", "crash", "slow", "leak", "drift", "hot", "hungry", "any"]
-OF_DEVICES: frozenset[What] = frozenset({
+BehaviourName = Literal["well", "golden", "crash", "slow", "leak", "drift", "hot", "hungry", "any"]
+DEVICE_FAULTS: frozenset[FaultKind] = frozenset({
     "offline", "slow link", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits",
     "copied card", "never answers", "revoked",
 })  # fmt: skip
-LASTING: frozenset[What] = frozenset({
+"""Kinds of fault that affect single devices."""
+LASTING_FAULTS: frozenset[FaultKind] = frozenset({
     "offline", "slow link", "power cut", "power cut while writing", "clock off", "full disk", "copied card",
     "never answers", "cloud gone", "broker restart", "controller kill", "restore",
 })  # fmt: skip
-"""Kinds that take a `for`."""
-IN_REAL_TIME: frozenset[What] = frozenset({
+"""Kinds of fault that take a `for`."""
+REAL_TIME_FAULTS: frozenset[FaultKind] = frozenset({
     "offline", "power cut", "power cut while writing", "clock off", "full disk", "flipped bits", "copied card",
     "never answers", "cloud gone", "release",
 })  # fmt: skip
-"""What can be done to devices alone. A `release` is then how the next one that comes behaves."""
+"""Kinds of fault that are possible at a real controller, since they affect devices only. `release` then sets how the
+next release behaves."""
 
 
-USUALLY_S = (60.0, 600.0)
-"""How long a fault lasts that does not say it."""
+DEFAULT_DURATION_S = (60.0, 600.0)
+"""Shortest and longest duration of a fault without `for`, in seconds."""
 
 
-class _Spelt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"lasts": "for"}):
-    """One fault as it is written."""
+class _FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"lasts": "for"}):
+    """One entry of the faults file, as written."""
 
-    what: What
+    what: FaultKind
     devices: str = "100%"
     at: str = ""
     every: str = ""
     rate: str = ""
     lasts: str = ""
     by: str = ""
-    """Of `clock off`: how far; of `slow link`: a rate as in 64kbit; of `restore`: how old the backup is."""
-    how: How = "well"
-    """Of `release`."""
+    """For `clock off`: the offset, as in -3650d; for `slow link`: a rate, as in 64kbit; for `restore`: the backup's
+    age."""
+    how: BehaviourName = "well"
+    """For `release`: how it behaves."""
     forget: bool = False
-    """Of `broker restart`: nothing is retained any more."""
+    """For `broker restart`: retained messages are lost."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["edgesplit.faults/1"]
-    faults: tuple[_Spelt, ...]
+    faults: tuple[_FaultEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One line of the file, in numbers."""
+    """One entry of the faults file, parsed: durations in seconds, shares as fractions."""
 
-    what: What
+    kind: FaultKind
     share: float = 1.0
     at_s: float | None = None
     every_s: float | None = None
-    per_s: float | None = None
-    lasts_s: tuple[float, float] = USUALLY_S
-    by: str = ""
-    how: How = "well"
-    forget: bool = False
+    rate_per_s: float | None = None
+    duration_range_s: tuple[float, float] = DEFAULT_DURATION_S
+    amount: str = ""
+    behaviour: BehaviourName = "well"
+    loses_retained: bool = False
 
 
 def read_faults(path: Path) -> tuple[Fault, ...]:
-    """The faults in that file; UsageError says what is wrong with it, and where."""
+    """Parse the faults file at `path`; UsageError names the faulty entry and the reason."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -96,59 +99,59 @@ def read_faults(path: Path) -> tuple[Fault, ...]:
 
 
 def parse_faults(raw: bytes, name: str = "the faults file") -> tuple[Fault, ...]:
-    """The same, of these bytes."""
-    if len(raw) > MOST_BYTES:
-        raise UsageError(f"{name}: {len(raw)} bytes, at most {MOST_BYTES}")
+    """Parse the bytes of a faults file; UsageError names the faulty entry and the reason."""
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{name}: {len(raw)} bytes, at most {MAX_BYTES}")
     try:
-        found: Any = yaml.safe_load(raw)
-        file = msgspec.convert(found, _File)
+        document: Any = yaml.safe_load(raw)
+        file = msgspec.convert(document, _File)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise UsageError(f"{name}: {str(error).splitlines()[0]} (docs/simulation.md says what a file has)") from error
     faults = []
-    for number, one in enumerate(file.faults, 1):
+    for number, entry in enumerate(file.faults, 1):
         try:
-            faults.append(_in_numbers(one))
+            faults.append(_parse_entry(entry))
         except UsageError as error:
-            raise UsageError(f"{name}, fault {number} ({one.what}): {error}") from error
+            raise UsageError(f"{name}, fault {number} ({entry.what}): {error}") from error
     return tuple(faults)
 
 
-def _in_numbers(one: _Spelt) -> Fault:
-    times = [name for name in ("at", "every", "rate") if getattr(one, name)]
+def _parse_entry(entry: _FaultEntry) -> Fault:
+    times = [name for name in ("at", "every", "rate") if getattr(entry, name)]
     if len(times) != 1:
         raise UsageError("say once when: at (a moment), every (a period) or rate (so often, by chance)")
-    if one.lasts and one.what not in LASTING:
+    if entry.lasts and entry.what not in LASTING_FAULTS:
         raise UsageError("it does not last: leave `for` away")
-    if one.how != "well" and one.what != "release":
+    if entry.how != "well" and entry.what != "release":
         raise UsageError("only a release has a `how`")
-    if one.forget and one.what != "broker restart":
+    if entry.forget and entry.what != "broker restart":
         raise UsageError("only a broker that restarts can forget")
-    _check_by(one)
+    _check_amount(entry)
     return Fault(
-        what=one.what,
-        share=quantities.share(one.devices),
-        at_s=quantities.span_s(one.at) if one.at else None,
-        every_s=quantities.span_s(one.every) if one.every else None,
-        per_s=quantities.per_s(one.rate) if one.rate else None,
-        lasts_s=quantities.spans_s(one.lasts) if one.lasts else USUALLY_S,
-        by=one.by,
-        how=one.how,
-        forget=one.forget,
+        kind=entry.what,
+        share=quantities.share(entry.devices),
+        at_s=quantities.span_s(entry.at) if entry.at else None,
+        every_s=quantities.span_s(entry.every) if entry.every else None,
+        rate_per_s=quantities.per_s(entry.rate) if entry.rate else None,
+        duration_range_s=quantities.spans_s(entry.lasts) if entry.lasts else DEFAULT_DURATION_S,
+        amount=entry.by,
+        behaviour=entry.how,
+        loses_retained=entry.forget,
     )
 
 
-def _check_by(one: _Spelt) -> None:
+def _check_amount(entry: _FaultEntry) -> None:
     from edgesplit.links import parse_rate
 
-    if one.by and one.what in ("clock off", "restore"):
-        quantities.span_s(one.by.removeprefix("-"))
-    elif one.by and one.what == "slow link":
-        parse_rate(one.by)
-    elif one.by:
+    if entry.by and entry.what in ("clock off", "restore"):
+        quantities.span_s(entry.by.removeprefix("-"))
+    elif entry.by and entry.what == "slow link":
+        parse_rate(entry.by)
+    elif entry.by:
         raise UsageError("only clock off, slow link and restore have a `by`")
 
 
-USUAL = b"""
+USUAL_FAULTS = b"""
 format: edgesplit.faults/1
 faults:
   - {what: release, every: 1d, how: any, devices: 30%}
@@ -168,4 +171,4 @@ faults:
   - {what: restore, rate: 0.1/d, for: 1m-10m, by: 1d}
   - {what: revoked, devices: 5%, rate: 0.02/d}
 """
-"""A bad month: what `--faults usual` means."""
+"""The faults of `--faults usual`: each kind at rates of a bad month."""

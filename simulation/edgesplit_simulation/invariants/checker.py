@@ -1,9 +1,9 @@
-"""What must hold whatever happens to a fleet, and who has broken it.
+"""The invariants that hold whatever happens to a fleet, and the violations found.
 
-- never an unsigned byte loaded: each file that a device loads was in a release that was signed;
-- never below the counter: neither believed by a device, nor said to it;
+- never an unsigned byte loaded: each file that a device loads belongs to a signed release;
+- never below the counter: a device neither accepts nor is sent a statement with a lower counter than before;
 - always one healthy version: a device that was ever found healthy answers from its start on, unless its disk was
-  damaged (then until it is repaired) or safe mode says why not;
+  damaged (then until it is repaired) or it is in safe mode;
 - no accepted request lost, none answered twice.
 """
 
@@ -16,99 +16,108 @@ from typing import Any
 
 from edgesplit.errors import EdgeError, MalformedMessage, NotFound
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import device_of
+from edgesplit.mqtt.messages import device_of_topic
 from edgesplit.oip.report import Report
 from edgesplit.release.manifest import Signed, Statement
 
-MOST_KEPT = 50
+MAX_VIOLATIONS = 50
+"""How many violations are recorded."""
 
 
 @dataclass
-class Witness:
-    """One fleet's."""
+class InvariantChecker:
+    """Checks the invariants of one fleet and counts what it observes."""
 
-    signed: set[str] | None = field(default_factory=set)
-    """SHA-256 of everything that was signed; None: that is not known here."""
-    broken: list[str] = field(default_factory=list)
-    """What may not be, in words; the first of them."""
+    signed_files: set[str] | None = field(default_factory=set)
+    """SHA-256 of every signed file; None where the controller is external and its files are not known."""
+    violations: list[str] = field(default_factory=list)
+    """Descriptions of the first `MAX_VIOLATIONS` violations."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of requests: answered, fallback, refused, failed, cut off."""
-    asked: int = 0
-    loads: int = 0
-    statements: int = 0
-    _all: Any = field(default_factory=hashlib.sha256)
-    _open: dict[str, float] = field(default_factory=dict)
-    """Accepted requests that have had no outcome yet: by when they must."""
-    _said: dict[str, int] = field(default_factory=dict)
-    _believed: dict[str, int] = field(default_factory=dict)
+    """Number of requests by outcome: local, cloud, fallback, refused, or the error's class."""
+    request_count: int = 0
+    """Number of requests."""
+    load_count: int = 0
+    """Number of files loaded."""
+    statement_count: int = 0
+    """Number of statements sent to devices."""
+    _hash: Any = field(default_factory=hashlib.sha256)
+    _deadlines: dict[str, float] = field(default_factory=dict)
+    """Deadlines of requests in flight, by request."""
+    _sent_counters: dict[str, int] = field(default_factory=dict)
+    """Highest statement counter sent, by device."""
+    _accepted_counters: dict[str, int] = field(default_factory=dict)
+    """Highest statement counter accepted, by device."""
 
     @property
     def fingerprint(self) -> str:
-        """Of every message and outcome with its moment: two runs that are alike have the same."""
-        return str(self._all.hexdigest())
+        """Hash of every message and outcome with its time; two identical runs have the same."""
+        return str(self._hash.hexdigest())
 
-    def passed(self, topic: str, payload: bytes, now: float) -> None:
+    def on_message(self, topic: str, payload: bytes, now: float) -> None:
         """A message has reached the broker."""
-        self._all.update(f"{now:.6f} {topic}".encode())
-        self.said(topic, payload)
+        self._hash.update(f"{now:.6f} {topic}".encode())
+        self.on_published(topic, payload)
 
-    def complain(self, text: str) -> None:
-        """Something that may not be."""
-        if len(self.broken) < MOST_KEPT:
-            self.broken.append(text)
+    def add_violation(self, text: str) -> None:
+        """Record a violation."""
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(text)
 
-    def loaded(self, device: str, sha256: str) -> None:
-        """A device loads a file of these bytes."""
-        self.loads += 1
-        if self.signed is not None and sha256 not in self.signed:
-            self.complain(f"{device} loads a file that was never signed: {sha256[:12]}")
+    def on_file_loaded(self, device: str, sha256: str) -> None:
+        """A device loads a file with this SHA-256."""
+        self.load_count += 1
+        if self.signed_files is not None and sha256 not in self.signed_files:
+            self.add_violation(f"{device} loads a file that was never signed: {sha256[:12]}")
 
-    def said(self, topic: str, payload: bytes) -> None:
-        """The controller's word to a device passes by."""
+    def on_published(self, topic: str, payload: bytes) -> None:
+        """A message was published: if it is a statement to a device, check its counter."""
         if not topic.endswith("/desired") or not payload:
             return
-        self.statements += 1
+        self.statement_count += 1
         try:
             statement = messages.decode(messages.decode(payload, Signed).payload, Statement)
         except MalformedMessage as error:
-            self.complain(f"the controller said what is no statement: {error}")
+            self.add_violation(f"the controller said what is no statement: {error}")
             return
-        device = device_of(topic)
-        if statement.counter < self._said.get(device, 0):
-            self.complain(f"{device} is told {statement.counter}, and was told {self._said[device]} before")
-        self._said[device] = max(statement.counter, self._said.get(device, 0))
+        device = device_of_topic(topic)
+        if statement.counter < self._sent_counters.get(device, 0):
+            self.add_violation(
+                f"{device} is told {statement.counter}, and was told {self._sent_counters[device]} before"
+            )
+        self._sent_counters[device] = max(statement.counter, self._sent_counters.get(device, 0))
 
-    def believed(self, device: str, counter: int) -> None:
-        """A device obeys a statement."""
-        if counter < self._believed.get(device, 0):
-            self.complain(f"{device} obeys {counter} after {self._believed[device]}")
-        self._believed[device] = max(counter, self._believed.get(device, 0))
+    def on_statement_accepted(self, device: str, counter: int) -> None:
+        """A device has accepted a statement."""
+        if counter < self._accepted_counters.get(device, 0):
+            self.add_violation(f"{device} obeys {counter} after {self._accepted_counters[device]}")
+        self._accepted_counters[device] = max(counter, self._accepted_counters.get(device, 0))
 
     # Requests
 
-    def accepted(self, request: str, by: float) -> None:
-        """A request was made, and is due by then."""
-        self.asked += 1
-        self._open[request] = by
+    def on_request(self, request: str, deadline: float) -> None:
+        """A request was accepted; `by` is its deadline."""
+        self.request_count += 1
+        self._deadlines[request] = deadline
 
-    def outcome(self, request: str, result: Report | EdgeError, now: float) -> None:
-        """What became of it."""
-        by = self._open.pop(request, None)
-        if by is None:
-            self.complain(f"request {request} has two outcomes")
-        elif now > by + 1e-6:
-            self.complain(f"request {request} had its outcome {now - by:.3f} s after its deadline")
+    def on_outcome(self, request: str, result: Report | EdgeError, now: float) -> None:
+        """A request has ended with a report or an error."""
+        deadline = self._deadlines.pop(request, None)
+        if deadline is None:
+            self.add_violation(f"request {request} has two outcomes")
+        elif now > deadline + 1e-6:
+            self.add_violation(f"request {request} had its outcome {now - deadline:.3f} s after its deadline")
         self.outcomes[_kind(result)] += 1
-        self._all.update(f"{now:.6f} {request} {_kind(result)}".encode())
+        self._hash.update(f"{now:.6f} {request} {_kind(result)}".encode())
 
-    def overdue(self, now: float) -> None:
-        """To be called in the end: nothing may be open beyond its deadline."""
-        for request, by in self._open.items():
-            if now > by:
-                self.complain(f"request {request} was lost")
+    def check_overdue(self, now: float) -> None:
+        """Report every request in flight whose deadline has passed; call at the end of a run."""
+        for request, deadline in self._deadlines.items():
+            if now > deadline:
+                self.add_violation(f"request {request} was lost")
 
 
 def _kind(result: Report | EdgeError) -> str:
+    """How an outcome is counted."""
     if isinstance(result, Report):
         return "fallback" if result.fallback else "local" if result.row == "local" else "cloud"
     return "refused" if isinstance(result, NotFound) else type(result).__name__

@@ -1,4 +1,4 @@
-"""The hands of an update loop, watched: what a device believes is told to the witness."""
+"""Wraps the update actions of a device and reports accepted statements to the invariant checker."""
 
 from __future__ import annotations
 
@@ -6,34 +6,38 @@ from collections.abc import Callable
 
 from edgesplit.mqtt.messages import ModelState
 from edgesplit.release.manifest import Statement
-from edgesplit_agent.updates.reconciler import Hands, ReleaseState, Standing
-from edgesplit_simulation.invariants.checker import Witness
+from edgesplit_agent.updates.reconciler import InstalledState, ReleaseProgress, UpdateActions
+from edgesplit_simulation.invariants.checker import InvariantChecker
 
 
-class Watched:
-    """`updates.Hands`, passed on."""
+class ObservedUpdateActions:
+    """The reconciler's update actions, passed on to `actions`; accepted statements are also reported to the checker."""
 
-    def __init__(self, hands: Hands, device: str, witness: Witness) -> None:
-        self._hands, self._device, self._witness = hands, device, witness
-        self.fetch_manifest = hands.fetch_manifest
-        self.take_bundle = hands.take_bundle
-        self.stage, self.verify, self.activate = hands.stage, hands.verify, hands.activate
-        self.check_again, self.commit, self.roll_back = hands.check_again, hands.commit, hands.roll_back
-        self.find_healthy, self.retire, self.clean = hands.find_healthy, hands.retire, hands.clean
+    def __init__(self, actions: UpdateActions, device: str, checker: InvariantChecker) -> None:
+        self._actions, self._device, self._checker = actions, device, checker
+        self.fetch_manifest = actions.fetch_manifest
+        self.apply_bundle_at = actions.apply_bundle_at
+        self.stage, self.verify, self.activate = actions.stage, actions.verify, actions.activate
+        self.reverify, self.commit, self.roll_back = actions.reverify, actions.commit, actions.roll_back
+        self.mark_start_healthy, self.retire, self.collect_garbage = (
+            actions.mark_start_healthy,
+            actions.retire,
+            actions.collect_garbage,
+        )
 
-    def consider(self, raw: bytes) -> Statement:
-        """Told, where it is believed."""
-        statement = self._hands.consider(raw)
-        self._witness.believed(self._device, statement.counter)
+    def accept_statement(self, raw: bytes) -> Statement:
+        """Pass on; a statement that is accepted is reported to the checker."""
+        statement = self._actions.accept_statement(raw)
+        self._checker.on_statement_accepted(self._device, statement.counter)
         return statement
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
-        """Passed on."""
-        return self._hands.fetch_missing(release, superseded)
+        """Pass on."""
+        return self._actions.fetch_missing(release, superseded)
 
-    def standing(self) -> Standing:
-        """Passed on."""
-        return self._hands.standing()
+    def installed(self) -> InstalledState:
+        """Pass on."""
+        return self._actions.installed()
 
     def report(
         self,
@@ -43,9 +47,9 @@ class Watched:
         trouble: str,
         kept: tuple[ModelState, ...],
     ) -> None:
-        """Passed on."""
-        self._hands.report(counter, models, safe_mode, trouble, kept)
+        """Pass on."""
+        self._actions.report(counter, models, safe_mode, trouble, kept)
 
-    def look(self, release: str) -> ReleaseState:
-        """Passed on."""
-        return self._hands.look(release)
+    def progress(self, release: str) -> ReleaseProgress:
+        """Pass on."""
+        return self._actions.progress(release)

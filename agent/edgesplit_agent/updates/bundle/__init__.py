@@ -1,3 +1,5 @@
-"""Releases from a bundle (`edgesplit.release.bundle_format`) in place of the network: `source` reads it, `carrier`
-stands in for the
-uplink, `wish` is how an agent that runs is asked, `command` is `edgesplit-agent bundle` (docs/decisions/0037)."""
+"""Applies release bundles (`edgesplit.release.bundle_format`, docs/decisions/0037): releases that come on a USB stick
+or in a file instead of over the network. `reader` reads a bundle safely, `fetcher` replaces the uplink, `request` is
+the file by which a running agent is asked, and `command` is `edgesplit-agent bundle`. May import from the agent
+`control`, `releases`, `state` and `updates`, and from the SDK `release` and `trust`.
+"""

@@ -1,6 +1,7 @@
-"""A bundle in the uplink's place: metadata, manifests and chunks by the same calls, from a medium instead of a broker.
+"""Fetches metadata, manifests and chunks from a release bundle, with the calls by which the uplink fetches them from
+the broker.
 
-Nothing is judged here but a chunk's digest: who fetches decides what is believed, as with what the network brings.
+Only a chunk's digest is checked here: as with data from the network, the caller decides what to trust.
 """
 
 from __future__ import annotations
@@ -11,74 +12,85 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgesplit.errors import LinkError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
-from edgesplit.release.bundle_format import INDEX, INDEX_BYTES, Index, chunk_path, decode_index, statement_path
-from edgesplit_agent.control.fetcher import Keep
-from edgesplit_agent.updates.bundle.reader import Source
+from edgesplit.release.bundle_format import (
+    INDEX_FILE,
+    MAX_INDEX_BYTES,
+    BundleIndex,
+    chunk_path,
+    decode_index,
+    statement_path,
+)
+from edgesplit_agent.control.fetcher import StoreChunks
+from edgesplit_agent.updates.bundle.reader import BundleReader
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
-"""Chunks between two waits for the disk: 8 MiB."""
+BATCH_CHUNKS = 64
+"""Chunks passed to `keep` at once, which waits for the disk each time: 8 MiB."""
 
 
-class Carrier:
-    """One bundle, for as long as something is taken from it."""
+class BundleFetcher:
+    """One release bundle while it is being applied."""
 
-    def __init__(self, source: Source, told: Callable[[int, int], None] = lambda done, of: None) -> None:
-        """`told` hears of bytes copied, and of how many."""
-        self._source = source
-        self._told = told
+    def __init__(self, reader: BundleReader, on_progress: Callable[[int, int], None] = lambda done, of: None) -> None:
+        """`on_progress` is called with the bytes copied so far and their total."""
+        self._reader = reader
+        self._on_progress = on_progress
 
-    def index(self) -> Index:
-        """What it says of itself."""
+    def index(self) -> BundleIndex:
+        """The bundle's description of itself, which is not signed. LinkError where the medium was removed."""
         try:
-            return decode_index(self._source.read(INDEX, INDEX_BYTES))
+            return decode_index(self._reader.read(INDEX_FILE, MAX_INDEX_BYTES))
         except FileNotFoundError as error:
             raise LinkError("the bundle is gone: bring it back, and it goes on") from error
 
     def statement(self, device: str) -> bytes:
-        """The director's word for that device, not looked at yet; UsageError where the bundle has none."""
+        """The director's statement for that device, not verified yet; UsageError where the bundle has none."""
         try:
-            return self._source.read(statement_path(device), LIMITS.message_bytes)
+            return self._reader.read(statement_path(device), LIMITS.message_bytes)
         except FileNotFoundError as error:
             raise UsageError(
                 f"the bundle has nothing for {device}: make one with `edgectl bundle --for {device}`"
             ) from error
 
     def fetch(self, path: str, max_bytes: int) -> bytes:
-        """As `edgesplit.trust.store.Fetch` says."""
-        return self._source.read(path, max_bytes)
+        """A metadata file, as `edgesplit.trust.store.Fetch` requires."""
+        return self._reader.read(path, max_bytes)
 
-    def chunks(
+    def fetch_chunks(
         self,
         release: str,
         wanted: Mapping[str, int],
-        listed: Sequence[str],
-        keep: Keep,
+        all_chunks: Sequence[str],
+        keep: StoreChunks,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """As `ChunkFetcher.fetch`; LinkError where a chunk is not in the bundle. What came before is kept."""
+        """Pass the `wanted` chunks (size by digest) to `keep` in batches, until `stop()`. LinkError where the bundle
+        lacks one, MalformedMessage where one is damaged; the chunks before it are kept. `all_chunks` is unused: it is
+        there to match the uplink's `ChunkFetcher.fetch`."""
         total, done = sum(wanted.values()), 0
         batch: list[tuple[str, bytes]] = []
         for sha256, size in wanted.items():
             if stop():
                 break
             try:
-                batch.append((sha256, self._chunk(sha256, size)))
+                batch.append((sha256, self._read_chunk(sha256, size)))
             except BaseException:
                 keep(batch)
                 raise
             done += size
-            if len(batch) >= AT_ONCE:
+            if len(batch) >= BATCH_CHUNKS:
                 keep(batch)
                 batch = []
-                self._told(done, total)
+                self._on_progress(done, total)
         keep(batch)
-        self._told(done, total)
+        self._on_progress(done, total)
 
-    def _chunk(self, sha256: str, size: int) -> bytes:
+    def _read_chunk(self, sha256: str, size: int) -> bytes:
+        """One chunk, whose size and digest are right; LinkError where the bundle lacks it, MalformedMessage where it is
+        damaged."""
         try:
-            data = self._source.read(chunk_path(sha256), size)
+            data = self._reader.read(chunk_path(sha256), size)
         except FileNotFoundError as error:
             raise LinkError(f"chunk {sha256[:12]} is not in the bundle") from error
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
@@ -86,5 +98,5 @@ class Carrier:
         return data
 
     def close(self) -> None:
-        """Let the medium go."""
-        self._source.close()
+        """Close the medium."""
+        self._reader.close()

@@ -1,7 +1,7 @@
-"""How an agent that runs is asked to take a bundle: a small file in its own folder, `bundle.json`.
+"""How a running agent is asked to apply a release bundle: a small file in its data folder, `bundle.json`.
 
-Who may write there is who may be the agent, and nobody else: no application that reaches the local endpoint can make
-the agent read files. The file stays until the bundle is taken or refused, so that a restart goes on with it.
+Only a user who may write to the folder can request it: an application that reaches the local endpoint cannot make the
+agent read files. The file remains until the bundle is applied or refused, so that a restarted agent resumes it.
 """
 
 from __future__ import annotations
@@ -17,113 +17,116 @@ import msgspec
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
-from edgesplit.msgspec_warmup import settle
-from edgesplit_agent.updates.reconciler import Taking
+from edgesplit.msgspec_warmup import warm_up_structs
+from edgesplit_agent.updates.reconciler import BundleStatus
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-_BYTES = 8_192
+POLL_S = 1.0
+"""Seconds between two looks for the file."""
+_MOST_BYTES = 8_192
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the file."""
+class BundleRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `bundle.json`."""
 
     number: str
-    """Tells it from others."""
+    """Identifies the request."""
     path: str
-    """Of the bundle, absolute."""
+    """Absolute path of the bundle."""
 
 
-class Takes(Protocol):
-    """What is needed of the updater."""
+class BundleTarget(Protocol):
+    """The part of the reconciler that is needed here."""
 
     @property
-    def taking(self) -> Taking: ...
-    def take_bundle(self, number: str, path: str) -> None: ...
+    def bundle_status(self) -> BundleStatus: ...
+    def on_bundle(self, number: str, path: str) -> None: ...
 
 
-def ask(file: Path, bundle: Path) -> Wish:
-    """Ask for that bundle. UsageError where the folder cannot be written."""
-    wish = Wish(number=secrets.token_hex(8), path=str(bundle.absolute()))
-    put(file, wish)
-    return wish
+def submit(file: Path, bundle: Path) -> BundleRequest:
+    """Write a request for that bundle. UsageError where the folder cannot be written."""
+    bundle_request = BundleRequest(number=secrets.token_hex(8), path=str(bundle.absolute()))
+    write(file, bundle_request)
+    return bundle_request
 
 
-def put(file: Path, wish: Wish) -> None:
-    """Ask, or ask again: the agent may have cleared this one away with the one before it."""
+def write(file: Path, bundle_request: BundleRequest) -> None:
+    """Write the request, also again: the agent may have removed the file together with an earlier request."""
     try:
-        write_durably(file, msgspec.json.encode(wish))
+        write_durably(file, msgspec.json.encode(bundle_request))
     except OSError as error:
         raise UsageError(f"cannot ask the agent, whose folder this user may not write: {error.strerror}") from error
 
 
 def withdraw(file: Path, number: str) -> None:
-    """Ask no more, unless something else was asked for meanwhile."""
-    wish = read(file)
-    if wish is not None and wish.number == number:
+    """Remove the request with that number; a later one stays."""
+    bundle_request = read(file)
+    if bundle_request is not None and bundle_request.number == number:
         file.unlink(missing_ok=True)
 
 
-def read(file: Path) -> Wish | None:
-    """What is asked for; None where nothing is, or what is there is no wish."""
+def read(file: Path) -> BundleRequest | None:
+    """The request in the file; None where there is none, or the content is invalid."""
     try:
         with file.open("rb") as opened:
-            wish = msgspec.json.decode(opened.read(_BYTES), type=Wish)
+            bundle_request = msgspec.json.decode(opened.read(_MOST_BYTES), type=BundleRequest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return wish if os.path.isabs(wish.path) and "\0" not in wish.path else None
+    return bundle_request if os.path.isabs(bundle_request.path) and "\0" not in bundle_request.path else None
 
 
 class BundleWatch:
-    """Looks for wishes, hands them to the updater, and clears away those that came true or never will."""
+    """Polls for requests, passes each to the reconciler once, and removes those that were applied or refused."""
 
-    def __init__(self, file: Path, updater: Takes) -> None:
+    def __init__(self, file: Path, reconciler: BundleTarget) -> None:
         self._file = file
-        self._updater = updater
+        self._reconciler = reconciler
         self._progress = (0, 0)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="bundles", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the polling thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the polling thread."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
 
-    def look(self) -> None:
-        """Once."""
-        now = self._updater.taking
-        wish = read(self._file) if self._file.exists() else None
-        if wish is None:
+    def poll(self) -> None:
+        """Poll once."""
+        status = self._reconciler.bundle_status
+        bundle_request = read(self._file) if self._file.exists() else None
+        if bundle_request is None:
             return
-        if wish.number != now.number:
-            log.info("taking the bundle at %s", wish.path)
-            self._updater.take_bundle(wish.number, wish.path)
-        elif now.state in ("taken", "refused"):
-            said = f": {now.detail}" if now.detail else ""
-            log.log(logging.INFO if now.state == "taken" else logging.ERROR, "the bundle is %s%s", now.state, said)
-            withdraw(self._file, wish.number)
+        if bundle_request.number != status.number:
+            log.info("taking the bundle at %s", bundle_request.path)
+            self._reconciler.on_bundle(bundle_request.number, bundle_request.path)
+        elif status.state in ("taken", "refused"):
+            detail = f": {status.detail}" if status.detail else ""
+            log.log(
+                logging.INFO if status.state == "taken" else logging.ERROR, "the bundle is %s%s", status.state, detail
+            )
+            withdraw(self._file, bundle_request.number)
 
-    def copied(self, done: int, of: int) -> None:
-        """How far the copying of a release is."""
-        self._progress = (done, of)
+    def on_progress(self, done: int, total: int) -> None:
+        """Record the progress of copying a release, in bytes."""
+        self._progress = (done, total)
 
     def status(self) -> dict[str, Any]:
-        """For people and tools."""
-        now, (done, of) = self._updater.taking, self._progress
-        return {"number": now.number, "state": now.state, "detail": now.detail, "bytes": done, "of": of}
+        """Status for people and tools, as JSON values."""
+        status, (done, total) = self._reconciler.bundle_status, self._progress
+        return {"number": status.number, "state": status.state, "detail": status.detail, "bytes": done, "of": total}
 
     def _loop(self) -> None:
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(POLL_S):
             try:
-                self.look()
+                self.poll()
             except OSError as error:
                 log.warning("cannot clear away %s: %s", self._file, error)
 
 
-settle(__name__)
+warm_up_structs(__name__)

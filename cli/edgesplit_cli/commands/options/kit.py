@@ -1,4 +1,4 @@
-"""Options that every command shares which makes a kit: for what it is made, and of what."""
+"""The options that every command shares that builds a kit: its target, and the source of its wheels."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ from edgesplit_provisioning.kit.target import MACHINES, PYTHONS
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kit_options(where: str = "") -> Callable[[F], F]:
-    """--python, --machine, --with and --wheelhouse, in the order of the help; `where` says when they count, as in
-    `With --build: `."""
+def kit_options(prefix: str = "") -> Callable[[F], F]:
+    """--python, --machine, --with and --wheelhouse, in the order of the help. `prefix` is put before each help text,
+    as in `With --build: `."""
 
-    def told(text: str) -> str:
-        return where + (text[:1].lower() + text[1:] if where else text)
+    def help_text(text: str) -> str:
+        return prefix + (text[:1].lower() + text[1:] if prefix else text)
 
     options = (
         click.option(
-            "--python", type=click.Choice(PYTHONS), default="3.11", show_default=True, help=told("Of the device.")
+            "--python",
+            type=click.Choice(PYTHONS),
+            default="3.11",
+            show_default=True,
+            help=help_text("Version of Python on the device."),
         ),
         click.option(
             "--machine",
             type=click.Choice(MACHINES),
             default="aarch64",
             show_default=True,
-            help=told("Its architecture."),
+            help=help_text("Architecture of the device."),
         ),
         click.option(
             "--with",
             "extras",
             multiple=True,
-            type=click.Choice([one for one in EXTRAS if one != "agent"]),
-            help=told("What the agent shall have besides, as in tflite; repeatable."),
+            type=click.Choice([extra for extra in EXTRAS if extra != "agent"]),
+            help=help_text("Extra of the agent, as in tflite; repeatable."),
         ),
         click.option(
             "--wheelhouse",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             default=None,
             metavar="DIR",
-            help=told("Take wheels from this folder alone: no network. [default: the package index pip is set up for]"),
+            help=help_text(
+                "Take wheels from this folder alone: no network. [default: the package index pip is set up for]"
+            ),
         ),
     )
 

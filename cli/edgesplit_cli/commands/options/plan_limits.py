@@ -1,4 +1,4 @@
-"""Options that `edgectl plan` and `edgectl deploy` share: what is wanted least, and what must be kept."""
+"""The options that `edgectl plan` and `edgectl deploy` share: the objective, and the limits of a plan."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit_cli.commands.options.percent import as_share
+from edgesplit_cli.commands.options.percent import parse_share
 from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE, Quantity
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def limit_options(command: F) -> F:
-    """The options that say what is best and limit where layers may run and how tensors may travel."""
+    """Add the options for the objective and for limits on where layers run and how tensors are sent."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -75,11 +75,11 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice(["warm", "cold", "none"]),
         default="warm",
         show_default=True,
-        help="What finishes alone when the cloud is gone: kept loaded, loaded when needed, or nothing.",
+        help="How the device finishes alone without the cloud: slices kept loaded, loaded when needed, or not at all.",
     ),
     click.option(
         "--allow-loss",
-        callback=as_share,
+        callback=parse_share,
         default=None,
         metavar="SHARE",
         help="Output error that lossy codecs may cause, as in 0.5%: measured on the model's samples, chosen on one"
@@ -95,8 +95,8 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def as_server(_: click.Context, __: click.Parameter, value: str) -> str:
-    """The address of a server that is not ours, checked."""
+def check_server(_: click.Context, __: click.Parameter, value: str) -> str:
+    """Callback of `click.option`: check the address of a foreign inference server."""
     if value:
         try:
             ForeignServer.parse(value)
@@ -108,14 +108,14 @@ def as_server(_: click.Context, __: click.Parameter, value: str) -> str:
 offload_option = click.option(
     "--offload",
     default="",
-    callback=as_server,
+    callback=check_server,
     metavar="URL",
     help="A server that is not ours finishes: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any that speaks the"
     " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
 )
 
 
-def limits_of(
+def build_limits(
     keep_raw_input: bool,
     keep_first: int,
     allow_loss: float | None = None,
@@ -125,8 +125,8 @@ def limits_of(
     deadline_s: float | None = None,
     fallback: str = "warm",
 ) -> dict[str, Any]:
-    """The side limits as the planner takes them; those not in force are left out."""
-    given = {
+    """The limits in the form that the planner takes; limits that are not set are left out."""
+    limits = {
         "keep_raw_input": keep_raw_input or None,
         "keep_first": keep_first or None,
         "memory_bytes": memory_bytes,
@@ -135,10 +135,10 @@ def limits_of(
         "max_loss": allow_loss,
         "fallback": fallback if fallback != "warm" else None,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
-SPELT: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
+OPTION_UNITS: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
     "memory_bytes": ("--memory", ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))),
     "energy_joules": ("--energy", ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))),
     "deadline_s": ("--deadline", ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))),
@@ -150,35 +150,37 @@ SPELT: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
     "edge_after": ("--edge-after", ()),
     "fallback": ("--fallback", ()),
 }
-"""The planner's limits by the options that set them, with the units that these take, largest first."""
-BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
-LIMIT = re.compile(rf"\b({'|'.join(SPELT)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
+"""The option that sets each limit of the planner, and its units, largest first."""
+BINARY_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+LIMIT_PATTERN = re.compile(rf"\b({'|'.join(OPTION_UNITS)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
 
-INSTEAD = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
-"""What was asked for is in the same line already, with its unit."""
+REPEATED_VALUE = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
+"""A part of the planner's messages that repeats the requested value without its unit."""
 
 
 QUANTITIES: Mapping[str, Quantity] = {"--memory": SIZE, "--energy": ENERGY, "--deadline": DURATION}
 
 
-def as_typed(option: str, figure: float, words: Sequence[str]) -> str:
-    """How that figure of an option stands on a command line; empty where it does not."""
-    split = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for before, typed in pairwise(split):
-        if before == option and option in QUANTITIES:
+def typed_value(option: str, figure: float, arguments: Sequence[str]) -> str:
+    """The value of an option as typed on the command line, if it equals `figure`; else empty."""
+    parts = [
+        part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--") else [argument])
+    ]
+    for previous, typed in pairwise(parts):
+        if previous == option and option in QUANTITIES:
             with suppress(click.BadParameter):
                 return typed if f"{QUANTITIES[option].convert(typed, None, None):g}" == f"{figure:g}" else ""
     return ""
 
 
-def in_flags(text: str) -> str:
-    """A planner's words about limits, as in `memory_bytes=4e+07`, in those of the command line: `--memory 40MB`."""
-    return LIMIT.sub(lambda found: flag(found[1], found[2]), INSTEAD.sub("", text))
+def to_options(text: str) -> str:
+    """Replace the planner's names of limits by options: `memory_bytes=4e+07` becomes `--memory 40MB`."""
+    return LIMIT_PATTERN.sub(lambda match: to_option(match[1], match[2]), REPEATED_VALUE.sub("", text))
 
 
-def flag(name: str, value: str | None) -> str:
-    """One limit as the option that sets it."""
-    option, units = SPELT[name]
+def to_option(name: str, value: str | None) -> str:
+    """A limit as the option that sets it."""
+    option, units = OPTION_UNITS[name]
     if value is None or value == "true":
         return option
     try:
@@ -187,9 +189,9 @@ def flag(name: str, value: str | None) -> str:
         figure = math.nan
     if math.isnan(figure):
         return f"{option} {value}"
-    if typed := as_typed(option, figure, sys.argv[1:]):
+    if typed := typed_value(option, figure, sys.argv[1:]):
         return f"{option} {typed}"
     if name == "memory_bytes" and figure and not figure % 1024 and figure % 1000:
-        units = BINARY
-    factor, unit = next((one for one in units if figure >= one[0]), units[-1])
+        units = BINARY_UNITS
+    factor, unit = next((pair for pair in units if figure >= pair[0]), units[-1])
     return f"{option} {figure / factor:.7g}{unit}"

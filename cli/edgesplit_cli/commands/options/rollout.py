@@ -1,4 +1,4 @@
-"""The options by which `edgectl deploy` says on what terms a release goes out; the controller reads what they mean."""
+"""The options that set the terms of a rollout; the controller interprets their values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _OPTIONS = (
         help="The next stage, those before included.",
     ),
     click.option(
-        "--rate", default="", metavar="N/min|exponential:base=5,factor=2,every=10m", help="How fast devices are told."
+        "--rate",
+        default="",
+        metavar="N/min|exponential:base=5,factor=2,every=10m",
+        help="How fast devices get the release.",
     ),
     click.option(
         "--gate",
@@ -80,7 +83,7 @@ _OPTIONS = (
         help="Begin the next stage as soon as so many succeeded. [default: when all have ended]",
     ),
     click.option(
-        "--rollback-when-failed", is_flag=True, help="When it stops, take back the devices that succeeded, too."
+        "--rollback-when-failed", is_flag=True, help="When it stops, roll back the devices that succeeded, too."
     ),
     click.option(
         "--device-timeout", default="", metavar="30m", help="How long one device is waited for. [default: 24h]"
@@ -106,10 +109,10 @@ _OPTIONS = (
         "--between",
         default="",
         metavar="01:00-05:00",
-        help="Tell devices in these hours only, in UTC or as in 01:00-05:00+01:00 or '01:00-05:00 Europe/Oslo'.",
+        help="Start devices in these hours only, in UTC or as in 01:00-05:00+01:00 or '01:00-05:00 Europe/Oslo'.",
     ),
     click.option("--prefer", default="", metavar="EXPRESSION", help="Devices that come first, as in kind=lab."),
-    click.option("--follow", is_flag=True, help="Tell devices that come to be meant later, too, until it is aborted."),
+    click.option("--follow", is_flag=True, help="Also deploy to devices that match later, until it is aborted."),
     click.option(
         "--unless-busy",
         is_flag=True,
@@ -119,7 +122,7 @@ _OPTIONS = (
 
 
 def rollout_options(function: F) -> F:
-    """All of them."""
+    """Add all options of a rollout."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -129,7 +132,7 @@ def rollout_body(
     *, canary: str, then: tuple[str, ...], rollback_when_failed: bool, approve_stages: tuple[int, ...],
     gates: tuple[str, ...], **others: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """As the API takes it."""
+    """The options as the body of the API's request."""
     return {
         **others,
         "stages": [stage for stage in (canary, *then) if stage],

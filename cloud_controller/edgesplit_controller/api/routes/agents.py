@@ -1,4 +1,4 @@
-"""Versions of the agent: pushed, listed, deployed."""
+"""Routes for agent versions: push, list, deploy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 
 from edgesplit.release.agent_release import Target
-from edgesplit_controller.api.authorisation import about, operator_routes, viewer_routes
-from edgesplit_controller.api.dispatch import controller_of, heavily
+from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
+from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.api.request_models import DeployAgentBody
-from edgesplit_controller.api.request_parsing import uploaded
-from edgesplit_controller.api.response_models import AgentShape, Deployed, PushedAgent, answers
+from edgesplit_controller.api.request_parsing import uploaded_file
+from edgesplit_controller.api.response_models import AgentShape, Deployed, PushedAgent, json_response
 
 viewers = viewer_routes()
 operators = operator_routes()
@@ -26,7 +26,7 @@ UPLOAD = {
 }
 
 
-@certified.post("/agents", responses=answers(PushedAgent), openapi_extra=UPLOAD)
+@certified.post("/agents", responses=json_response(PushedAgent), openapi_extra=UPLOAD)
 async def push_agent(
     request: Request,
     version: Annotated[str, Query(max_length=40)],
@@ -34,33 +34,33 @@ async def push_agent(
     machine: Annotated[str, Query(max_length=16)],
     extra: Annotated[list[str] | None, Query(max_length=16)] = None,
 ) -> dict[str, Any]:
-    """The body is the wheels of that version of the agent, for one Python and machine."""
-    about(request, version)
+    """Upload the wheels of an agent version for one Python version and machine type."""
+    set_audit_subject(request, version)
     push = controller_of(request).agents.push
-    async with uploaded(request, "files") as part:
-        return await heavily(request, push, part, version, Target(python, machine), extra or [])
+    async with uploaded_file(request, "files") as part:
+        return await run_heavy(request, push, part, version, Target(python, machine), extra or [])
 
 
-@viewers.get("/agents", responses=answers(list[AgentShape]))
+@viewers.get("/agents", responses=json_response(list[AgentShape]))
 def agents(request: Request) -> list[dict[str, Any]]:
-    """Every version of the agent that was pushed."""
+    """Every agent version that was pushed."""
     return controller_of(request).agents.all()
 
 
-@operators.post("/agents/deployments", responses=answers(Deployed))
+@operators.post("/agents/deployments", responses=json_response(Deployed))
 async def deploy_agent(request: Request, body: DeployAgentBody) -> dict[str, Any]:
-    """Sign a version as a release, and bring it to devices."""
-    about(request, body.version, *body.to[:8])
+    """Sign an agent version as a release and roll it out to devices."""
+    set_audit_subject(request, body.version, *body.to[:8])
     deploy = partial(
-        controller_of(request).deploy_agent, elsewhere=body.elsewhere, now=body.now, asked=body.rollout.asked()
+        controller_of(request).deploy_agent, elsewhere=body.elsewhere, now=body.now, asked=body.rollout.to_request()
     )
-    return await heavily(request, deploy, body.version, body.to)
+    return await run_heavy(request, deploy, body.version, body.to)
 
 
-@operators.post("/agents/deployments/signed", responses=answers(Deployed))
+@operators.post("/agents/deployments/signed", responses=json_response(Deployed))
 async def deploy_signed_agent(request: Request, body: DeployAgentBody) -> dict[str, Any]:
-    """Publish a version's release that was signed elsewhere, and bring it to devices."""
-    about(request, body.version, *body.to[:8])
+    """Publish the release of an agent version that was signed on another machine, and roll it out to devices."""
+    set_audit_subject(request, body.version, *body.to[:8])
     signed = body.release, body.next_targets.encode()
-    deploy = partial(controller_of(request).deploy_agent, signed=signed, now=body.now, asked=body.rollout.asked())
-    return await heavily(request, deploy, body.version, body.to)
+    deploy = partial(controller_of(request).deploy_agent, signed=signed, now=body.now, asked=body.rollout.to_request())
+    return await run_heavy(request, deploy, body.version, body.to)

@@ -1,4 +1,4 @@
-"""The audit log: read, verified, exported."""
+"""Routes for the audit log: read, verify, export."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 
-from edgesplit_controller.access.audit_log import Audit
+from edgesplit_controller.access.audit_log import AuditLog
 from edgesplit_controller.api.authorisation import admin_routes
-from edgesplit_controller.api.response_models import AuditLine, Verdict, answers, answers_with
+from edgesplit_controller.api.response_models import AuditLine, Verdict, binary_response, json_response
 
 admins = admin_routes()
 Count = Annotated[int, Query(ge=1, le=10_000)]
@@ -19,21 +19,21 @@ Before = Annotated[int, Query(ge=0, le=2**62)]
 Hash = Annotated[str, Query(max_length=64, pattern="^[0-9a-f]*$")]
 
 
-@admins.get("/audit", responses=answers(list[AuditLine]))
+@admins.get("/audit", responses=json_response(list[AuditLine]))
 def audit_lines(request: Request, newest: Count = 200, before: Before = 0) -> list[dict[str, Any]]:
-    """The newest lines (those before number `before`, if given), oldest first."""
+    """The newest entries, only those before number `before` if that is given, oldest first."""
     return _audit(request).newest(newest, before)
 
 
-@admins.get("/audit/verify", responses=answers(Verdict))
+@admins.get("/audit/verify", responses=json_response(Verdict))
 def verify_audit(request: Request, expect: Hash = "") -> dict[str, Any]:
-    """Is every line what was written? With the hash of an older line: is that one still there?"""
+    """Check that no entry was changed or removed. `expect`: hash of an older entry that must still exist."""
     return _audit(request).verify(expect)
 
 
-@admins.get("/audit/export", responses=answers_with("application/x-ndjson", "The lines."))
+@admins.get("/audit/export", responses=binary_response("application/x-ndjson", "The lines."))
 def export_audit(request: Request) -> StreamingResponse:
-    """Every line, oldest first, a JSON object each."""
+    """Every entry, oldest first, as one JSON object per line."""
 
     def lines() -> Iterator[bytes]:
         for line in _audit(request).all():
@@ -42,6 +42,6 @@ def export_audit(request: Request) -> StreamingResponse:
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-def _audit(request: Request) -> Audit:
-    audit: Audit = request.app.state.gate.audit
+def _audit(request: Request) -> AuditLog:
+    audit: AuditLog = request.app.state.gate.audit
     return audit

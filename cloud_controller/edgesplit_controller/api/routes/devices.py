@@ -1,4 +1,4 @@
-"""Devices: claimed, led, shown, revoked."""
+"""Routes for devices: claim, list, change, revoke, assign a gateway."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from fastapi import Query, Request, Response
 from pydantic import Field
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.api.authorisation import about, caller_of, operator_routes, viewer_routes
+from edgesplit_controller.api.authorisation import caller_of, operator_routes, set_audit_subject, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of
 from edgesplit_controller.api.request_models import ClaimBody, DescribeBody, LeadBody
-from edgesplit_controller.api.response_models import ClaimShape, Described, DeviceShape, DeviceState, Led, answers
-from edgesplit_controller.fleet.devices import ClaimWish
-from edgesplit_controller.fleet.listing import MOST, Asked
+from edgesplit_controller.api.response_models import ClaimShape, Described, DeviceShape, DeviceState, Led, json_response
+from edgesplit_controller.fleet.devices import ClaimRequest
+from edgesplit_controller.fleet.listing import MAX_PAGE, ListingQuery
 
 viewers = viewer_routes()
 operators = operator_routes()
 certified = operator_routes(certificate=True)
 
 WORD = r"^[\w .@/=-]*$"
-"""What names, groups, labels and kinds are made of."""
+"""Pattern of names, groups, labels and kinds."""
 Word = Annotated[str, Field(max_length=160, pattern=WORD)]
 
 
-@certified.post("/devices/claims", responses=answers(ClaimShape))
+@certified.post("/devices/claims", responses=json_response(ClaimShape))
 def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
-    """A one-time claim; it holds a secret."""
-    about(request, body.device)
+    """A one-time claim with which a device can enrol; it contains a secret."""
+    set_audit_subject(request, body.device)
     groups = caller_of(request).groups or frozenset()
-    wish = ClaimWish(
+    claim_request = ClaimRequest(
         device=body.device,
         device_class=body.device_class,
         group=body.group or (next(iter(groups)) if len(groups) == 1 else ""),
@@ -38,21 +38,21 @@ def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
         expires_s=body.expires_s,
         replace=body.replace,
     )
-    return controller_of(request).claim(wish, body.gateway)
+    return controller_of(request).claim(claim_request, body.gateway)
 
 
-@operators.post("/devices/gateway", responses=answers(Led))
+@operators.post("/devices/gateway", responses=json_response(Led))
 def lead(request: Request, body: LeadBody) -> dict[str, Any]:
-    """Let devices offload through a gateway, or to the cloud again."""
-    about(request, body.gateway, *body.devices[:8])
-    return controller_of(request).lead(body.devices, body.gateway, body.link)
+    """Set the gateway that devices offload through, or `none` for the cloud."""
+    set_audit_subject(request, body.gateway, *body.devices[:8])
+    return controller_of(request).assign_gateway(body.devices, body.gateway, body.link)
 
 
-@viewers.get("/devices", responses=answers(list[DeviceShape]))
+@viewers.get("/devices", responses=json_response(list[DeviceShape]))
 def all_devices(
     request: Request,
     response: Response,
-    limit: Annotated[int, Query(ge=1, le=MOST)] = MOST,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     after: Annotated[str, Query(max_length=64, pattern=WORD)] = "",
     group: Annotated[str | None, Query(max_length=63, pattern=WORD)] = None,
     label: Annotated[list[Word] | None, Query(max_length=16)] = None,
@@ -61,17 +61,18 @@ def all_devices(
     condition: Annotated[str | None, Query(max_length=40, pattern=WORD)] = None,
     model: Annotated[str | None, Query(max_length=80, pattern=WORD)] = None,
 ) -> list[dict[str, Any]]:
-    """Devices and open claims by name, a page at a time; where there are more, `Link: <…>; rel="next"` leads on."""
-    asked = Asked(limit, after, group, labels_of(label or []), state, like, None, condition, model)
-    page, last = controller_of(request).all_devices(asked)
+    """Devices and open claims by name, a page at a time; if there are more, the header `Link: <…>; rel="next"` has the
+    next page's URL."""
+    query = ListingQuery(limit, after, group, parse_labels(label or []), state, like, None, condition, model)
+    page, last = controller_of(request).list_devices(query)
     if last:
-        onward = request.url.include_query_params(after=last)
-        response.headers["Link"] = f'<{onward.path}?{onward.query}>; rel="next"'
+        next_url = request.url.include_query_params(after=last)
+        response.headers["Link"] = f'<{next_url.path}?{next_url.query}>; rel="next"'
     return page
 
 
-def labels_of(words: list[str]) -> dict[str, str]:
-    """`KEY=VALUE` each; UsageError for anything else."""
+def parse_labels(words: list[str]) -> dict[str, str]:
+    """Parse `KEY=VALUE` words; UsageError for anything else."""
     labels = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -81,20 +82,20 @@ def labels_of(words: list[str]) -> dict[str, str]:
     return labels
 
 
-@viewers.get("/devices/{name}", responses=answers(DeviceShape))
+@viewers.get("/devices/{name}", responses=json_response(DeviceShape))
 def device(request: Request, name: str) -> dict[str, Any]:
-    """One device."""
+    """One device, or the open claim of that name."""
     return controller_of(request).device(name)
 
 
-@operators.patch("/devices/{name}", responses=answers(Described))
+@operators.patch("/devices/{name}", responses=json_response(Described))
 def describe(request: Request, name: str, body: DescribeBody) -> dict[str, Any]:
-    """Another group, other labels."""
-    about(request, name, body.group or "")
-    return controller_of(request).describe(name, body.group, body.labels)
+    """Change a device's group and labels."""
+    set_audit_subject(request, name, body.group or "")
+    return controller_of(request).update_device(name, body.group, body.labels)
 
 
-@operators.delete("/devices/{name}", responses=answers(DeviceState))
+@operators.delete("/devices/{name}", responses=json_response(DeviceState))
 def revoke(request: Request, name: str) -> dict[str, Any]:
-    """Take a device's right away."""
+    """Revoke a device: its certificates, its desired state and its session."""
     return controller_of(request).revoke(name)

@@ -1,4 +1,4 @@
-"""For everybody, by no operator's right: health, and what devices and gateways ask for with their own keys."""
+"""Routes without operator authentication: health, and requests that devices and gateways prove with their own keys."""
 
 from __future__ import annotations
 
@@ -10,79 +10,81 @@ from fastapi.responses import Response
 import edgesplit
 from edgesplit.errors import Busy
 from edgesplit.trust.identity import Renewal
-from edgesplit_controller.access.login_throttle import place_of
+from edgesplit_controller.access.login_throttle import client_key
 from edgesplit_controller.access.request_limits import RateLimit
 from edgesplit_controller.access.tls_peer import SCOPE, Peer
-from edgesplit_controller.api.authorisation import about, open_routes
+from edgesplit_controller.api.authorisation import open_routes, set_audit_subject
 from edgesplit_controller.api.dispatch import controller_of
 from edgesplit_controller.api.request_models import EnrolBody, GatewayBody, RenewBody
-from edgesplit_controller.api.request_parsing import from_base64
-from edgesplit_controller.api.response_models import Certificate, EnrolledShape, Health, answers, answers_with
-from edgesplit_controller.errors import Forbidden
+from edgesplit_controller.api.request_parsing import parse_base64
+from edgesplit_controller.api.response_models import Certificate, EnrolledShape, Health, binary_response, json_response
+from edgesplit_controller.errors import Unauthenticated
 
 everybody = open_routes()
 gateways = open_routes(audited=False)
-"""They ask every few seconds."""
+"""Not in the audit log: gateways call these routes every few seconds."""
 
 
-@everybody.get("/health", responses=answers(Health))
+@everybody.get("/health", responses=json_response(Health))
 def health() -> dict[str, Any]:
-    """It answers."""
+    """The API is up; its version."""
     return {"status": "ok", "version": edgesplit.__version__}
 
 
-@everybody.post("/enrol", responses=answers(EnrolledShape))
+@everybody.post("/enrol", responses=json_response(EnrolledShape))
 def enrol(request: Request, body: EnrolBody) -> dict[str, Any]:
-    """A device turns its claim token and a certificate request into a certificate."""
-    limit, place = _not_too_often(request)
-    key = from_base64(body.encryption_key, "encryption_key")
-    signature = from_base64(body.encryption_signature, "encryption_signature")
+    """Exchange a device's claim token and certificate request for a certificate."""
+    limit, client = _check_rate(request)
+    key = parse_base64(body.encryption_key, "encryption_key")
+    signature = parse_base64(body.encryption_signature, "encryption_signature")
     enrolled = controller_of(request).enrol(body.token, body.csr_pem, key, signature)
-    limit.give_back(place)  # it had a good token: ten thousand devices may come from behind one address
-    about(request, enrolled["device"])
+    limit.refund(client)  # the token was valid: ten thousand devices may enrol from behind one address
+    set_audit_subject(request, enrolled["device"])
     return enrolled
 
 
-@everybody.post("/renew", responses=answers(EnrolledShape))
+@everybody.post("/renew", responses=json_response(EnrolledShape))
 def renew(request: Request, body: RenewBody) -> dict[str, Any]:
-    """A device gets a new certificate by the right of its old key, also when the old certificate has expired."""
-    _not_too_often(request)
+    """Renew a device's certificate, proved by its old key, also after the old certificate has expired."""
+    _check_rate(request)
     peer: Peer | None = request.scope.get(SCOPE)
-    signature = from_base64(body.signature, "signature")
+    signature = parse_base64(body.signature, "signature")
     renewed = controller_of(request).renew(
         Renewal(certificate_pem=body.certificate_pem, csr_pem=body.csr_pem, signature=signature),
         shown_serial=peer.serial if peer else None,
     )
-    about(request, renewed["device"])
+    set_audit_subject(request, renewed["device"])
     return renewed
 
 
-@gateways.post("/gateway/certificate", responses=answers(Certificate))
+@gateways.post("/gateway/certificate", responses=json_response(Certificate))
 def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
-    """A gateway gets a certificate for its server, over a connection that shows its own."""
-    _not_too_often(request)
-    peer = _shown(request)
+    """A server certificate for a gateway, which must present its client certificate."""
+    _check_rate(request)
+    peer = _require_peer(request)
     return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
 
 
-@gateways.post("/gateway/revoked", responses=answers_with("application/x-pem-file", "The revocation list."))
+@gateways.post("/gateway/revoked", responses=binary_response("application/x-pem-file", "The revocation list."))
 def revoked_for(request: Request) -> Response:
-    """The revocation list, for a gateway's server to go by."""
-    peer = _shown(request)
-    return Response(controller_of(request).revoked_for(peer.name, peer.serial), media_type="application/x-pem-file")
+    """The certificate revocation list, for a gateway, which must present its client certificate."""
+    peer = _require_peer(request)
+    return Response(
+        controller_of(request).revocation_list_for(peer.name, peer.serial), media_type="application/x-pem-file"
+    )
 
 
-def _shown(request: Request) -> Peer:
+def _require_peer(request: Request) -> Peer:
     peer: Peer | None = request.scope.get(SCOPE)
     if peer is None:
-        raise Forbidden("this is for gateways, by the certificate that they enrolled with, and none was shown")
+        raise Unauthenticated("this is for gateways, by the certificate that they enrolled with, and none was shown")
     return peer
 
 
-def _not_too_often(request: Request) -> tuple[RateLimit, str]:
-    """What counts the calls, and under which name."""
+def _check_rate(request: Request) -> tuple[RateLimit, str]:
+    """Count a call; Busy if this client makes too many. Returns the rate limit and the client's key, for a refund."""
     limit: RateLimit = request.app.state.enrolments
-    place = place_of(request.client.host if request.client else "?")
-    if not limit.allow(place):
+    client = client_key(request.client.host if request.client else "?")
+    if not limit.allow(client):
         raise Busy("too many enrolments from this address; try again in a few seconds")
-    return limit, place
+    return limit, client

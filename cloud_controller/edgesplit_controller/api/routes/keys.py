@@ -1,4 +1,4 @@
-"""The installation's signing keys: shown, changed, signed for."""
+"""Routes for the installation's signing keys: show, change, add signatures."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from typing import Any
 from fastapi import Request
 
 from edgesplit_controller.api.authorisation import admin_routes, viewer_routes
-from edgesplit_controller.api.dispatch import controller_of, heavily
+from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.api.request_models import KeyChangeBody, RenewedBody, SignaturesBody
-from edgesplit_controller.api.response_models import Change, Dropped, KeysShape, Waiting, answers
-from edgesplit_controller.tuf.rotation import GivenSignature
+from edgesplit_controller.api.response_models import Change, Dropped, KeysShape, Waiting, json_response
+from edgesplit_controller.tuf.rotation import ExternalSignature
 
 viewers = viewer_routes()
 admins = admin_routes()
 
 
-@viewers.get("/keys", responses=answers(KeysShape))
+@viewers.get("/keys", responses=json_response(KeysShape))
 def keys(request: Request) -> dict[str, Any]:
-    """Every role's keys, what waits for signatures, what is due."""
-    return controller_of(request).signing.shown()
+    """The keys of every role, the pending key change, and reminders of what is due."""
+    return controller_of(request).signing.view()
 
 
-@admins.post("/keys/change", responses=answers(Change))
+@admins.post("/keys/change", responses=json_response(Change))
 async def change_keys(request: Request, body: KeyChangeBody) -> dict[str, Any]:
-    """Begin a change of the keys, or go on with it: done, or what is to be signed."""
-    return await heavily(request, controller_of(request).signing.change, body.change())
+    """Begin or continue a key change: done, or what must be signed."""
+    return await run_heavy(request, controller_of(request).signing.change, body.to_change())
 
 
-@viewers.get("/keys/change", responses=answers(Waiting))
+@viewers.get("/keys/change", responses=json_response(Waiting))
 def waiting_change(request: Request) -> dict[str, Any]:
-    """The change that waits, as it must be signed now."""
-    return controller_of(request).signing.waiting()
+    """The pending key change, and what must be signed for it now."""
+    return controller_of(request).signing.pending_change()
 
 
-@admins.delete("/keys/change", responses=answers(Dropped))
+@admins.delete("/keys/change", responses=json_response(Dropped))
 def drop_change(request: Request) -> dict[str, Any]:
-    """Give the change that waits up."""
-    return controller_of(request).signing.drop()
+    """Cancel the pending key change."""
+    return controller_of(request).signing.drop_change()
 
 
-@admins.post("/keys/signatures", responses=answers(Change))
+@admins.post("/keys/signatures", responses=json_response(Change))
 async def sign_change(request: Request, body: SignaturesBody) -> dict[str, Any]:
-    """Add signatures to the change that waits: done, or what is still to be signed."""
-    root = [GivenSignature(one.keyid, one.sig) for one in body.root]
-    targets = [GivenSignature(one.keyid, one.sig) for one in body.targets]
-    return await heavily(request, controller_of(request).signing.add_signatures, root, targets)
+    """Add signatures to the pending key change: done, or what must still be signed."""
+    root = [ExternalSignature(signature.keyid, signature.sig) for signature in body.root]
+    targets = [ExternalSignature(signature.keyid, signature.sig) for signature in body.targets]
+    return await run_heavy(request, controller_of(request).signing.add_signatures, root, targets)
 
 
-@admins.post("/keys/renew", responses=answers(Change))
+@admins.post("/keys/renew", responses=json_response(Change))
 async def renew_list(request: Request) -> dict[str, Any]:
-    """A later end for the list of releases: done, or what the release key must sign."""
-    return await heavily(request, controller_of(request).signing.renew)
+    """Extend the validity of the targets metadata (the list of releases): done, or what the release key must sign."""
+    return await run_heavy(request, controller_of(request).signing.renew)
 
 
-@admins.post("/keys/renewed", responses=answers(Change))
+@admins.post("/keys/renewed", responses=json_response(Change))
 async def renewed_list(request: Request, body: RenewedBody) -> dict[str, Any]:
-    """The same, signed elsewhere."""
-    return await heavily(request, controller_of(request).signing.renewed, body.next_targets.encode())
+    """Publish targets metadata with a later expiry that was signed on another machine."""
+    return await run_heavy(request, controller_of(request).signing.publish_renewed, body.next_targets.encode())

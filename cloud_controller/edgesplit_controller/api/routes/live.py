@@ -1,4 +1,4 @@
-"""The stream of what changed, for pages that are open."""
+"""Route for the stream of changes that open pages of the dashboard follow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from edgesplit.errors import EdgeError
-from edgesplit_controller.access.authenticator import Gate
-from edgesplit_controller.api.authorisation import caller_of, presented_by, viewer_routes
+from edgesplit_controller.access.authenticator import Authenticator
+from edgesplit_controller.api.authorisation import caller_of, parse_credentials, viewer_routes
 from edgesplit_controller.caller import Caller
-from edgesplit_controller.fleet.live_events import Hub
+from edgesplit_controller.fleet.live_events import LiveEventHub
 
 viewers = viewer_routes()
 UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -17,19 +17,20 @@ UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 @viewers.get("/live", response_class=StreamingResponse)
 async def follow_live(request: Request) -> StreamingResponse:
-    """Server-sent events: `device`, `rollout`, `model` and `alert` name what changed (`{"subject": name}`),
-    `everything` says that too much did, `heartbeat` that the stream lives. It ends with its caller's session."""
-    hub: Hub = request.app.state.hub
+    """Server-sent events. `device`, `rollout`, `model` and `alert` name what changed (`{"subject": name}`),
+    `everything` means too many changes to list, `heartbeat` that the stream is alive. The stream ends with the caller's
+    session."""
+    hub: LiveEventHub = request.app.state.hub
     caller = caller_of(request)
-    events = hub.follow(caller.groups, lambda: _still(request, caller))
+    events = hub.follow(caller.groups, lambda: _is_still_allowed(request, caller))
     return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
 
 
-def _still(request: Request, caller: Caller) -> bool:
-    """May who began to follow still see the same?"""
-    gate: Gate = request.app.state.gate
+def _is_still_allowed(request: Request, caller: Caller) -> bool:
+    """Whether the caller is still authenticated and has the same groups."""
+    gate: Authenticator = request.app.state.gate
     try:
-        now = gate.let_in(presented_by(request))
+        now = gate.authenticate(parse_credentials(request))
     except EdgeError:
         return False
     return (now.operator, now.groups) == (caller.operator, caller.groups)

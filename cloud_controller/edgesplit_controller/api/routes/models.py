@@ -1,4 +1,4 @@
-"""Models: pushed, shown, given back, measured."""
+"""Routes for models: push, list, download, samples, measure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
 from edgesplit.errors import UsageError
-from edgesplit_controller.api.authorisation import about, operator_routes, viewer_routes
-from edgesplit_controller.api.dispatch import controller_of, heavily
+from edgesplit_controller.api.authorisation import operator_routes, set_audit_subject, viewer_routes
+from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.api.request_models import ProfileBody, SamplesBody
-from edgesplit_controller.api.request_parsing import from_base64, parse_bindings, uploaded
+from edgesplit_controller.api.request_parsing import parse_base64, parse_bindings, uploaded_file
 from edgesplit_controller.api.response_models import (
     CostsShape,
     ModelLine,
     ModelShape,
     SamplesShape,
-    answers,
-    answers_with,
+    binary_response,
+    json_response,
 )
 
 viewers = viewer_routes()
@@ -31,27 +31,27 @@ UPLOAD = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-MODEL_FILE = answers_with("application/octet-stream", "A model's file.")
+MODEL_FILE = binary_response("application/octet-stream", "A model's file.")
 
 
-@certified.post("/models", responses=answers(ModelShape), openapi_extra=UPLOAD)
+@certified.post("/models", responses=json_response(ModelShape), openapi_extra=UPLOAD)
 async def push_model(
     request: Request, name: str, input: str = "", bind: Annotated[list[str] | None, Query()] = None
 ) -> dict[str, Any]:
-    """The body is the model file."""
-    about(request, name)
+    """Upload a model file (the request body)."""
+    set_audit_subject(request, name)
     bindings = parse_bindings(bind or [])
-    async with uploaded(request, "model files") as part:
-        return await heavily(request, controller_of(request).push, part, name, input, bindings)
+    async with uploaded_file(request, "model files") as part:
+        return await run_heavy(request, controller_of(request).push_model, part, name, input, bindings)
 
 
-@viewers.get("/models", responses=answers(list[ModelLine]))
+@viewers.get("/models", responses=json_response(list[ModelLine]))
 def models(request: Request) -> list[dict[str, Any]]:
     """Every model and version."""
     return controller_of(request).models()
 
 
-@viewers.get("/models/{reference}", responses=answers(ModelShape))
+@viewers.get("/models/{reference}", responses=json_response(ModelShape))
 def model(request: Request, reference: str) -> dict[str, Any]:
     """One model: inputs, outputs, layers."""
     return controller_of(request).model(reference)
@@ -59,8 +59,10 @@ def model(request: Request, reference: str) -> dict[str, Any]:
 
 @certified.get("/models/{reference}/file", responses=MODEL_FILE)
 def model_file(request: Request, reference: str) -> FileResponse:
-    """The file as it was pushed."""
-    return FileResponse(controller_of(request).file(reference, optimised=False), media_type="application/octet-stream")
+    """The model file as it was pushed."""
+    return FileResponse(
+        controller_of(request).model_file(reference, optimised=False), media_type="application/octet-stream"
+    )
 
 
 @certified.get(
@@ -68,35 +70,37 @@ def model_file(request: Request, reference: str) -> FileResponse:
     responses=MODEL_FILE,
 )
 def optimised_file(request: Request, reference: str) -> FileResponse:
-    """The file that is measured and cut."""
-    return FileResponse(controller_of(request).file(reference, optimised=True), media_type="application/octet-stream")
+    """The model file after graph optimisation, which is what is measured and sliced."""
+    return FileResponse(
+        controller_of(request).model_file(reference, optimised=True), media_type="application/octet-stream"
+    )
 
 
-@operators.post("/models/{reference}/samples", responses=answers(SamplesShape))
+@operators.post("/models/{reference}/samples", responses=json_response(SamplesShape))
 async def add_samples(request: Request, reference: str, body: SamplesBody) -> dict[str, Any]:
-    """Keep sample inputs with the model."""
+    """Store sample inputs of the model."""
     if any((sample.frame is None) == (sample.tensors is None) for sample in body.samples):
         raise UsageError("each sample has either `frame` or `tensors`")
-    frames = [from_base64(sample.frame) for sample in body.samples if sample.frame is not None]
-    tensors = [from_base64(sample.tensors) for sample in body.samples if sample.tensors is not None]
+    frames = [parse_base64(sample.frame) for sample in body.samples if sample.frame is not None]
+    tensors = [parse_base64(sample.tensors) for sample in body.samples if sample.tensors is not None]
     labels = {
-        from_base64(sample.frame or sample.tensors or ""): sample.label
+        parse_base64(sample.frame or sample.tensors or ""): sample.label
         for sample in body.samples
         if sample.label is not None
     }
-    return await heavily(request, controller_of(request).add_samples, reference, frames, tensors, labels)
+    return await run_heavy(request, controller_of(request).add_samples, reference, frames, tensors, labels)
 
 
-@operators.post("/models/{reference}/profile", responses=answers(CostsShape))
+@operators.post("/models/{reference}/profile", responses=json_response(CostsShape))
 async def profile(request: Request, reference: str, body: ProfileBody | None = None) -> dict[str, Any]:
-    """Measure per layer, and if asked for per codec, on this machine; or what a device measured at work."""
-    asked = body or ProfileBody()
-    if asked.on != "local":
-        return await heavily(request, controller_of(request).profile_at_work, reference, asked.on)
-    return await heavily(request, controller_of(request).profile, reference, asked.codecs, asked.device)
+    """Measure each layer, and if requested each codec, on this machine; or return a device's own measurements."""
+    options = body or ProfileBody()
+    if options.on != "local":
+        return await run_heavy(request, controller_of(request).profile_from_device, reference, options.on)
+    return await run_heavy(request, controller_of(request).profile, reference, options.codecs, options.device)
 
 
-@operators.get("/models/{reference}/costs", responses=answers(CostsShape))
+@operators.get("/models/{reference}/costs", responses=json_response(CostsShape))
 async def costs(
     request: Request,
     reference: str,
@@ -106,4 +110,4 @@ async def costs(
 ) -> dict[str, Any]:
     """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
     tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
-    return await heavily(request, controller_of(request).costs, reference, device, lossy, tiers)
+    return await run_heavy(request, controller_of(request).costs, reference, device, lossy, tiers)

@@ -1,4 +1,4 @@
-"""Rollouts: how far each is, and what operators ask of it."""
+"""Routes for rollouts: progress and operators' commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request
 from edgesplit_controller.api.authorisation import operator_routes, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of
 from edgesplit_controller.api.request_models import DeployBody
-from edgesplit_controller.api.response_models import Deployed, RolloutDeviceShape, RolloutShape, answers
+from edgesplit_controller.api.response_models import Deployed, RolloutDeviceShape, RolloutShape, json_response
 from edgesplit_controller.api.routes.deployments import deploy
 from edgesplit_controller.rollout.commands import Verb
 
@@ -18,19 +18,19 @@ operators = operator_routes()
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
-@viewers.get("/rollouts", responses=answers(list[RolloutShape]))
+@viewers.get("/rollouts", responses=json_response(list[RolloutShape]))
 def rollouts(request: Request, newest: Annotated[int, Query(ge=1, le=1_000)] = 50) -> list[dict[str, Any]]:
     """The newest rollouts, oldest first."""
-    return controller_of(request).rollouts.shown_all(newest)
+    return controller_of(request).rollouts.list_views(newest)
 
 
-@viewers.get("/rollouts/{number}", responses=answers(RolloutShape))
+@viewers.get("/rollouts/{number}", responses=json_response(RolloutShape))
 def rollout(request: Request, number: Number) -> dict[str, Any]:
     """One rollout: its stages, what it waits for, failures by cause."""
-    return controller_of(request).rollouts.shown(number)
+    return controller_of(request).rollouts.view(number)
 
 
-@viewers.get("/rollouts/{number}/devices", responses=answers(list[RolloutDeviceShape]))
+@viewers.get("/rollouts/{number}/devices", responses=json_response(list[RolloutDeviceShape]))
 def rollout_devices(
     request: Request,
     number: Number,
@@ -38,17 +38,17 @@ def rollout_devices(
     after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
     most: Annotated[int, Query(ge=1, le=1_000)] = 200,
 ) -> list[dict[str, Any]]:
-    """Its devices in the order in which they are told, some at a time: those after the position `after`."""
-    return controller_of(request).rollouts.shown_devices(number, states=state or (), after=after, most=most)
+    """The devices of a rollout in the order of delivery, a page at a time: those after the position `after`."""
+    return controller_of(request).rollouts.device_views(number, states=state or (), after=after, most=most)
 
 
-@operators.post("/rollouts", responses=answers(Deployed))
+@operators.post("/rollouts", responses=json_response(Deployed))
 async def make_rollout(request: Request, body: DeployBody) -> dict[str, Any]:
-    """The same as a deployment: plan, cut, sign, and tell the devices on the terms in `rollout`."""
+    """Plan, slice and sign a release, and roll it out on the terms in `rollout`; equal to POST /v1/deployments."""
     return await deploy(request, body)
 
 
-@operators.post("/rollouts/{number}/{verb}", responses=answers(RolloutShape))
+@operators.post("/rollouts/{number}/{verb}", responses=json_response(RolloutShape))
 def ask_rollout(request: Request, number: Number, verb: Verb) -> dict[str, Any]:
-    """Pause it, let it go on, approve its next stage, abort it, or take its devices back."""
-    return controller_of(request).ask_rollout(number, verb)
+    """Command a rollout: pause, resume, approve the next stage, abort or roll back."""
+    return controller_of(request).command_rollout(number, verb)

@@ -1,4 +1,4 @@
-"""Sessions of browsers: opened by a one-time code, carried by a cookie, ended by logging out."""
+"""Routes for browser sessions: opened by a one-time code, identified by a cookie, ended by logout."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from edgesplit_controller.access.authenticator import Gate
-from edgesplit_controller.access.operators import caller_of as caller_of_row
+from edgesplit_controller.access.authenticator import Authenticator
+from edgesplit_controller.access.operators import to_caller as caller_of_row
 from edgesplit_controller.access.sessions import csrf_token
-from edgesplit_controller.api.authorisation import COOKIE, about, caller_of, open_routes, presented_by, viewer_routes
+from edgesplit_controller.api.authorisation import (
+    COOKIE,
+    caller_of,
+    open_routes,
+    parse_credentials,
+    set_audit_subject,
+    viewer_routes,
+)
 from edgesplit_controller.api.request_models import Body
-from edgesplit_controller.api.response_models import Ended, LoginCode, SessionShape, answers
+from edgesplit_controller.api.response_models import Ended, LoginCode, SessionShape, json_response
 from edgesplit_controller.caller import Caller
 
 everybody = open_routes()
@@ -22,53 +29,55 @@ certified = viewer_routes(certificate=True)
 
 
 class LoginBody(Body):
-    """How a browser is let in."""
+    """A login of a browser."""
 
     code: str = Field(default="", max_length=200)
-    """From `edgectl dashboard`. Empty: by the certificate and the token that the request shows."""
+    """From `edgectl dashboard`. Empty: log in by the certificate and token of the request."""
 
 
-@everybody.post("/session", responses=answers(SessionShape))
+@everybody.post("/session", responses=json_response(SessionShape))
 def log_in(request: Request, body: LoginBody) -> Response:
-    """Open a session: its cookie comes with the answer. One that was open in this browser ends."""
-    presented = presented_by(request)
-    opened = _gate(request).log_in(presented, body.code)
-    about(request, opened.operator.name)
-    answer = JSONResponse(_shown(caller_of_row(opened.operator, serial="", address=presented.address), opened.secret))
-    answer.set_cookie(COOKIE, opened.secret, path="/", secure=True, httponly=True, samesite="strict")
-    return answer
+    """Open a session; the response sets its cookie. Sessions that were open in this browser end."""
+    presented = parse_credentials(request)
+    opened = _authenticator(request).log_in(presented, body.code)
+    set_audit_subject(request, opened.operator.name)
+    response = JSONResponse(
+        _to_dict(caller_of_row(opened.operator, serial="", address=presented.address), opened.secret)
+    )
+    response.set_cookie(COOKIE, opened.secret, path="/", secure=True, httponly=True, samesite="strict")
+    return response
 
 
-@viewers.get("/session", responses=answers(SessionShape))
+@viewers.get("/session", responses=json_response(SessionShape))
 def session(request: Request) -> dict[str, Any]:
-    """Who calls, and for a session the token that its changes need."""
-    presented = presented_by(request)
-    return _shown(caller_of(request), "" if presented.authorization else presented.session[0])
+    """The caller and, for a browser session, the CSRF token that its changes need."""
+    presented = parse_credentials(request)
+    return _to_dict(caller_of(request), "" if presented.authorization else presented.session[0])
 
 
-@viewers.delete("/session", responses=answers(Ended))
+@viewers.delete("/session", responses=json_response(Ended))
 def log_out(request: Request) -> Response:
     """End the session."""
-    for secret in presented_by(request).session:
-        _gate(request).sessions.end(secret)
-    answer = JSONResponse({"state": "ended"})
-    answer.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
-    return answer
+    for secret in parse_credentials(request).session:
+        _authenticator(request).sessions.end(secret)
+    response = JSONResponse({"state": "ended"})
+    response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
+    return response
 
 
-@certified.post("/session/codes", responses=answers(LoginCode))
+@certified.post("/session/codes", responses=json_response(LoginCode))
 def login_code(request: Request) -> dict[str, Any]:
-    """A code that lets one browser in as who asks, within two minutes."""
-    code, expires = _gate(request).sessions.make_code(caller_of(request).operator)
+    """A code that opens one browser session as the caller, within two minutes."""
+    code, expires = _authenticator(request).sessions.make_code(caller_of(request).operator)
     return {"code": code, "expires": expires}
 
 
-def _gate(request: Request) -> Gate:
-    gate: Gate = request.app.state.gate
+def _authenticator(request: Request) -> Authenticator:
+    gate: Authenticator = request.app.state.gate
     return gate
 
 
-def _shown(caller: Caller, secret: str) -> dict[str, Any]:
+def _to_dict(caller: Caller, secret: str) -> dict[str, Any]:
     return {
         "operator": caller.operator,
         "role": caller.role.word,

@@ -1,4 +1,4 @@
-"""Which controller answers, for operators."""
+"""Route for the status of the controller process that answers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from fastapi import Request
 
 from edgesplit_controller.api.authorisation import viewer_routes
-from edgesplit_controller.api.response_models import ConditionShape, answers
+from edgesplit_controller.api.response_models import ConditionShape, json_response
 
 viewers = viewer_routes()
 
 
-@viewers.get("/condition", responses=answers(ConditionShape))
+@viewers.get("/condition", responses=json_response(ConditionShape))
 def condition(request: Request) -> dict[str, Any]:
-    """Version, clock, what devices are told to reach, and what waits in the process that answers."""
-    told: dict[str, Any] = request.app.state.condition.told()
-    return told
+    """Version, clock, the addresses that are given to devices, and the queue lengths of the process that answers."""
+    status: dict[str, Any] = request.app.state.condition.to_dict()
+    return status

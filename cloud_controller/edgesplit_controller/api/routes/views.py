@@ -1,4 +1,4 @@
-"""What a page of the dashboard shows, in one answer each: a reading of what other routes tell in parts."""
+"""Routes for pages of the dashboard: one response each, assembled from what other routes return in parts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from edgesplit_controller.api.authorisation import viewer_routes
-from edgesplit_controller.api.dispatch import controller_of, heavily
+from edgesplit_controller.api.dispatch import controller_of, run_heavy
 from edgesplit_controller.dashboard import views
-from edgesplit_controller.fleet.table import MOST_NAMES
-from edgesplit_controller.planning.planner_service import Wish
+from edgesplit_controller.fleet.table import MAX_NAMES
+from edgesplit_controller.planning.planner_service import PlanOptions
 
 viewers = viewer_routes()
-WORTH_PACKING = 16_384
-Names = Annotated[list[str] | None, Query(max_length=MOST_NAMES)]
+GZIP_FROM_BYTES = 16_384
+"""Bytes from which a response is compressed."""
+Names = Annotated[list[str] | None, Query(max_length=MAX_NAMES)]
 Newest = Annotated[int, Query(ge=1, le=1_000)]
 
 
 @viewers.get("/views/fleet")
 def fleet_view(request: Request, name: Names = None) -> Response:
-    """A line per device: those named, or all."""
-    return _packed(request, views.fleet(controller_of(request), names=name or ()))
+    """A row per device: those named, or all."""
+    return _gzipped_json(request, views.fleet(controller_of(request), names=name or ()))
 
 
 @viewers.get("/views/devices/{name}/curves")
 def device_curves(request: Request, name: str) -> list[dict[str, Any]]:
-    """The plans that a device chooses by, over bandwidth, and where on them it is."""
+    """Latency over bandwidth of the plans that a device selects from, and its present operating point."""
     return views.device_curves(controller_of(request), name)
 
 
@@ -47,15 +48,15 @@ def model_view(request: Request, reference: str) -> dict[str, Any]:
 
 @viewers.get("/models/{reference}/picture.svg")
 async def plan_picture(request: Request, reference: str, device: str, link: str = "") -> Response:
-    """The plan for a device profile and a link, as `edgectl plan --plot` draws it."""
-    raw = await heavily(request, views.picture, controller_of(request), reference, device, link, Wish())
+    """The plan for a device profile and a link as a picture, as `edgectl plan --plot` draws it."""
+    raw = await run_heavy(request, views.picture, controller_of(request), reference, device, link, PlanOptions())
     return Response(raw, media_type="image/svg+xml")
 
 
-def _packed(request: Request, told: dict[str, Any]) -> Response:
-    """JSON of a fleet, which has megabytes: encoded at once, and in gzip for who takes it."""
-    raw = msgspec.json.encode(told)
+def _gzipped_json(request: Request, content: dict[str, Any]) -> Response:
+    """JSON of a whole fleet, which has megabytes: encoded directly, and compressed if the client accepts gzip."""
+    raw = msgspec.json.encode(content)
     headers = {"vary": "accept-encoding"}
-    if len(raw) > WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(raw) > GZIP_FROM_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
         raw, headers["content-encoding"] = gzip.compress(raw, 1, mtime=0), "gzip"
     return Response(raw, media_type="application/json", headers=headers)

@@ -1,2 +1,1 @@
-"""The steps by which a database came to its present tables, oldest first; run by
-`edgesplit_controller.storage.schema`."""
+"""Database migration steps, oldest first; run by `edgesplit_controller.storage.schema`."""

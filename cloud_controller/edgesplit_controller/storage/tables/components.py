@@ -1,4 +1,4 @@
-"""How the parts of an installation are, as each controller process sees them."""
+"""Table of the state of an installation's components, as each controller process sees them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from sqlalchemy.orm import Mapped, mapped_column
 from edgesplit_controller.storage.database import Table
 
 
-class PartRow(Table):
-    """One part, by the word of one process; what was not said again for a while is no longer known."""
+class ComponentStateRow(Table):
+    """State of one component as reported by one process. A report that is not refreshed expires."""
 
     __tablename__ = "parts"
 
     process: Mapped[int] = mapped_column(primary_key=True)
-    """Its number (`processes.Place`)."""
+    """Number of the process (`app.processes`)."""
     name: Mapped[str] = mapped_column(primary_key=True)
     state: Mapped[str]
     """`good`, `bad`, or `restarting`."""
     text: Mapped[str]
     since: Mapped[float]
-    """That it is in this state."""
+    """When it entered this state."""
     at: Mapped[float]
-    """When that was said."""
+    """When this was last reported."""

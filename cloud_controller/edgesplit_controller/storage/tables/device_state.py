@@ -1,4 +1,4 @@
-"""Tables of what devices said: the newest of each, how releases do, what is wrong, and telemetry rolled up."""
+"""Tables of reported device state: sequence state, running models, conditions, telemetry roll-ups, and log bundles."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 from edgesplit_controller.storage.database import Json, Table
 
 
-class HeardRow(Table):
-    """What was heard in a device's newest session (`truth.Heard`), and when."""
+class DeviceSessionRow(Table):
+    """State of a device's newest session (`fleet.device_state.SequenceState`), and when its messages arrived."""
 
     __tablename__ = "heard"
 
@@ -26,20 +26,20 @@ class HeardRow(Table):
     reported_at: Mapped[float | None]
     telemetry_at: Mapped[float | None]
     deaf_since: Mapped[float | None]
-    """Since when it is in a session and does not act upon the newest statement; None: it does."""
+    """Since when it has been online without acting on its newest statement; None: it acts on it."""
     clock_off_s: Mapped[float | None]
     agent: Mapped[str] = mapped_column(default="")
-    """Version."""
+    """Version of the agent."""
     emulated: Mapped[bool] = mapped_column(default=False)
     simulated: Mapped[bool] = mapped_column(default=False)
     late: Mapped[int] = mapped_column(default=0)
-    """Messages that came late and were stored, in all."""
+    """Number of late messages that were stored."""
     refused: Mapped[int] = mapped_column(default=0)
-    """Late messages that were not stored: too large, or more than a device may have, in all."""
+    """Number of late messages that were not stored: too large, or beyond the device's quota."""
 
 
 class RunningRow(Table):
-    """One model on one device, as it told it last."""
+    """One model on one device, as last reported."""
 
     __tablename__ = "running"
     __table_args__ = (Index("running_by_model", "model", "release"),)
@@ -50,17 +50,17 @@ class RunningRow(Table):
     wanted: Mapped[str] = mapped_column(default="")
     state: Mapped[str] = mapped_column(default="")
     cause: Mapped[str] = mapped_column(default="")
-    """Of a failure (`causes.cause`): the same for every device that fails alike."""
+    """Cause of a failure (`fleet.conditions.cause`), equal for all devices that fail for one reason."""
     detail: Mapped[str] = mapped_column(default="")
     cut: Mapped[str] = mapped_column(default="")
     """Row of the plan in use."""
     health: Mapped[Json | None]
-    """`measured.ReleaseHealth` of the release that it names; what gates judge."""
+    """`telemetry.ReleaseHealth` of the release it names, by which gates judge."""
     health_at: Mapped[float | None]
 
 
 class ConditionRow(Table):
-    """Something that is wrong with a device by its own word, since when."""
+    """A problem that a device reports of itself, and since when."""
 
     __tablename__ = "conditions"
     __table_args__ = (Index("conditions_by_kind", "kind"),)
@@ -68,27 +68,28 @@ class ConditionRow(Table):
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     kind: Mapped[str] = mapped_column(primary_key=True)
     source: Mapped[str]
-    """`telemetry` or `report`: the next message of that kind says whether it is over."""
+    """`telemetry` or `report`: the next message of that kind decides whether it has ended."""
     since: Mapped[float]
     text: Mapped[str]
 
 
-class RolledRow(Table):
-    """What telemetry said of one model on one device in one minute, hour, day or month, added up."""
+class DeviceBucketRow(Table):
+    """Telemetry of one model on one device, summed over one minute, hour, day or month."""
 
     __tablename__ = "telemetry_rolled"
     __table_args__ = (Index("telemetry_rolled_by_age", "span_s", "begins"),)
 
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
-    """Empty: the device itself."""
+    """Empty for the device itself."""
     span_s: Mapped[int] = mapped_column(primary_key=True)
     begins: Mapped[float] = mapped_column(primary_key=True)
     content: Mapped[Json]
 
 
-class ModelRolledRow(Table):
-    """The same of one model on all devices of a group, as it was when they measured."""
+class ModelBucketRow(Table):
+    """Telemetry of one model on all devices of a group (as grouped when they measured), summed over one minute, hour,
+    day or month."""
 
     __tablename__ = "models_rolled"
     __table_args__ = (Index("models_rolled_by_age", "span_s", "begins"),)
@@ -100,8 +101,8 @@ class ModelRolledRow(Table):
     content: Mapped[Json]
 
 
-class MarkRow(Table):
-    """How far something that is done over and over has come."""
+class CursorRow(Table):
+    """Progress of a repeated job through a sequence of rows."""
 
     __tablename__ = "marks"
 
@@ -109,8 +110,8 @@ class MarkRow(Table):
     value: Mapped[int]
 
 
-class BundleRow(Table):
-    """A device's log bundle that was asked for; its pieces lie beside it until it is whole."""
+class LogBundleRow(Table):
+    """A log bundle requested from a device; its pieces are stored beside it until it is complete."""
 
     __tablename__ = "bundles"
     __table_args__ = (Index("bundles_of_device", "device", "asked"),)
@@ -126,11 +127,11 @@ class BundleRow(Table):
     received: Mapped[int] = mapped_column(default=0)
     sha256: Mapped[str] = mapped_column(default="")
     content: Mapped[bytes | None] = mapped_column(LargeBinary, default=None)
-    """Compressed, as it came; None until it is whole."""
+    """Compressed, as received; None until it is complete."""
 
 
-class BundlePieceRow(Table):
-    """A piece of a bundle that is not whole yet."""
+class LogPieceRow(Table):
+    """A piece of a log bundle that is not complete yet."""
 
     __tablename__ = "bundle_pieces"
 

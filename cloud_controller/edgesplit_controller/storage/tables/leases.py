@@ -1,4 +1,4 @@
-"""Who does what only one controller process may do."""
+"""Table of leases: rights that one controller process holds at a time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from edgesplit_controller.storage.database import Table
 
 
 class LeaseRow(Table):
-    """A right that one process has at a time, until it lets go or was silent for too long."""
+    """A right that one process holds at a time, until it releases it or does not renew it in time."""
 
     __tablename__ = "leases"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     holder: Mapped[str]
-    """Of one process in one life; empty: nobody."""
+    """Unique id of one run of a process; empty: the lease is free."""
     token: Mapped[int]
-    """Grows each time that the right changes hands: what an older holder still does is known by it."""
+    """Fencing token: grows each time the lease changes hands, so that a former holder is recognised."""
     expires: Mapped[float]
     """By the database's clock."""

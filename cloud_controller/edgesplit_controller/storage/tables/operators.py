@@ -1,5 +1,5 @@
-"""Tables of operators, of what they prove themselves with, and of the audit log. No secret is in any of them: what is
-kept of a token, a code or a session is its SHA-256."""
+"""Tables of operators, their credentials, and the audit log. No table contains a secret: of a token, a code or a
+session only the SHA-256 is stored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from edgesplit_controller.storage.database import Json, Table
 
 
 class OperatorRow(Table):
-    """Somebody who may ask something of the controller, or once might. None is ever forgotten."""
+    """A person or program that may use the controller's API, or once could. Never deleted."""
 
     __tablename__ = "operators"
 
     name: Mapped[str] = mapped_column(primary_key=True)
     role: Mapped[str]
     groups: Mapped[list[Any]]
-    """Of devices; empty: all of them."""
+    """Device groups visible to the operator; empty: all."""
     made: Mapped[float]
     expires: Mapped[float | None]
     revoked: Mapped[float | None]
@@ -53,7 +53,7 @@ class OperatorCertificateRow(Table):
 
 
 class LoginCodeRow(Table):
-    """A code that opens one session in a browser, once."""
+    """A one-time code that opens a browser session."""
 
     __tablename__ = "login_codes"
 
@@ -64,7 +64,7 @@ class LoginCodeRow(Table):
 
 
 class BrowserSessionRow(Table):
-    """A browser that was let in."""
+    """A browser session that was opened with a login code."""
 
     __tablename__ = "browser_sessions"
     __table_args__ = (Index("sessions_of_operator", "operator"),)
@@ -79,32 +79,32 @@ class BrowserSessionRow(Table):
 
 
 class AuditRow(Table):
-    """One line of the audit log. Only ever added to: the database itself refuses to change or drop one."""
+    """One entry of the audit log. Append-only: the database itself refuses to change or delete an entry."""
 
     __tablename__ = "audit"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """From 1, without a gap."""
+    """Counted from 1, without a gap."""
     at: Mapped[float]
     operator: Mapped[str]
-    """Empty: it was not found out who it was."""
+    """Empty if the caller was not identified."""
     serial: Mapped[str]
-    """Of the certificate that was shown; empty for none."""
+    """Serial number of the client certificate; empty for none."""
     address: Mapped[str]
     request: Mapped[str]
-    """The request's id, as in its answer and in the log."""
+    """Id of the request, as in its response and in the log."""
     what: Mapped[str]
     subject: Mapped[str]
     outcome: Mapped[str]
-    """`asked` (before it is done), then `done`, `refused` or `failed`."""
+    """`asked` (written before the action), then `done`, `refused` or `failed`."""
     detail: Mapped[Json]
     previous: Mapped[str]
-    """The hash of the line before."""
+    """Hash of the previous entry."""
     hash: Mapped[str]
 
 
 class AuditHeadRow(Table):
-    """Number and hash of the newest line; who adds one holds this row."""
+    """Number and hash of the newest entry; locked while an entry is added."""
 
     __tablename__ = "audit_head"
 

@@ -1,4 +1,4 @@
-"""What is kept about plans that grow old: what the controller may do by itself, and what it proposed or did."""
+"""Tables of replanning: policies, and proposals with their outcome."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from edgesplit_controller.storage.database import Json, Table
 
 
 class PolicyRow(Table):
-    """What may become of a model's plans on a group's devices; empty for every model, for every group."""
+    """Replanning policy of a model on a group's devices; empty for every model, or every group."""
 
     __tablename__ = "replan_policies"
 
     model: Mapped[str] = mapped_column(primary_key=True)
-    """Its name, without a version."""
+    """The model's name, without a version."""
     group: Mapped[str] = mapped_column(primary_key=True)
     mode: Mapped[str]
     doubt: Mapped[Json]
-    """`verdict.Doubt`."""
+    """`replan.decide.ConfidencePolicy`."""
     changed: Mapped[float]
 
 
 class ProposalRow(Table):
-    """Another table for some devices: what it would bring, why, and what became of it."""
+    """Another plan table proposed for some devices: its effect, the reason, and the outcome."""
 
     __tablename__ = "replan_proposals"
     __table_args__ = (Index("replan_proposals_by_release", "release", "device_class"),)
@@ -34,21 +34,22 @@ class ProposalRow(Table):
     model: Mapped[str]
     """`name@version`."""
     release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
-    """Whose table grew old."""
+    """The release whose table no longer fits."""
     device_class: Mapped[str]
     group: Mapped[str]
-    """Of the policy under which it was made; empty: of every group."""
+    """Group of the policy under which it was made; empty: every group."""
     devices: Mapped[list[Any]]
     state: Mapped[str]
-    """`open`, `applied`, `dismissed`, `withdrawn` (what was measured asks for it no more), `superseded` (the devices
-    have another release by now) or `failed`."""
+    """`open`, `applied`, `dismissed`, `withdrawn` (measurements no longer warrant it), `superseded` (the devices run
+    another release by now) or `failed`."""
     told: Mapped[Json]
-    """What it predicts, for people: gain, reason, rows; and why it failed."""
+    """Predictions for people: gain, reason, rows; and why it failed."""
     measured: Mapped[Json]
-    """`measured_costs.Measured`: what it was planned with, and is planned with again when it is accepted."""
+    """`costs.from_telemetry.Measured`: the measurements it was planned with, and is planned with again when it is
+    accepted."""
     created: Mapped[float]
     decided: Mapped[float | None]
     who: Mapped[str] = mapped_column(default="")
-    """Who decided: an operator, or `replan` for the controller itself."""
+    """The decider: an operator, or `replan` for the controller itself."""
     result: Mapped[str] = mapped_column(default="")
-    """The release that went out."""
+    """Digest of the release that was rolled out."""

@@ -1,4 +1,4 @@
-"""Tables of rollouts: what was asked, how each stage goes, where each device stands."""
+"""Tables of rollouts: their terms and state, their stages, and the state of each device."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from edgesplit_controller.storage.database import Json, Table
 
 
 class RolloutRow(Table):
-    """A deployment on its way (`rollout.states.Rollout`); its number is the deployment's."""
+    """A rollout (`rollout.states.Rollout`); its id is that of its deployment."""
 
     __tablename__ = "rollouts"
     __table_args__ = (Index("rollouts_by_state", "state"),)
 
     id: Mapped[int] = mapped_column(ForeignKey("deployments.id"), primary_key=True, autoincrement=False)
     model: Mapped[str]
-    """Its name without a version: a newer rollout of it counts for the devices that both name."""
+    """The model's name without a version. A newer rollout of the model supersedes this one on devices that both
+    contain."""
     release: Mapped[str] = mapped_column(ForeignKey("releases.digest"))
     terms: Mapped[Json]
     state: Mapped[str]
     stage: Mapped[int]
-    """The one that was begun last, from 0; -1: none was."""
+    """The stage that was begun last, counted from 0; -1: none was."""
     approved: Mapped[int]
     excused: Mapped[int]
     why: Mapped[str]
     outcome: Mapped[str]
     following: Mapped[bool]
     superseded_by: Mapped[int]
-    """The newest rollout that took devices over from it; 0: none did."""
+    """The newest rollout that took devices over from this one; 0: none did."""
     pace: Mapped[Json]
     who: Mapped[str]
     created: Mapped[float]
     began: Mapped[float]
     ended: Mapped[float]
     changed: Mapped[float]
-    """When anything of it was written last, its devices included."""
+    """When the rollout or one of its devices was last written."""
 
 
 class RolloutStageRow(Table):
-    """A stage of a rollout."""
+    """One stage of a rollout."""
 
     __tablename__ = "rollout_stages"
 
     rollout: Mapped[int] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """From 0."""
+    """Counted from 0."""
     asked: Mapped[str]
-    """As in `10%`."""
+    """The stage's size as the operator wrote it, such as `10%`."""
     began: Mapped[float]
 
 

@@ -1,8 +1,8 @@
-"""Lanes of an asyncio client: a few for each model, one request at a time on each. For threads:
-`edgesplit.client.direct.sync_channel`.
+"""Direct lanes of an asyncio client: up to `MAX_LANES` per model, one request at a time on each.
 
-A request that finds all of them in use is the agent's. One that is cancelled, or given up at its deadline, ends its
-lane: nothing that arrives later can be taken for the answer to another.
+A request that finds all lanes in use goes through the agent. A request that is cancelled or exceeds its deadline closes
+its lane, so a late answer can never be taken for the answer to another request. `edgesplit.client.direct.sync_channel`
+is the counterpart for threads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from time import monotonic
 
 import msgspec
 
-from edgesplit.client.direct.endpoint import LaneEnd, LaneEnded, granted, memory_of
-from edgesplit.client.direct.grant import LaneWish
-from edgesplit.client.direct.request_policy import Hope, granting_s
+from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant, receive_memory
+from edgesplit.client.direct.grant import LaneRequest
+from edgesplit.client.direct.request_policy import LaneRequestPolicy, grant_timeout_s
 from edgesplit.client.request import Answer
 from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
@@ -26,70 +26,75 @@ from edgesplit.oip import protocol as oip
 
 log = logging.getLogger(__name__)
 
-MOST = 4
-"""Lanes to one model."""
-AskAgent = Callable[[bytes, int, float], Awaitable[Reply]]
+MAX_LANES = 4
+"""Lanes per model."""
+SendLaneRequest = Callable[[bytes, int, float], Awaitable[Reply]]
+"""Sends the request for a lane (body, descriptor of the worker's end, timeout in seconds) to the agent."""
 
 
 class AsyncLane:
-    """One lane. Its socket stays watched from one request to the next."""
+    """One lane. Its socket stays registered with the event loop between requests."""
 
-    def __init__(self, end: LaneEnd, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, end: LaneEndpoint, loop: asyncio.AbstractEventLoop) -> None:
         self.end = end
         self._loop = loop
         self._into = memoryview(b"")
-        self._waiting: asyncio.Future[None] | None = None
+        self._pending: asyncio.Future[None] | None = None
         end.sock.setblocking(False)
         self._watched = False
 
-    async def ask(
+    async def infer(
         self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float
     ) -> Answer | None:
-        """As `edgesplit.client.direct.sync_channel.Lane.ask`."""
+        """Run one request on the lane; None if the request must go through the agent. LaneClosed if the lane is
+        unusable from now on."""
         end = self.end
-        within_s = end.begin(inputs, outputs, deadline, monotonic())
+        within_s = end.start_request(inputs, outputs, deadline, monotonic())
         if not within_s:
             return None
-        late = self._loop.call_later(within_s, self._over, LaneEnded("silent"))
+        timer = self._loop.call_later(within_s, self._fail, LaneClosed("silent"))
         try:
-            coming = self._expect(end.reply)
+            reply_received = self._receive_into(end.reply)
             if end.shared:
                 end.sock.send(end.head)
             else:
-                await asyncio.wait_for(self._loop.sock_sendall(end.sock, b"".join(end.sent)), within_s)
-            await coming
-            if more := end.more:
-                await self._expect(more)
+                await asyncio.wait_for(self._loop.sock_sendall(end.sock, b"".join(end.outgoing)), within_s)
+            await reply_received
+            if remaining_body := end.remaining_body:
+                await self._receive_into(remaining_body)
         except (OSError, asyncio.TimeoutError) as error:
-            raise LaneEnded(f"silent, or gone: {error}") from error
+            raise LaneClosed(f"silent, or gone: {error}") from error
         finally:
-            late.cancel()
-        return end.answer(outputs)
+            timer.cancel()
+        return end.decode_answer(outputs)
 
     def close(self) -> None:
-        """Who waits on it is told."""
-        self._over(LaneEnded("closed"))
+        """Close the lane; a request in flight fails with LaneClosed."""
+        self._fail(LaneClosed("closed"))
         if self.end.sock.fileno() >= 0:
             self._watch(on=False)
             self.end.close()
 
-    def _expect(self, into: memoryview) -> asyncio.Future[None]:
+    def _receive_into(self, into: memoryview) -> asyncio.Future[None]:
+        """A future that completes once `into` is filled from the socket."""
         self._into = into
-        self._waiting = self._loop.create_future()
-        self._readable()  # it may be there already
-        if not self._waiting.done() and not self._watched:
+        self._pending = self._loop.create_future()
+        self._on_readable()  # the bytes may have arrived already
+        if not self._pending.done() and not self._watched:
             self._watch(on=True)
-        return self._waiting
+        return self._pending
 
     def _watch(self, *, on: bool) -> None:
         self._watched = on
         if on:
-            self._loop.add_reader(self.end.sock.fileno(), self._readable)
+            self._loop.add_reader(self.end.sock.fileno(), self._on_readable)
         else:
             self._loop.remove_reader(self.end.sock.fileno())
 
-    def _readable(self) -> None:
-        if self._waiting is None or self._waiting.done():  # nobody asks for it now: what belongs to it, or its end
+    def _on_readable(self) -> None:
+        """Event loop callback: receive into the expected buffer."""
+        # No request in flight: the bytes, or the end of stream, are left for the next one.
+        if self._pending is None or self._pending.done():
             if self._watched:
                 self._watch(on=False)
             return
@@ -97,112 +102,123 @@ class AsyncLane:
             while self._into:
                 count = self.end.sock.recv_into(self._into)
                 if not count:
-                    self._over(LaneEnded("closed"))
+                    self._fail(LaneClosed("closed"))
                     return
                 self._into = self._into[count:]
         except BlockingIOError:
             return
         except OSError as error:
-            self._over(LaneEnded(str(error)))
+            self._fail(LaneClosed(str(error)))
             return
-        self._waiting.set_result(None)
+        self._pending.set_result(None)
 
-    def _over(self, error: LaneEnded) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(error)
+    def _fail(self, error: LaneClosed) -> None:
+        """Fail the request in flight, if there is one."""
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(error)
 
 
 @dataclass
-class _Model:
-    hope: Hope = field(default_factory=Hope)
+class _ModelLanes:
+    policy: LaneRequestPolicy = field(default_factory=LaneRequestPolicy)
     idle: list[AsyncLane] = field(default_factory=list)
     lanes: int = 0
 
 
 @dataclass
 class AsyncLanes:
-    """What a client has."""
+    """All lanes of one client, by model."""
 
     shared: bool
-    _models: dict[str, _Model] = field(default_factory=dict)
+    _models: dict[str, _ModelLanes] = field(default_factory=dict)
     _open: set[AsyncLane] = field(default_factory=set)
     _closed: bool = False
 
-    async def answer(
+    async def infer(
         self,
         model: str,
         inputs: Mapping[str, oip.Tensor | bytes],
         outputs: Sequence[str],
         deadline: float,
-        agent: AskAgent,
+        send_lane_request: SendLaneRequest,
     ) -> Answer | None:
-        """As `edgesplit.client.direct.sync_channel.Lanes.answer`."""
-        known = self._models.get(model)
-        lane = await self._taken(model, known, deadline, agent) if known is not None else None
-        if known is None or lane is None:
+        """Run the request on a lane; None if it must go through the agent.
+
+        `send_lane_request` sends the request for a new lane. A lane that fails is closed, and the result is None then
+        as well.
+        """
+        state = self._models.get(model)
+        lane = await self._acquire(model, state, deadline, send_lane_request) if state is not None else None
+        if state is None or lane is None:
             return None
-        good = False
+        is_reusable = False
         try:
-            found = await lane.ask(inputs, outputs, deadline)
-            good = True
-            return found
-        except LaneEnded as error:
+            answer = await lane.infer(inputs, outputs, deadline)
+            is_reusable = True
+            return answer
+        except LaneClosed as error:
             log.debug("the lane to %s is given up: %s", model, error)
             return None
         finally:
-            self._given_back(known, lane, good)
+            self._release(state, lane, is_reusable)
 
-    def answered(self, model: str) -> None:
-        """The agent has answered for that model: a lane may be worth asking for."""
-        self._models.setdefault(model, _Model()).hope.answered = True
+    def on_agent_answer(self, model: str) -> None:
+        """Note that the agent answered a request for `model`, so that the next request may ask for a lane."""
+        self._models.setdefault(model, _ModelLanes()).policy.has_agent_answered = True
 
     def close(self) -> None:
-        """End all of them; who waits is told."""
+        """Close all lanes; requests in flight on them fail with LaneClosed."""
         self._closed = True
         for lane in list(self._open):
             self._open.discard(lane)
             lane.close()
 
-    async def _taken(self, model: str, known: _Model, deadline: float, agent: AskAgent) -> AsyncLane | None:
-        if known.idle:
-            return known.idle.pop()
+    async def _acquire(
+        self, model: str, state: _ModelLanes, deadline: float, send_lane_request: SendLaneRequest
+    ) -> AsyncLane | None:
+        """An idle or newly granted lane; None if there is none for this request."""
+        if state.idle:
+            return state.idle.pop()
         now = monotonic()
-        if self._closed or known.lanes >= MOST or not known.hope.may_ask(now):
+        if self._closed or state.lanes >= MAX_LANES or not state.policy.should_request(now):
             return None
-        known.lanes += 1
-        known.hope.answered = False  # one asks at a time
+        state.lanes += 1
+        state.policy.has_agent_answered = False  # only one request for a lane at a time
         try:
-            lane = await self._granted(model, deadline - now, agent)
+            lane = await self._request_lane(model, deadline - now, send_lane_request)
         except BaseException as error:
-            known.lanes -= 1
-            known.hope.refused(now)
+            state.lanes -= 1
+            state.policy.on_refused(now)
             if isinstance(error, (EdgeError, OSError)):
                 log.debug("no lane to %s: %s", model, error)
                 return None
             raise
-        known.hope.got(now)
+        state.policy.on_granted(now)
         self._open.add(lane)
         return lane
 
-    async def _granted(self, model: str, left_s: float, agent: AskAgent) -> AsyncLane:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    async def _request_lane(self, model: str, left_s: float, send_lane_request: SendLaneRequest) -> AsyncLane:
+        """Request a lane from the agent and receive its memory. LaneClosed if it is refused."""
+        client_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with theirs:
-                wish = msgspec.json.encode(LaneWish(model, self.shared))
-                grant = granted(await agent(wish, theirs.fileno(), granting_s(left_s)))
+            with worker_end:
+                body = msgspec.json.encode(LaneRequest(model, self.shared))
+                grant = decode_grant(await send_lane_request(body, worker_end.fileno(), grant_timeout_s(left_s)))
             if self._closed:
-                raise LaneEnded("this client was closed")
-            end = LaneEnd(grant, mine, memory_of(grant, mine, shared=self.shared), shared=self.shared)
+                raise LaneClosed("this client was closed")
+            end = LaneEndpoint(
+                grant, client_end, receive_memory(grant, client_end, shared=self.shared), shared=self.shared
+            )
             return AsyncLane(end, asyncio.get_running_loop())
         except BaseException:
-            mine.close()
+            client_end.close()
             raise
 
-    def _given_back(self, known: _Model, lane: AsyncLane, good: bool) -> None:
-        if good and not self._closed:
-            known.idle.append(lane)
+    def _release(self, state: _ModelLanes, lane: AsyncLane, is_reusable: bool) -> None:
+        if is_reusable and not self._closed:
+            state.idle.append(lane)
             return
-        known.lanes -= 1
-        known.hope.lost(monotonic())
+        state.lanes -= 1
+        state.policy.on_ended(monotonic())
         self._open.discard(lane)
         lane.close()

@@ -1,9 +1,8 @@
-"""The client's end of a lane, without its waiting: inputs into their places, the answer out of them.
+"""The client's end of a direct lane, without waiting: requests are written into its memory, answers decoded from it.
 
-Made once for each lane, so that a request costs two views, one `pack_into` and a report.
-`edgesplit.client.direct.sync_channel` waits with
-threads, `edgesplit.client.direct.async_channel` with asyncio. A lane that was granted before a fork is the parent's
-alone.
+Prepared once per lane, so that a request costs two views, one `pack_into` and a report.
+`edgesplit.client.direct.sync_channel` does the waiting for threads, `edgesplit.client.direct.async_channel` for
+asyncio. After a fork only the parent may use a lane that was granted before it.
 """
 
 from __future__ import annotations
@@ -18,12 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgesplit.client.direct.grant import ALIGN, ANSWER, ANSWERED, LONGEST_US, OVER, READY, REQUEST, Grant, LaneTensor
+from edgesplit.client.direct.grant import (
+    ALIGN,
+    ANSWER,
+    ANSWERED,
+    CLOSED,
+    MAX_TIME_US,
+    READY,
+    REQUEST,
+    Grant,
+    LaneTensor,
+)
 from edgesplit.client.request import Answer
-from edgesplit.client.request_id import fresh_id
+from edgesplit.client.request_id import new_request_id
 from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
-from edgesplit.lazy_import import later
+from edgesplit.lazy_import import lazy_import
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import Report
 from edgesplit.shared_memory.segment import Segment
@@ -31,160 +40,165 @@ from edgesplit.shared_memory.segment import Segment
 if TYPE_CHECKING:
     import numpy as np
 else:
-    np = later("numpy")
+    np = lazy_import("numpy")
 
-PATIENCE = 8.0
-"""As the agent with its worker: so many times what it took before may an answer take..."""
-PATIENCE_S = 1.0
-"""...or so long, or half of what is left where that is less; then the agent is asked with what is left."""
+TIMEOUT_FACTOR = 8.0
+"""Timeout of an answer as a multiple of the typical run time, the same factor as the agent uses with its worker. The
+timeout is never below `TIMEOUT_S`."""
+TIMEOUT_S = 1.0
+"""Least timeout of an answer in seconds, or half of the time left if that is less; the request then goes through the
+agent with the time that remains."""
 SMOOTHING = 0.2
 _NOTHING = memoryview(b"")
 _forks = 0
 
 
-def _forked() -> None:
+def _count_fork() -> None:
     global _forks
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_count_fork)
 
 
-class LaneEnded(EdgeError):
-    """This lane answers no more: the agent is to be asked."""
+class LaneClosed(EdgeError):
+    """The lane cannot be used any more: requests go through the agent."""
 
 
-class LaneEnd:
-    """One lane, for one request at a time."""
+class LaneEndpoint:
+    """One lane's buffers and sequence number, for one request at a time."""
 
     def __init__(self, grant: Grant, sock: socket.socket, memory: memoryview, *, shared: bool) -> None:
         self.sock = sock
         self.head = bytearray(REQUEST.size)
         self.reply = memoryview(bytearray(ANSWER.size))
         self.shared = shared
-        self.sent: list[bytearray | memoryview | bytes] = [self.head]
-        """What travels to the worker."""
+        self.outgoing: list[bytearray | memoryview | bytes] = [self.head]
+        """Parts of the next request, as sent to the worker."""
         self._answer_memory = memory[grant.answers_at : grant.bytes]
-        views = {one.name: (one, _view(one, memory)) for one in grant.inputs}
-        self._inputs = {name: (one, view, view.dtype, view.shape) for name, (one, view) in views.items()}
-        self._outputs = {one.name: _view(one, memory) for one in grant.outputs}
+        views = {tensor.name: (tensor, _view(tensor, memory)) for tensor in grant.inputs}
+        self._inputs = {name: (tensor, view, view.dtype, view.shape) for name, (tensor, view) in views.items()}
+        self._outputs = {tensor.name: _view(tensor, memory) for tensor in grant.outputs}
         self._grant = grant
         self._number = 0
         self._typical_s = 0.0
-        self._began = 0.0
+        self._started_at = 0.0
         self._forks = _forks
 
-    def begin(
+    def start_request(
         self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float, now: float
     ) -> float:
-        """Put a request there; how long its answer may take, 0.0 where it is none for a lane. LaneEnded."""
+        """Write a request into the lane; returns the answer's timeout in seconds, or 0.0 if the request does not fit
+        the lane (other tensors, no time left). LaneClosed in a forked child."""
         if self._forks != _forks:
-            raise LaneEnded("it was granted to the process that this one was forked from")
-        places, left_s = self._inputs, deadline - now
-        if len(inputs) != len(places) or left_s <= 0.0:
+            raise LaneClosed("it was granted to the process that this one was forked from")
+        expected, left_s = self._inputs, deadline - now
+        if len(inputs) != len(expected) or left_s <= 0.0:
             return 0.0
-        for name, (_, _, dtype, shape) in places.items():
+        for name, (_, _, dtype, shape) in expected.items():
             tensor = inputs.get(name)
             if not isinstance(tensor, np.ndarray) or tensor.dtype != dtype or tensor.shape != shape:
                 return 0.0
         for name in outputs:
             if name not in self._outputs:
                 return 0.0
-        self._began = now
+        self._started_at = now
         if not self.shared:
-            self.sent = [self.head, *self._raw(inputs)]
+            self.outgoing = [self.head, *self._tensor_bytes(inputs)]
         else:
-            for name, (_, view, _, _) in places.items():
+            for name, (_, view, _, _) in expected.items():
                 np.copyto(view, inputs[name])
         self._number += 1
-        REQUEST.pack_into(self.head, 0, self._number, min(LONGEST_US, max(1, int(left_s * 1e6))))
-        return min(left_s, max(PATIENCE * self._typical_s, min(PATIENCE_S, left_s / 2)))
+        REQUEST.pack_into(self.head, 0, self._number, min(MAX_TIME_US, max(1, int(left_s * 1e6))))
+        return min(left_s, max(TIMEOUT_FACTOR * self._typical_s, min(TIMEOUT_S, left_s / 2)))
 
-    def _raw(self, inputs: Mapping[str, Any]) -> Iterator[memoryview | bytes]:
-        """Their bytes, as they lie in a lane's memory."""
-        for name, (place, *_) in self._inputs.items():
+    def _tensor_bytes(self, inputs: Mapping[str, Any]) -> Iterator[memoryview | bytes]:
+        """The inputs' bytes in the layout of the lane's memory."""
+        for name, (tensor, *_) in self._inputs.items():
             yield np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8).data
-            if pad := -place.bytes % ALIGN:
+            if pad := -tensor.bytes % ALIGN:
                 yield bytes(pad)
 
     @property
-    def more(self) -> memoryview:
-        """What else belongs to the reply that is there: where it goes, empty if nothing does."""
+    def remaining_body(self) -> memoryview:
+        """The buffer for the tensors that follow the received reply header; empty if none follow."""
         is_there = self.shared or ANSWER.unpack(self.reply)[1] != ANSWERED
         return _NOTHING if is_there else self._answer_memory
 
-    def answer(self, outputs: Sequence[str]) -> Answer | None:
-        """The answer that is there now; it is the application's own. None where the agent is to be asked; LaneEnded
-        where that is so from now on."""
+    def decode_answer(self, outputs: Sequence[str]) -> Answer | None:
+        """The answer in the received reply, its tensors copied. None if the request must be repeated through the agent;
+        LaneClosed if all further ones must be, too."""
         number, status, run_s, predicted_s, scale = ANSWER.unpack(self.reply)
-        if number != self._number or status == OVER:
-            raise LaneEnded("the agent has ended it" if status == OVER else "an answer to another request")
+        if number != self._number or status == CLOSED:
+            raise LaneClosed("the agent has ended it" if status == CLOSED else "an answer to another request")
         if status != ANSWERED:
             return None
-        there = self._outputs
-        found = {name: there[name].copy() for name in (outputs or there)}
-        took_s = monotonic() - self._began
-        self._typical_s += SMOOTHING * (took_s - self._typical_s) if self._typical_s else took_s
+        views = self._outputs
+        outputs_copied = {name: views[name].copy() for name in (outputs or views)}
+        elapsed_s = monotonic() - self._started_at
+        self._typical_s += SMOOTHING * (elapsed_s - self._typical_s) if self._typical_s else elapsed_s
         grant = self._grant
         joules, basis = 0.0, ""
         if grant.busy_watts is not None and grant.idle_watts is not None:
-            joules = (grant.busy_watts * run_s + grant.idle_watts * max(0.0, took_s - run_s)) * (scale or 1.0)
+            joules = (grant.busy_watts * run_s + grant.idle_watts * max(0.0, elapsed_s - run_s)) * (scale or 1.0)
             basis = "measured" if scale else "predicted"
         report = Report(
-            release=grant.release, row=grant.row, after=grant.after, latency_s=took_s, predicted_s=predicted_s,
+            release=grant.release, row=grant.row, after=grant.after, latency_s=elapsed_s, predicted_s=predicted_s,
             device_s=run_s, joules=joules, joules_basis=basis,
         )  # fmt: skip
-        return Answer(found, report, fresh_id())
+        return Answer(outputs_copied, report, new_request_id())
 
     def close(self) -> None:
-        """No more; who waits on it is woken, unless it is another process."""
+        """Close the lane and wake a thread that waits on it; in a forked child only the descriptor is closed."""
         if self._forks == _forks:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
 
-def granted(reply: Reply) -> Grant:
-    """The grant in the agent's reply; LaneEnded where it grants nothing."""
+def decode_grant(reply: Reply) -> Grant:
+    """The grant in the agent's reply; LaneClosed if it grants nothing."""
     if reply.status != 200:
-        raise LaneEnded(f"not granted ({reply.status})")
+        raise LaneClosed(f"not granted ({reply.status})")
     try:
         grant = msgspec.json.decode(reply.body, type=Grant)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise LaneEnded(f"not a grant: {error}") from error
-    if not grant.is_sound:
-        raise LaneEnded("a grant of places that are none")
+        raise LaneClosed(f"not a grant: {error}") from error
+    if not grant.is_valid:
+        raise LaneClosed("a grant of places that are none")
     return grant
 
 
-def memory_of(grant: Grant, sock: socket.socket, *, shared: bool) -> memoryview:
-    """The lane's memory: what comes beside its first byte, which is there already, or this process's own."""
+def receive_memory(grant: Grant, sock: socket.socket, *, shared: bool) -> memoryview:
+    """The lane's memory: the segment whose descriptor came with the first byte on the socket, or private memory if
+    `shared` is false. LaneClosed if the greeting is not as agreed. The first byte must have arrived already."""
     width, flags = array.array("i").itemsize, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
         first, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(width), flags)
     except OSError as error:
-        raise LaneEnded(f"nothing came of it: {error}") from error
-    came = array.array("i")
+        raise LaneClosed(f"nothing came of it: {error}") from error
+    received = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            came.frombytes(content[: len(content) - len(content) % width])
-    if first != READY or len(came) != int(shared):
-        for one in came:
-            os.close(one)
-        raise LaneEnded("not how a lane begins")
+            received.frombytes(content[: len(content) - len(content) % width])
+    if first != READY or len(received) != int(shared):
+        for descriptor in received:
+            os.close(descriptor)
+        raise LaneClosed("not how a lane begins")
     if not shared:
         return memoryview(bytearray(grant.bytes))
     try:
-        segment = Segment.received(came[0])
+        segment = Segment.from_descriptor(received[0])
     except (EdgeError, OSError, ValueError) as error:
-        raise LaneEnded(f"its memory is none: {error}") from error
+        raise LaneClosed(f"its memory is none: {error}") from error
     segment.close()  # the pages stay for as long as a view of them does
     if segment.size < grant.bytes:
-        raise LaneEnded("its memory is too small")
+        raise LaneClosed("its memory is too small")
     return segment.memory
 
 
-def _view(place: LaneTensor, memory: memoryview) -> Any:
-    dtype = oip.DTYPES[place.datatype].newbyteorder("<")
-    flat = np.frombuffer(memory, np.uint8, place.bytes, place.offset)
-    return flat.view(dtype).reshape(place.shape)
+def _view(tensor: LaneTensor, memory: memoryview) -> Any:
+    """A numpy array over the tensor's place in `memory`."""
+    dtype = oip.DTYPES[tensor.datatype].newbyteorder("<")
+    flat = np.frombuffer(memory, np.uint8, tensor.bytes, tensor.offset)
+    return flat.view(dtype).reshape(tensor.shape)

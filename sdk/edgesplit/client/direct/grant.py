@@ -1,8 +1,8 @@
-"""What a lane is: an application's own way to the worker process of one model, which the agent grants and ends.
+"""Wire format of direct lanes: a lane is a channel from an application straight to one model's worker process.
 
-A lane is a stream socket, and memory with a fixed place for each tensor. A request on it is `REQUEST`, an answer
-`ANSWER`; the tensors lie in shared memory, or follow as bytes, in the places that the grant names. The agent's side and
-the client's are in docs/protocol.md; nothing here waits or maps anything.
+The agent grants and closes lanes. A lane is a stream socket, and memory with a fixed place for each tensor. A request
+on it is `REQUEST`, an answer `ANSWER`; the tensors lie in shared memory, or follow as bytes in the places that the
+grant names. Both sides are described in docs/protocol.md; nothing here waits or maps memory.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from edgesplit.msgspec_warmup import settle
+from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import TensorSpec
 
 LANE_PATH = "/v2/edgesplit/lane"
 REQUEST = struct.Struct("<QQ")
-"""The request's number, from 1, one more each time; microseconds that are left of it."""
+"""Sequence number of the request, from 1; microseconds left until its deadline."""
 ANSWER = struct.Struct("<QQddd")
-"""The request's number; a status; seconds that the slices ran, seconds that the plan expects now, and measured over
-predicted power (0: unmeasured)."""
-ANSWERED, OVER, FAILED = 1, 2, 3
-"""The tensors are there; this lane has ended; the model could not. After the last two the agent is to be asked."""
+"""Sequence number of the request; status; seconds that the slices ran; seconds that the plan expects now; measured
+power divided by predicted power (0: unmeasured)."""
+ANSWERED, CLOSED, FAILED = 1, 2, 3
+"""Statuses of an answer: the tensors are there; the lane has ended (`CLOSED`); the model failed. After the last two the
+request must go through the agent."""
 READY = b"\x01"
-"""What comes first on a lane, from the agent, with the descriptor of the shared memory if there is any."""
+"""First byte on a lane, sent by the agent, with the descriptor of the shared memory if there is any."""
 ALIGN = 64
-LARGEST = 64 * 2**20
-"""Bytes of one lane's tensors."""
-MOST_TENSORS = 64
-LONGEST_US = 2**40
+MAX_BYTES = 64 * 2**20
+"""Most bytes of one lane's tensors."""
+MAX_TENSORS = 64
+MAX_TIME_US = 2**40
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 
 
@@ -47,65 +48,67 @@ class LaneTensor(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def bytes(self) -> int:
-        """That it takes."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * oip.DTYPES[self.datatype].itemsize
 
 
-class LaneWish(msgspec.Struct, frozen=True):
-    """What a client asks for: the body of its request to `LANE_PATH`, beside which its end for the worker comes."""
+class LaneRequest(msgspec.Struct, frozen=True):
+    """A client's request for a lane: the body sent to `LANE_PATH`. The worker's end of the socket pair is passed along
+    with it."""
 
     model: str
     shared: bool = True
-    """Tensors in shared memory; else as bytes on the lane."""
+    """Whether tensors lie in shared memory; otherwise they travel as bytes on the lane."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """What it gets."""
+    """The agent's answer: what the lane runs, and the layout of its memory."""
 
     release: str
     row: str
     after: str = ""
-    inputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MOST_TENSORS)]
-    outputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MOST_TENSORS)]
+    inputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MAX_TENSORS)]
     answers_at: Count
-    """Where the outputs begin: behind all inputs."""
-    bytes: Annotated[int, Meta(ge=1, le=LARGEST)]
+    """Offset of the first output, behind all inputs."""
+    bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     busy_watts: float | None = None
     idle_watts: float | None = None
-    """None: the plan has no power figures."""
+    """None if the plan has no power figures."""
 
     @property
-    def is_sound(self) -> bool:
-        """Whether every tensor lies where it should, of a type that is known."""
+    def is_valid(self) -> bool:
+        """Whether every tensor lies in its part of the memory and has a known data type."""
         if not self.answers_at <= self.bytes:
             return False
-        return _within(self.inputs, 0, self.answers_at) and _within(self.outputs, self.answers_at, self.bytes)
+        return _lie_within(self.inputs, 0, self.answers_at) and _lie_within(self.outputs, self.answers_at, self.bytes)
 
 
-def _within(tensors: Iterable[LaneTensor], begin: int, end: int) -> bool:
-    for one in tensors:
-        dtype = oip.DTYPES.get(one.datatype)
-        if dtype is None or dtype.hasobject or one.offset % ALIGN:
+def _lie_within(tensors: Iterable[LaneTensor], begin: int, end: int) -> bool:
+    for tensor in tensors:
+        dtype = oip.DTYPES.get(tensor.datatype)
+        if dtype is None or dtype.hasobject or tensor.offset % ALIGN:
             return False
-        if not begin <= one.offset <= one.offset + one.bytes <= end:
+        if not begin <= tensor.offset <= tensor.offset + tensor.bytes <= end:
             return False
     return True
 
 
-def laid_out(specs: Iterable[TensorSpec], begin: int) -> tuple[tuple[LaneTensor, ...], int] | None:
-    """A place for each of these from `begin` on, and where they end; None where a size is known only at run time."""
-    places: list[LaneTensor] = []
-    at = begin
+def layout_tensors(specs: Iterable[TensorSpec], begin: int) -> tuple[tuple[LaneTensor, ...], int] | None:
+    """A place for each tensor from offset `begin` on, and the offset behind the last; None if a size is known only at
+    run time or a limit is exceeded."""
+    tensors: list[LaneTensor] = []
+    offset = begin
     for spec in specs:
         dtype = oip.DTYPES.get(spec.datatype)
-        if dtype is None or dtype.hasobject or min(spec.shape, default=1) < 1 or len(places) == MOST_TENSORS:
+        if dtype is None or dtype.hasobject or min(spec.shape, default=1) < 1 or len(tensors) == MAX_TENSORS:
             return None
-        place = LaneTensor(spec.name, spec.datatype, tuple(spec.shape), at)
-        places.append(place)
-        at += -(-place.bytes // ALIGN) * ALIGN
-        if at > LARGEST:
+        tensor = LaneTensor(spec.name, spec.datatype, tuple(spec.shape), offset)
+        tensors.append(tensor)
+        offset += -(-tensor.bytes // ALIGN) * ALIGN
+        if offset > MAX_BYTES:
             return None
-    return tuple(places), at
+    return tuple(tensors), offset
 
 
-settle(__name__)
+warm_up_structs(__name__)

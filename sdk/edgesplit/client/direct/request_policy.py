@@ -1,53 +1,55 @@
-"""When a client asks for a lane: decided without sockets, the same for threads and for asyncio.
+"""When a client requests a direct lane; no sockets, shared by the threaded and the asyncio client.
 
-Not for a first request, for a program that asks once needs none; and the longer not, the more often it was refused.
+Never for a first request, because a program that sends a single one needs no lane. After refusals the requests for a
+lane back off exponentially.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 60.0
-STAYED_S = 10.0
-"""A lane that was there so long was worth having: the next is asked for at once."""
-GRANTING_S = 1.0
-"""Of a request's time, at most, and never more than a quarter of it."""
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 60.0
+LONG_LIVED_S = 10.0
+"""A lane that lived this long was worth having: the next one is requested without back-off."""
+GRANT_TIMEOUT_S = 1.0
+"""Most seconds of a request's time spent on requesting a lane; never more than a quarter of that time."""
 
 
 @dataclass
-class Hope:
-    """One model's. Times of the monotonic clock."""
+class LaneRequestPolicy:
+    """The policy's state for one model. All times are of the monotonic clock."""
 
-    answered: bool = False
-    """By the agent, once since the last lane ended."""
-    again_at: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-    since: float = 0.0
+    has_agent_answered: bool = False
+    """Whether the agent has answered a request since the last lane ended."""
+    retry_at: float = 0.0
+    """When a lane may be requested again."""
+    backoff_s: float = FIRST_BACKOFF_S
+    granted_at: float = 0.0
     """When the last lane was granted."""
 
-    def may_ask(self, now: float) -> bool:
-        """Whether the next request asks for a lane first."""
-        return self.answered and now >= self.again_at
+    def should_request(self, now: float) -> bool:
+        """Whether the next request should request a lane first."""
+        return self.has_agent_answered and now >= self.retry_at
 
-    def got(self, now: float) -> None:
-        """It was granted."""
-        self.answered, self.since = False, now
+    def on_granted(self, now: float) -> None:
+        """The lane was granted."""
+        self.has_agent_answered, self.granted_at = False, now
 
-    def lost(self, now: float) -> None:
-        """It has ended."""
-        if now - self.since >= STAYED_S:
-            self.pause_s, self.again_at = FIRST_PAUSE_S, now
+    def on_ended(self, now: float) -> None:
+        """The lane has ended; back off if it did not live long."""
+        if now - self.granted_at >= LONG_LIVED_S:
+            self.backoff_s, self.retry_at = FIRST_BACKOFF_S, now
         else:
-            self.refused(now)
+            self.on_refused(now)
 
-    def refused(self, now: float) -> None:
-        """None was to be had."""
-        self.answered = False
-        self.again_at = now + self.pause_s
-        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+    def on_refused(self, now: float) -> None:
+        """No lane was granted: back off."""
+        self.has_agent_answered = False
+        self.retry_at = now + self.backoff_s
+        self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
 
 
-def granting_s(left_s: float) -> float:
-    """How long the agent is waited for when it is asked for a lane."""
-    return min(GRANTING_S, left_s / 4)
+def grant_timeout_s(left_s: float) -> float:
+    """Timeout in seconds of the request for a lane, given the time left."""
+    return min(GRANT_TIMEOUT_S, left_s / 4)

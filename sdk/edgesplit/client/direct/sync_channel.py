@@ -1,7 +1,7 @@
-"""Lanes of a client that waits in threads: one thread's, by model.
+"""Direct lanes of a threaded client: one per thread and model.
 
-Promises that a request gets its answer from a lane, or None in time for the agent to be asked in its place; an answer
-counts only where it is this request's own, and a lane on which anything else happens is given up.
+A request gets its answer from a lane, or None in time to send it through the agent instead. An answer counts only if it
+carries this request's sequence number; a lane on which anything else happens is closed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from time import monotonic
 
 import msgspec
 
-from edgesplit.client.direct.endpoint import LaneEnd, LaneEnded, granted, memory_of
-from edgesplit.client.direct.grant import ANSWER, LaneWish
-from edgesplit.client.direct.request_policy import Hope, granting_s
+from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant, receive_memory
+from edgesplit.client.direct.grant import ANSWER, LaneRequest
+from edgesplit.client.direct.request_policy import LaneRequestPolicy, grant_timeout_s
 from edgesplit.client.request import Answer
 from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
@@ -28,149 +28,164 @@ from edgesplit.shared_memory.segment import SUPPORTED
 log = logging.getLogger(__name__)
 
 _TIME = struct.Struct("@ll")
-_ROOM = 1 << 20
-"""Bytes that may be on their way where tensors travel on the lane; the kernel gives less."""
+_SEND_BUFFER_BYTES = 1 << 20
+"""Send buffer in bytes where tensors travel on the lane; the kernel grants less."""
 LONGEST_WAIT_S = 3600.0
-AskAgent = Callable[[bytes, int, float], Reply]
-"""Sends the wish, with a descriptor, within so many seconds."""
+SendLaneRequest = Callable[[bytes, int, float], Reply]
+"""Sends the request for a lane (body, descriptor of the worker's end, timeout in seconds) to the agent."""
 
 
 class Lane:
-    """One lane."""
+    """One lane, used with blocking calls."""
 
-    def __init__(self, end: LaneEnd) -> None:
+    def __init__(self, end: LaneEndpoint) -> None:
         self.end = end
-        self._waits_s = 0.0
+        self._kernel_timeout_s = 0.0
         end.sock.setblocking(True)
         if not end.shared:
-            end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+            end.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
-    def ask(self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float) -> Answer | None:
-        """The answer; None where the agent is to be asked. LaneEnded where that is so from now on."""
+    def infer(self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float) -> Answer | None:
+        """Run one request on the lane; None if the request must go through the agent. LaneClosed if the lane is
+        unusable from now on."""
         end, now = self.end, monotonic()
         try:
-            within_s = end.begin(inputs, outputs, deadline, now)
+            within_s = end.start_request(inputs, outputs, deadline, now)
             if not within_s:
                 return None
-            if not 0.85 * within_s <= self._waits_s <= within_s:
-                self._allow(0.95 * within_s)
+            if not 0.85 * within_s <= self._kernel_timeout_s <= within_s:
+                self._set_kernel_timeout(0.95 * within_s)
             if end.shared:
                 end.sock.send(end.head)
             else:
                 self._send(now + within_s)
             if end.sock.recv_into(end.reply) != ANSWER.size:
-                raise LaneEnded("closed")
-            if not end.shared and (more := end.more):
-                self._receive(more, now + within_s)
+                raise LaneClosed("closed")
+            if not end.shared and (remaining_body := end.remaining_body):
+                self._receive(remaining_body, now + within_s)
         except OSError as error:
-            raise LaneEnded(f"silent, or gone: {error}") from error
-        return end.answer(outputs)
+            raise LaneClosed(f"silent, or gone: {error}") from error
+        return end.decode_answer(outputs)
 
-    def _allow(self, seconds: float) -> None:
-        """Let the kernel wait no longer; it is told only when that changes much."""
+    def _set_kernel_timeout(self, seconds: float) -> None:
+        """Set the kernel's socket timeouts to `seconds`; done only when the value changes much, to save system
+        calls."""
         seconds = min(seconds, LONGEST_WAIT_S)
         whole, part = divmod(seconds, 1)
-        for way in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self.end.sock.setsockopt(socket.SOL_SOCKET, way, _TIME.pack(int(whole), int(part * 1e6) + 1))
-        self._waits_s = seconds
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.end.sock.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(whole), int(part * 1e6) + 1))
+        self._kernel_timeout_s = seconds
 
-    def _receive(self, into: memoryview, until: float) -> None:
+    def _receive(self, into: memoryview, deadline: float) -> None:
+        """Fill `into`; LaneClosed at end of stream or after `deadline` (monotonic clock)."""
         while True:
             count = self.end.sock.recv_into(into)
             if not count:
-                raise LaneEnded("closed")
+                raise LaneClosed("closed")
             if count == len(into):
                 return
-            if monotonic() > until:
-                raise LaneEnded("too slow")
+            if monotonic() > deadline:
+                raise LaneClosed("too slow")
             into = into[count:]
 
-    def _send(self, until: float) -> None:
-        parts = [memoryview(part) for part in self.end.sent]
+    def _send(self, deadline: float) -> None:
+        """Send all outgoing parts; LaneClosed after `deadline` (monotonic clock)."""
+        parts = [memoryview(part) for part in self.end.outgoing]
         while parts:
             sent = self.end.sock.sendmsg(parts)
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
             if parts:
                 parts[0] = parts[0][sent:]
-                if monotonic() > until:
-                    raise LaneEnded("takes nothing")
+                if monotonic() > deadline:
+                    raise LaneClosed("takes nothing")
 
 
 @dataclass
 class Lanes:
-    """What one thread has."""
+    """The lanes of one thread, by model."""
 
     shared: bool
     _lanes: dict[str, Lane] = field(default_factory=dict)
-    _hopes: dict[str, Hope] = field(default_factory=dict)
+    _policies: dict[str, LaneRequestPolicy] = field(default_factory=dict)
 
-    def answer(
+    def infer(
         self,
         model: str,
         inputs: Mapping[str, oip.Tensor | bytes],
         outputs: Sequence[str],
         deadline: float,
-        agent: AskAgent,
+        send_lane_request: SendLaneRequest,
     ) -> Answer | None:
-        """The answer by a lane; None where the agent is to be asked."""
+        """Run the request on a lane; None if it must go through the agent.
+
+        `send_lane_request` sends the request for a new lane. A lane that fails is closed, and the result is None then
+        as well.
+        """
         lane = self._lanes.get(model)
         if lane is None:
-            hope = self._hopes.get(model)
-            if hope is None or not hope.may_ask(monotonic()):
+            policy = self._policies.get(model)
+            if policy is None or not policy.should_request(monotonic()):
                 return None
-            lane = self._open(model, hope, deadline, agent)
+            lane = self._open(model, policy, deadline, send_lane_request)
             if lane is None:
                 return None
         try:
-            return lane.ask(inputs, outputs, deadline)
-        except LaneEnded as error:
+            return lane.infer(inputs, outputs, deadline)
+        except LaneClosed as error:
             log.debug("the lane to %s is given up: %s", model, error)
-            self._lose(model)
+            self._discard(model)
             return None
-        except BaseException:  # whatever else comes on it belongs to the past
-            self._lose(model)
+        except BaseException:  # a late answer to this request may still arrive on it
+            self._discard(model)
             raise
 
-    def answered(self, model: str) -> None:
-        """The agent has answered for that model: a lane may be worth asking for."""
-        hope = self._hopes.get(model)
-        if hope is None:
-            hope = self._hopes[model] = Hope()
-        hope.answered = True
+    def on_agent_answer(self, model: str) -> None:
+        """Note that the agent answered a request for `model`, so that the next request may ask for a lane."""
+        policy = self._policies.get(model)
+        if policy is None:
+            policy = self._policies[model] = LaneRequestPolicy()
+        policy.has_agent_answered = True
 
     def close(self) -> None:
-        """End all of them; who waits is woken, also in another thread."""
+        """Close all lanes; a thread that waits on one is woken."""
         for lane in list(self._lanes.values()):
             lane.end.close()
 
-    def _open(self, model: str, hope: Hope, deadline: float, agent: AskAgent) -> Lane | None:
+    def _open(
+        self, model: str, policy: LaneRequestPolicy, deadline: float, send_lane_request: SendLaneRequest
+    ) -> Lane | None:
+        """Request a lane from the agent and receive its memory; None if it is refused."""
         now = monotonic()
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        client_end, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with theirs:
-                wish = msgspec.json.encode(LaneWish(model, self.shared))
-                grant = granted(agent(wish, theirs.fileno(), granting_s(deadline - now)))
-            end = LaneEnd(grant, mine, memory_of(grant, mine, shared=self.shared), shared=self.shared)
+            with worker_end:
+                body = msgspec.json.encode(LaneRequest(model, self.shared))
+                grant = decode_grant(send_lane_request(body, worker_end.fileno(), grant_timeout_s(deadline - now)))
+            end = LaneEndpoint(
+                grant, client_end, receive_memory(grant, client_end, shared=self.shared), shared=self.shared
+            )
         except BaseException as error:
-            mine.close()
-            hope.refused(now)
+            client_end.close()
+            policy.on_refused(now)
             if isinstance(error, EdgeError):
                 log.debug("no lane to %s: %s", model, error)
                 return None
             raise
-        hope.got(now)
+        policy.on_granted(now)
         lane = self._lanes[model] = Lane(end)
         return lane
 
-    def _lose(self, model: str) -> None:
+    def _discard(self, model: str) -> None:
+        """Close the lane to `model` and notify the policy."""
         lane = self._lanes.pop(model, None)
         if lane is not None:
             with contextlib.suppress(OSError):
                 lane.end.close()
-            self._hopes[model].lost(monotonic())
+            self._policies[model].on_ended(monotonic())
 
 
-def may_have_lanes(socket_path: str, wanted: bool) -> bool:
-    """Whether a client at that address asks for lanes at all."""
-    return wanted and bool(socket_path) and SUPPORTED
+def can_use_lanes(socket_path: str, is_wanted: bool) -> bool:
+    """Whether a client of the server at `socket_path` may request lanes: only over a Unix socket, where shared memory
+    is supported."""
+    return is_wanted and bool(socket_path) and SUPPORTED
