@@ -45,14 +45,14 @@ bench: $(VENV)/.dev
 # way to a device (16 GB of disk).
 soak: export EDGESPLIT_SEED ?= $(shell date +%s)
 soak: $(VENV)/.dev
-	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/test_planner_*brute_force.py tests/unit/test_planner_tiers.py
-	EDGESPLIT_POWER_CUTS=$(or $(CUTS),20000) EDGESPLIT_DISK_FAULTS=1 EDGESPLIT_AGENT_KILLS=120 EDGESPLIT_WORKER_KILLS=500 EDGESPLIT_OFFLOAD_KILLS=200 EDGESPLIT_OFFLOAD_CUTS=5000 EDGESPLIT_ACTIVATION_EXAMPLES=1000 EDGESPLIT_ROLLOUT_KILLS=1000 EDGESPLIT_ROLLOUT_EXAMPLES=200 $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile --timeout 7200 tests/faults/test_power_cuts.py tests/faults/test_disk_faults.py tests/faults/test_agent_kills.py tests/faults/test_activation_machine.py tests/faults/test_worker_faults.py tests/faults/test_offload_server_faults.py tests/faults/test_rollout_faults.py tests/unit/test_rollout_machine.py
+	EDGESPLIT_INSTANCES=$(or $(INSTANCES),10000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 3600 tests/unit/partitioner/planner/test_planner_brute_force.py tests/unit/partitioner/milp/test_milp_brute_force.py tests/unit/partitioner/planner/test_planner_tiers.py
+	EDGESPLIT_POWER_CUTS=$(or $(CUTS),20000) EDGESPLIT_DISK_FAULTS=1 EDGESPLIT_AGENT_KILLS=120 EDGESPLIT_WORKER_KILLS=500 EDGESPLIT_OFFLOAD_KILLS=200 EDGESPLIT_OFFLOAD_CUTS=5000 EDGESPLIT_ACTIVATION_EXAMPLES=1000 EDGESPLIT_ROLLOUT_KILLS=1000 EDGESPLIT_ROLLOUT_EXAMPLES=200 $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist loadfile --timeout 7200 tests/faults/test_power_cuts.py tests/faults/test_disk_faults.py tests/faults/test_agent_kills.py tests/faults/test_activation_machine.py tests/faults/test_worker_faults.py tests/faults/test_offload_server_faults.py tests/faults/test_rollout_faults.py tests/unit/controller/rollout/test_state_machine.py
 	EDGESPLIT_PROCESS_KILLS=$(or $(PROCESS_KILLS),40) $(BIN)/python -m pytest --timeout 7200 tests/faults/test_several_processes.py
 	EDGESPLIT_FUZZ=$(or $(EXAMPLES),5000) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --dist load --timeout 7200 tests/faults/test_fuzz_*.py tests/faults/test_forged_halves.py
 	EDGESPLIT_OPENAPI_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n $(or $(JOBS),auto) --timeout 7200 tests/conformance/test_openapi.py
 	EDGESPLIT_SIM_DAYS=$(or $(SIM_DAYS),30) EDGESPLIT_SIM_DEVICES=$(or $(SIM_DEVICES),40) $(BIN)/python -m pytest -s --timeout 14400 tests/faults/test_fleet.py
 	EDGESPLIT_SOAK_S=$(or $(SOAK_S),3600) $(BIN)/python -m pytest -s tests/faults/test_soak.py tests/faults/test_offload_faults.py
-	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/test_onnx_bundle.py tests/integration/test_large_slice.py
+	EDGESPLIT_LARGE_MODEL=1 $(BIN)/python -m pytest --timeout 3600 -s tests/unit/partitioner/onnx_format/test_archive.py tests/integration/test_large_slice.py
 
 # Pages that programs write of themselves; a test compares each.
 pages: $(VENV)/.dev

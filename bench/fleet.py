@@ -34,7 +34,7 @@ from edgesplit.process.lifecycle import die_with_starting_thread, raise_open_fil
 from edgesplit_agent.control.mqtt_uplink import TelemetrySchedule
 from edgesplit_cli.demo.scenario import INPUT_SPEC
 from edgesplit_simulation.real_controller import RealFleet
-from postgres import Postgres
+from support.postgres import Postgres
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"

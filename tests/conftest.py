@@ -1,4 +1,4 @@
-"""Fixtures that several kinds of tests share: the reference models' folder, and a running cloud."""
+"""Fixtures that several kinds of tests share: databases, short socket paths and a running cloud."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harness import Cloud
-from postgres import NoPostgres, Postgres
+from support.edgesplit_processes import Cloud
+from support.postgres import NoPostgres, Postgres
 
 SEED = "20261121"
-REPOSITORY = Path(__file__).parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,15 +29,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Seen in every run."""
     return f"random graphs, faults and spoiled bytes are those of EDGESPLIT_SEED={os.environ['EDGESPLIT_SEED']}"
-
-
-@pytest.fixture(scope="session")
-def reference_models() -> Path:
-    """The folder of trained reference models; skips with its reason where there is none."""
-    folder = Path(os.environ.get("EDGESPLIT_MODELS") or REPOSITORY.parent / "shared" / "models")
-    if not (folder / "models").is_dir():
-        pytest.skip(f"no reference models in {folder}; set EDGESPLIT_MODELS to their folder")
-    return folder
 
 
 @pytest.fixture

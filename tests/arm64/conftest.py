@@ -15,8 +15,9 @@ import pytest
 from arm64.debian import NotHere
 from arm64.emulator import Emulator, find_emulator
 from arm64.root import remove_root
+from support import REPOSITORY
 
-CACHE = Path(os.environ.get("EDGESPLIT_ARM64_CACHE") or Path(__file__).parents[2] / "out" / "arm64")
+CACHE = Path(os.environ.get("EDGESPLIT_ARM64_CACHE") or REPOSITORY / "out" / "arm64")
 
 
 @pytest.fixture(scope="session")

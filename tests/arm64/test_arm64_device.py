@@ -27,8 +27,8 @@ from edgesplit.input_spec import InputSpec, prepare
 from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.scenario import INPUT_SPEC
-from harness import DIGITS, Cloud, eventually, frame_input, frames, relative_error
-from unit import tflite_models
+from support import tflite_models
+from support.edgesplit_processes import DIGITS, Cloud, eventually, frame_input, frames, relative_error
 
 pytestmark = pytest.mark.usefixtures("asked_for")
 NAME = "arm64"

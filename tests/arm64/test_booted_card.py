@@ -20,7 +20,7 @@ from arm64.emulator import Emulator
 from arm64.image import Image, make_image
 from arm64.machine import Machine, host_address
 from arm64.raspberry import TRIXIE
-from harness import Cloud, eventually
+from support.edgesplit_processes import Cloud, eventually
 
 pytestmark = pytest.mark.usefixtures("asked_for")
 BOOT_S = float(os.environ.get("EDGESPLIT_BOOT_S", "1500"))

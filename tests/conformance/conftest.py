@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuf_world import Case, TufWorld
+from support.tuf_repository import Case, TufWorld
 
 
 @pytest.fixture(scope="module")

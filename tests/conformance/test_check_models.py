@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.split_check.check import check_model
+from support.reference_models import FOLDER, reference_file
 
-FOLDER = Path(os.environ.get("EDGESPLIT_MODELS", Path(__file__).resolve().parents[3] / "shared" / "models"))
 BINDINGS = {
     "silero_vad_16k.onnx": {"batch": 1, "sequence": 576},
     "gesture_mlp.onnx": {"batch": 1},
@@ -30,10 +27,7 @@ def files(kind: str) -> list[str]:
 
 def bytes_of(kind: str, name: str) -> bytes:
     """The file's content, or a skip with the reason."""
-    path = FOLDER / kind / name
-    if not path.exists():
-        pytest.skip(f"no reference models at {FOLDER}; set EDGESPLIT_MODELS to their folder")
-    return path.read_bytes()
+    return reference_file(kind, name).read_bytes()
 
 
 @pytest.mark.parametrize("name", files("models"))

@@ -12,9 +12,10 @@ import pytest
 from edgesplit.input_spec import FRAME, parse_input_spec, prepare
 from edgesplit_partitioner.onnx_format.model import prepare_model, with_input_layer
 from edgesplit_partitioner.slicing import atoms, cut_slices
-from unit import onnx_models as tiny
+from support import REPOSITORY
+from support import onnx_models as tiny
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "digits"
+FOLDER = REPOSITORY / "examples" / "digits"
 SPEC = "image/jpeg 128x128 q85 rgb nchw scale=1/255"
 
 

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -23,14 +22,15 @@ from hypothesis import strategies as st
 from openapi_spec_validator import validate
 from schemathesis.checks import CHECKS
 
-from access_world import Person, World
 from edgesplit_controller.api.access_reference import declared_routes
 from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.openapi import document_of_routers
 from edgesplit_controller.storage.database import TelemetryRow
-from unit.registry_bench import a_model
+from support import REPOSITORY
+from support.controller_api import Person, World
+from support.registry_harness import a_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "openapi.json"
+PAGE = REPOSITORY / "docs" / "openapi.json"
 EXAMPLES = int(os.environ.get("EDGESPLIT_OPENAPI_EXAMPLES", "3"))
 SEED = int(os.environ.get("EDGESPLIT_SEED", "6"))
 HELD_TO = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from harness import Cloud, eventually, relative_error
+from support.edgesplit_processes import Cloud, eventually, relative_error
+from support.reference_models import reference_file
 
 CASES = [("squeezenet_fp32", "squeezenet_fp32.onnx__cat.npz"), ("yolox_nano", "yolox_nano.onnx__kite_and_cold.npz")]
 TOLERANCE = 1e-4
 
 
 @pytest.mark.parametrize(("name", "reference"), CASES, ids=[name for name, _ in CASES])
-def test_a_deployed_model_gives_its_reference_tensors(
-    cloud: Cloud, reference_models: Path, name: str, reference: str
-) -> None:
+def test_a_deployed_model_gives_its_reference_tensors(cloud: Cloud, name: str, reference: str) -> None:
     """With `--partition auto` and with a cut forced inside, the outputs equal the stored tensors within 1e-4."""
     model, device = name.replace("_", "-"), f"pi-{name.replace('_', '-')}"
-    cloud.edgectl("model", "push", str(reference_models / "models" / f"{name}.onnx"), "--name", model)
+    cloud.edgectl("model", "push", str(reference_file("models", f"{name}.onnx")), "--name", model)
     agent = cloud.agent(device)
     layers = [layer["name"] for layer in cloud.json("model", "show", model)["layers"]]
-    arrays = np.load(reference_models / "ref" / reference, allow_pickle=False)
+    arrays = np.load(reference_file("ref", reference), allow_pickle=False)
     inputs = {key[3:]: arrays[key] for key in arrays.files if key.startswith("in:")}
 
     for partition in ("auto", layers[len(layers) // 3], layers[2 * len(layers) // 3]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 
 from edgesplit_partitioner.onnx_format.model import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
-from unit import onnx_models as tiny
+from support import onnx_models as tiny
+from support.reference_models import FOLDER, reference_file
 
-FOLDER = Path(os.environ.get("EDGESPLIT_MODELS", Path(__file__).resolve().parents[3] / "shared" / "models"))
 SEED = 11
 TOLERANCE = 1e-4
 """Of the largest absolute value of each output."""
@@ -34,9 +33,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_cut_reference_model_answers_like_the_whole(name: str, tmp_path: Path) -> None:
     """Three tables of random cuts: bit for bit the whole model's outputs, and the reference within 1e-4."""
-    file = FOLDER / "models" / f"{name}.onnx"
-    if not file.exists():
-        pytest.skip(f"no reference models at {FOLDER}; set EDGESPLIT_MODELS to their folder")
+    file = reference_file("models", f"{name}.onnx")
     model = prepare_model(file.read_bytes(), MODELS[name])
     reference = next(iter(sorted((FOLDER / "ref").glob(f"{name}[._]onnx__*.npz"))))
     with np.load(reference) as stored:
@@ -59,9 +56,7 @@ def test_cut_reference_model_answers_like_the_whole(name: str, tmp_path: Path) -
 def test_a_model_inside_an_if_is_cut_once_its_rate_is_bound(tmp_path: Path) -> None:
     """Silero's 8 and 16 kHz networks are the branches of one If: bound to one rate, the other is gone, and what is left
     is cut bit for bit."""
-    file = FOLDER / "hostile" / "silero_vad_if.onnx"
-    if not file.exists():
-        pytest.skip(f"no reference models at {FOLDER}; set EDGESPLIT_MODELS to their folder")
+    file = reference_file("hostile", "silero_vad_if.onnx")
     with np.load(FOLDER / "ref" / "silero_vad_if.onnx__noise.npz") as stored:
         feeds = {key.removeprefix("in:"): stored[key] for key in stored.files if key.startswith("in:")}
         wanted = {key.removeprefix("out:"): stored[key] for key in stored.files if key.startswith("out:")}

@@ -17,7 +17,8 @@ from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
 from edgesplit_partitioner.model_loader import prepare_model
 from edgesplit_partitioner.slicing import atoms, cut_slices
-from unit import onnx_models, tflite_models
+from support import onnx_models, tflite_models
+from support.reference_models import reference_file
 
 SEED = 11
 TOLERANCE = 1e-4
@@ -39,14 +40,14 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_cut_reference_model_answers_like_the_whole(reference_models: Path, tmp_path: Path, name: str) -> None:
+def test_cut_reference_model_answers_like_the_whole(tmp_path: Path, name: str) -> None:
     """Three tables of random cuts and one of every prefix: bit for bit the outputs of the file as it came."""
-    raw = (reference_models / f"{name}.tflite").read_bytes()
+    raw = reference_file(f"{name}.tflite").read_bytes()
     model = prepare_model(raw)
     feeds = tflite_models.feeds_of(model)
     wanted = {}
     if MODELS[name]:
-        with np.load(reference_models / "ref" / f"{MODELS[name]}.npz") as stored:
+        with np.load(reference_file("ref", f"{MODELS[name]}.npz")) as stored:
             feeds = {key.removeprefix("in:"): stored[key] for key in stored.files if key.startswith("in:")}
             wanted = {key.removeprefix("out:"): stored[key] for key in stored.files if key.startswith("out:")}
     whole = tflite_models.run_whole(raw, feeds, tmp_path)
@@ -69,9 +70,9 @@ def test_cut_reference_model_answers_like_the_whole(reference_models: Path, tmp_
         assert apart <= allowed, output
 
 
-def test_deeplab_runs_on_plain_kernels(reference_models: Path) -> None:
+def test_deeplab_runs_on_plain_kernels() -> None:
     """LiteRT's default delegate refuses the model: its slices say so, all of them."""
-    model = prepare_model((reference_models / "hostile" / "deeplabv3_xnnpack_refuses.tflite").read_bytes())
+    model = prepare_model(reference_file("hostile", "deeplabv3_xnnpack_refuses.tflite").read_bytes())
     assert model.kernels == "plain"
     slices = cut_slices(model, model.graph, atoms(model.graph, []), None)
     assert [one.slice.kernels for one in slices] == ["plain"]
@@ -84,15 +85,15 @@ def test_deeplab_runs_on_plain_kernels(reference_models: Path) -> None:
         ("person_detect_bad_quant", "quantized_dimension must be in range"),
     ],
 )
-def test_hostile_models_are_refused_for_the_true_reason(reference_models: Path, name: str, reason: str) -> None:
+def test_hostile_models_are_refused_for_the_true_reason(name: str, reason: str) -> None:
     """What LiteRT cannot run is refused in its words."""
     with pytest.raises(ModelRefused, match=reason):
-        prepare_model((reference_models / "hostile" / f"{name}.tflite").read_bytes())
+        prepare_model(reference_file("hostile", f"{name}.tflite").read_bytes())
 
 
-def test_compiled_model_is_one_layer(reference_models: Path) -> None:
+def test_compiled_model_is_one_layer() -> None:
     """A file compiled for the Edge TPU is one layer, with its twin's inputs and outputs."""
-    folder = reference_models / "models"
+    folder = reference_file("models")
     compiled = prepare_model((folder / "mobilenet_v1_0.75_192_quant_edgetpu.tflite").read_bytes())
     twin = prepare_model((folder / "mobilenet_v1_0.75_192_quant.tflite").read_bytes())
     assert len(compiled.graph.layers) == 1

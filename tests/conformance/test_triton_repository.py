@@ -14,10 +14,10 @@ from google.protobuf import text_format
 
 from edgesplit_cli.export_files import CONFIG, MODEL, VERSION, triton_config, write_model
 from edgesplit_partitioner.onnx_format.export import wire_signature
-from recut_world import CLASS, made
-from unit import onnx_models as tiny
-from unit.test_far_half import far_half, near_half
-from unit.test_foreign_servers import SCHEMA
+from support import onnx_models as tiny
+from support.recut_repository import CLASS, made
+from unit.partitioner.costs.test_foreign_server import SCHEMA
+from unit.partitioner.onnx_format.test_export import far_half, near_half
 
 
 def config_of(home: Path) -> Any:

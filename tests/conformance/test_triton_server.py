@@ -22,11 +22,11 @@ from edgesplit.release import boundary_codecs
 from edgesplit_agent.offload.foreign_server import ForeignServers, ForeignTls
 from edgesplit_cli.export_files import triton_config, write_model
 from edgesplit_partitioner.onnx_format.export import SlicePart, merge_slices, remote_signature, wire_signature
-from harness import eventually
-from recut_world import CLASS, made
-from unit import onnx_models as tiny
+from support import REPOSITORY
+from support import onnx_models as tiny
+from support.edgesplit_processes import eventually
+from support.recut_repository import CLASS, made
 
-REPOSITORY = Path(__file__).parents[2]
 PROGRAM = """
 import numpy as np
 import onnxruntime

@@ -23,8 +23,9 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 import edgesplit
-from harness import Cloud, eventually, frames
-from served_models import Served, loaded
+from support.edgesplit_processes import Cloud, eventually, frames
+from support.reference_models import reference_file
+from support.served_models import Served, loaded
 
 MODEL = "digits"
 PATIENCE = {"timeout": 60_000_000}
@@ -344,11 +345,11 @@ REFERENCES: dict[str, tuple[str, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("file", REFERENCES)
-def test_reference_models_answer_as_stored(reference_models: Path, tmp_path: Path, file: str) -> None:
+def test_reference_models_answer_as_stored(tmp_path: Path, file: str) -> None:
     """Each output within 1e-4, as bytes and in shared memory, whichever way the inputs came."""
     reference, bindings = REFERENCES[file]
-    raw = (reference_models / "models" / file).read_bytes()
-    with np.load(reference_models / "ref" / f"{reference}.npz") as stored:
+    raw = reference_file("models", file).read_bytes()
+    with np.load(reference_file("ref", f"{reference}.npz")) as stored:
         inputs = {key[3:]: stored[key] for key in stored.files if key.startswith("in:")}
         wanted = {key[4:]: stored[key] for key in stored.files if key.startswith("out:")}
     assert inputs and wanted

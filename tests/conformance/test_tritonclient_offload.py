@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 from edgesplit.release import boundary_codecs
 from edgesplit_cli.demo.run import free_port
 from edgesplit_offload.server import OffloadServer
-from handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
-from offload_world import Serving, signed_release
+from support.handmade_release import CODEC, CUT, DIGEST, MID, REMOTE, HandmadeRelease
+from support.offload_processes import Serving, signed_release
 
 
 @pytest.fixture(scope="module")

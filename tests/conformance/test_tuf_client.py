@@ -19,8 +19,8 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import Fetched, FetchMetadata
 from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
 from edgesplit_controller.messaging.delivery import pieces
-from trust_world import DAY, sample_release
-from tuf_world import Case, TufWorld, new_key
+from support.signed_repository import DAY, sample_release
+from support.tuf_repository import Case, TufWorld, new_key
 
 FIRST = dict.fromkeys(("root", "targets", "snapshot", "timestamp"), 1)
 SECOND = {**FIRST, "targets": 2, "snapshot": 2, "timestamp": 2}

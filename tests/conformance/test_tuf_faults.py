@@ -1,6 +1,7 @@
 """The device's own faults on the real path: cache files spoiled, clocks ten years off, power gone between two files.
 
-Each goes through the agent's client over a real mosquitto; tests/unit/test_trust.py has more cases without a network.
+Each goes through the agent's client over a real mosquitto; tests/unit/sdk/trust/test_store.py has more cases without a
+network.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import pytest
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.trust.store import verify_manifest
-from trust_world import DAY, sample_release
-from tuf_world import Case
+from support.signed_repository import DAY, sample_release
+from support.tuf_repository import Case
 
 YEARS_10 = 3652.5 * DAY
 CACHED = ["root.json", "root_history/1.root.json", "timestamp.json", "snapshot.json", "targets.json"]

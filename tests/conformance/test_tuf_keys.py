@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 from securesystemslib.signer import CryptoSigner, Signer, SSlibKey
 
-from trust_world import sample_release
-from tuf_world import TOP, Case, new_key
+from support.signed_repository import sample_release
+from support.tuf_repository import TOP, Case, new_key
 
 FAR = 2**31 - 1
 

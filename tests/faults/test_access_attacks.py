@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from access_world import HOST, OWNER_TOKEN, Clock, World
 from edgesplit_controller.access import bearer_token
 from edgesplit_controller.access.authenticator import Authenticator
 from edgesplit_controller.access.login_throttle import FREE_FAILURES
@@ -23,6 +22,7 @@ from edgesplit_controller.access.sessions import CODE_S, IDLE_S, MAX_SESSION_S, 
 from edgesplit_controller.access.tls_peer import Peer, PeerAwareHttp
 from edgesplit_controller.api.authorisation import COOKIE
 from edgesplit_controller.storage.tables.operators import BrowserSessionRow, LoginCodeRow, TokenRow
+from support.controller_api import HOST, OWNER_TOKEN, Clock, World
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Anything may follow anything: deployments good and bad, replays and forgeries, power cuts, stops, lost links, clocks.
 
-A state machine of hypothesis drives the agent's real parts (`power_world`), with time that it moves. After each move:
+A state machine of hypothesis drives the agent's real parts (`support.device_storage`), with time that it moves. After
+each move:
 nothing runs that was not signed, no counter falls, what was committed lies here whole until something else is, a bad
 release does not run, and in the end the newest statement that was believed is what runs.
 """
@@ -21,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgesplit.release.manifest import DesiredRelease, Statement
 from edgesplit.release_store import open_release
 from edgesplit_agent.updates.reconciler import Retire, next_step
-from power_world import DAY, MODEL, NOW, Died, Machine, Source, Tiny, imaginary_disks
+from support.device_storage import DAY, MODEL, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ACTIVATION_EXAMPLES", "25"))
 GOOD = [Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0)]

@@ -13,7 +13,13 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from agent_world import (
+from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.http1.server import Request, Response
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.plan import Row
+from edgesplit_agent.serving.engine import Engine, Settings
+from support.agent_engine import (
     CUT,
     DIGEST,
     EXPECTED,
@@ -27,12 +33,6 @@ from agent_world import (
     unavailable,
     world,
 )  # fmt: skip
-from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
-from edgesplit.http1.server import Request, Response
-from edgesplit.offload_client.circuit_breaker import CircuitBreaker
-from edgesplit.offload_client.pool import OffloadClient
-from edgesplit.plan import Row
-from edgesplit_agent.serving.engine import Engine, Settings
 
 FIRST = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
 LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)

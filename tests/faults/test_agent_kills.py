@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from agent_world import INPUT, eventually
 from edgesplit.release import manifest as release
 from edgesplit.release.manifest import SliceFile
 from edgesplit_agent.state.data_folder import DataFolder
 from integration.test_agent import Made, Process, SmallController, chunk
+from support.agent_engine import INPUT, eventually
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 KILLS = int(os.environ.get("EDGESPLIT_AGENT_KILLS", "24"))

@@ -1,6 +1,6 @@
 """Releases that do not live: on trial, thrown back, or taking the whole agent down (reference faults A2, A3, C14, C15).
 
-The agent's real parts in one process, with time that a test moves (`power_world`). `Died` ends a start as a
+The agent's real parts in one process, with time that a test moves (`support.device_storage`). `Died` ends a start as a
 segmentation fault or a kill by the kernel would: nothing is tidied up.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from edgesplit.errors import InferenceFailed, LinkError
 from edgesplit_agent.state.slots import ENOUGH_ANSWERS, FAILURES_IN_A_ROW, UNHEALTHY_STARTS
 from edgesplit_agent.updates.reconciler import Activate, RollBack
-from power_world import DAY, HEALTH_S, NOW, Died, Machine, Source, Tiny, imaginary_disks
+from support.device_storage import DAY, HEALTH_S, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 V1, V2, V3 = Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0)
 DEADLY = "ends the process at load"

@@ -23,8 +23,6 @@ from typing import Any
 import pytest
 
 import edgesplit.mqtt.session
-from agent_world import eventually
-from broker_world import enrol
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.mqtt import messages
@@ -36,6 +34,8 @@ from edgesplit_agent.releases.disk_quota import NoRoom
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Channel, Delivery, Sources
 from edgesplit_controller.pki.authority import Authority
+from support.agent_engine import eventually
+from support.mosquitto import enrol
 
 DEVICE = "cam"
 KILLS = 100

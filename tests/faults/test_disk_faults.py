@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from power_cut import Fault, Made, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
-from power_world import Machine, Source, Tiny, imaginary_disks
+from support.device_storage import Machine, Source, Tiny, imaginary_disks
+from support.power_cut import Fault, Made, Operation, Recorder, Resized, Tree, Wrote, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 EVERY = int(os.environ.get("EDGESPLIT_DISK_FAULTS", "3"))

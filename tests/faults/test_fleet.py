@@ -15,7 +15,7 @@ from edgesplit_simulation.faults.injector import FaultInjector
 from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
 from edgesplit_simulation.fleet import LONG_RUN_INTERVALS, SimulatedFleet
 from edgesplit_simulation.releases import Behaviour
-from power_world import imaginary_disks
+from support.device_storage import imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICES = int(os.environ.get("EDGESPLIT_SIM_DEVICES", "5"))

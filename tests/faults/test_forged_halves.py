@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from agent_world import CUT, DIGEST, INPUT, LINK, LOCAL, REMOTE, eventually, world
-from assembled import assembled
 from edgesplit import plan
 from edgesplit.client.client import Connection, Reply
 from edgesplit.errors import TrustError
@@ -36,12 +34,14 @@ from edgesplit_controller.fleet.devices import ClaimRequest
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_offload.server import OffloadServer
-from fuzzing import fuzzed
-from handmade_release import CUT as GOOD_NAME
-from handmade_release import DEVICE_CLASS, MID, HandmadeRelease
-from handmade_release import DIGEST as HANDMADE
-from trust_world import World, sample_release
-from unit.registry_bench import a_model
+from support.agent_engine import CUT, DIGEST, INPUT, LINK, LOCAL, REMOTE, eventually, world
+from support.controller_parts import assembled
+from support.fuzzing import fuzzed
+from support.handmade_release import CUT as GOOD_NAME
+from support.handmade_release import DEVICE_CLASS, MID, HandmadeRelease
+from support.handmade_release import DIGEST as HANDMADE
+from support.registry_harness import a_model
+from support.signed_repository import World, sample_release
 
 PATIENCE_S = 30.0
 SLOW = msgspec.structs.replace(LOCAL, device_s=1.0)

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from access_world import OWNER_TOKEN, World
 from edgesplit.errors import EdgeError
 from edgesplit.trust.identity import certificate_request, load_or_make_key
 from edgesplit_partitioner.onnx_format.validate import read_model as read_onnx
 from edgesplit_partitioner.tflite_format.flatbuffer import read_model as read_tflite
-from fuzzing import JSON, fuzzed, spoiled
-from unit.registry_bench import a_model
-from unit.tflite_models import chain
+from support.controller_api import OWNER_TOKEN, World
+from support.fuzzing import JSON, fuzzed, spoiled
+from support.registry_harness import a_model
+from support.tflite_models import chain
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/devices/claims": {"device": "cam-1", "device_class": "raspberrypi4", "labels": {"a": "b"}, "expires_s": 60},

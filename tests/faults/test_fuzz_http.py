@@ -1,7 +1,7 @@
 """Spoiled HTTP over real sockets: to our server, and to our clients from a server that sends what it likes.
 
 Our server answers a 4xx or hangs up, and serves the next connection; our clients raise their own errors by their
-deadline. tests/unit/test_http1.py and test_client.py have the protocol's own cases.
+deadline. tests/unit/sdk/http1/test_server.py and test_client.py have the protocol's own cases.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from edgesplit.offload_client.pool import (
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import TensorSpec
 from edgesplit_offload.server import OffloadServer
-from fuzzing import fuzzed, spoiled
-from handmade_release import CUT, MID, HandmadeRelease
+from support.fuzzing import fuzzed, spoiled
+from support.handmade_release import CUT, MID, HandmadeRelease
 
 PATIENCE_S = 30.0
 BODY, LENGTH = oip.encode_request(oip.InferRequest({"mid": MID}, (), "id-1"))

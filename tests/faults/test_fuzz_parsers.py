@@ -49,9 +49,9 @@ from edgesplit_controller.model_registry.registry import read_tensors
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_partitioner.costs.model import load_costs
-from fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
-from trust_world import DEVICE, World, sample_release
-from unit.registry_bench import a_model
+from support.fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
+from support.registry_harness import a_model
+from support.signed_repository import DEVICE, World, sample_release
 
 MIB = 2**20
 

@@ -9,10 +9,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent_world import eventually
 from edgesplit.http1.server import Request, Response
 from edgesplit.offload_client.pool import HOP_CAUSE_HEADER
-from gateway_world import OUT, PATIENCE_S, SPOILT, World, outputs
+from support.agent_engine import eventually
+from support.two_tier_servers import OUT, PATIENCE_S, SPOILT, World, outputs
 
 DEVICES, EACH = 8, int(os.environ.get("EDGESPLIT_GATEWAY_REQUESTS", "15"))
 TURNED_AWAY = (503, 504)

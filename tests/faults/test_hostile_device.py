@@ -33,7 +33,7 @@ from edgesplit.mqtt.messages import FetchChunks, FetchMetadata, encode, topic
 from edgesplit.release.manifest import decode_manifest
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
 from edgesplit.trust.store import TrustStore, target_path
-from harness import Agent, Cloud, eventually
+from support.edgesplit_processes import Agent, Cloud, eventually
 
 VICTIM, BAD = "pi-victim", "pi-bad"
 PATIENCE_S = 60.0

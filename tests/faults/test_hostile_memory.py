@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_world import LOCAL, Step, active, eventually
 from edgesplit import Client
 from edgesplit.client.client import Connection, Reply
 from edgesplit.http1.server import Server
@@ -35,6 +34,7 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.shared_memory.regions import FOLDER, SEGMENT
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint
+from support.agent_engine import LOCAL, Step, active, eventually
 
 PATIENCE_S = 30.0
 COUNT = 262_144

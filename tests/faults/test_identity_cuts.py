@@ -23,9 +23,9 @@ from edgesplit_agent.control.enrolment import credentials, enrol
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.pki.authority import Authority
-from fresh_database import fresh_database
-from power_cut import Recorder, Told, after_cut, read_tree, write_tree
-from power_world import NOW, imaginary_disks
+from support.device_storage import NOW, imaginary_disks
+from support.fresh_database import fresh_database
+from support.power_cut import Recorder, Told, after_cut, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 DEVICE = "cam-1"

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_world import DIGEST, eventually
 from edgesplit import Answer, AsyncClient, Client, InferOptions
 from edgesplit.client.connection import Connection
 from edgesplit.client.direct import endpoint, request_policy
@@ -27,8 +26,9 @@ from edgesplit.errors import EdgeError, InferenceFailed, UsageError
 from edgesplit.observability import metrics, trace_context
 from edgesplit.oip.options import NONE
 from edgesplit_agent.worker.host import WorkerLost
-from lane_world import OTHER_DIGEST, LaneWorld, descriptors, lane_world
-from worker_world import DEADLY, ENDLESS, GREEDY, SMALL, deadly, double, endless, greedy, signal_worker
+from support.agent_engine import DIGEST, eventually
+from support.direct_access import OTHER_DIGEST, LaneWorld, descriptors, lane_world
+from support.workers import DEADLY, ENDLESS, GREEDY, SMALL, deadly, double, endless, greedy, signal_worker
 
 only_where_it_traps = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="no other processor traps the division that this model dies of"

@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_world import eventually
-from byte_wire import OUT, A, B, Fault, How, OffloadWorld, offload_world
 from edgesplit.errors import DeadlineExceeded, LinkError
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.offload_client.pool import OffloadClient
@@ -26,7 +24,9 @@ from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import InferOptions
 from edgesplit.plan import Link
 from edgesplit_agent.serving.engine import Answer
-from handmade_release import DEVICE_CLASS, DIGEST
+from support.agent_engine import eventually
+from support.fault_proxy import OUT, A, B, Fault, How, OffloadWorld, offload_world
+from support.handmade_release import DEVICE_CLASS, DIGEST
 
 LONG_S = 60.0
 AT_ONCE = InferOptions(hedge="always")

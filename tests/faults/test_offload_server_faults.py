@@ -21,9 +21,9 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_offload.server import OffloadServer
-from handmade_release import CUT, MID, HandmadeRelease
-from harness import eventually
-from offload_world import PATIENCE_S, Askers, Serving, Signed, signed_release
+from support.edgesplit_processes import eventually
+from support.handmade_release import CUT, MID, HandmadeRelease
+from support.offload_processes import PATIENCE_S, Askers, Serving, Signed, signed_release
 
 SEED = int(os.environ["EDGESPLIT_SEED"])
 KILLS = int(os.environ.get("EDGESPLIT_OFFLOAD_KILLS", "2"))

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from power_cut import (
+from support.device_storage import Machine, Source, Tiny, imaginary_disks
+from support.power_cut import (
     Disk,
     How,
     Operation,
@@ -29,7 +30,6 @@ from power_cut import (
     read_tree,
     write_tree,
 )
-from power_world import Machine, Source, Tiny, imaginary_disks
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 CUTS = int(os.environ.get("EDGESPLIT_POWER_CUTS", "150"))

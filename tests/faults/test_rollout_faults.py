@@ -1,8 +1,8 @@
 """Rollouts to a fleet of 100 under faults: bad releases, silence, newer releases meanwhile, operators at once, kills at
 every write of the database, and yesterday's backup (reference faults F1 to F7).
 
-The devices are stand-ins at the level of messages (`rollout_world`): they keep a counter of their own, as agents do.
-`test_rollout_simulated` has 200 with the real agents' decisions.
+The devices are stand-ins at the level of messages (`support.rollout_harness`): they keep a counter of their own, as
+agents do. `test_rollout_simulated` has 200 with the real agents' decisions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy import event
 
 from edgesplit_controller.backup.rows import export_rows, import_rows
 from edgesplit_controller.storage.database import Desired, Device
-from rollout_world import BAD, NEW, NEWER, OLD, StandIn, World
+from support.rollout_harness import BAD, NEW, NEWER, OLD, StandIn, World
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 KILLS = int(os.environ.get("EDGESPLIT_ROLLOUT_KILLS", "6"))

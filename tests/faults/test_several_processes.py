@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from broker_world import Elsewhere
-from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.pki.authority import Authority
@@ -23,7 +21,9 @@ from edgesplit_controller.settings import find_free_port
 from edgesplit_controller.storage.database import Database, Desired
 from edgesplit_controller.storage.database import Device as Row
 from edgesplit_controller.storage.tables.leases import LeaseRow
-from postgres import Postgres
+from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
+from support.mosquitto import Elsewhere
+from support.postgres import Postgres
 
 PROCESSES = 2
 KILLS = int(os.environ.get("EDGESPLIT_PROCESS_KILLS", "1"))

@@ -21,8 +21,8 @@ import pytest
 from edgesplit.client.client import Client
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.plan import Link
-from harness import Agent, Cloud, eventually, frame_input, frames
-from soak_world import Load, Sample, growth, named, tree
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
+from support.soak import Load, Sample, growth, named, tree
 
 SOAK_S = float(os.environ.get("EDGESPLIT_SOAK_S", "6"))
 LONG = SOAK_S >= 600

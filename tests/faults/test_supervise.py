@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import eventually
+from support.edgesplit_processes import eventually
 
 PROGRAM = '''
 """Stands for an agent: notes its number, and those of its children; does what its word says."""

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from edgesplit_agent.self_update.version_store import VersionStore
-from power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
-from power_world import Machine, imaginary_disks
-from version_world import AgentRelease, World
+from support.agent_versions import AgentRelease, World
+from support.device_storage import Machine, imaginary_disks
+from support.power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 A, B = AgentRelease("0.3.0"), AgentRelease("0.4.0")

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hostile_worker
-from agent_world import CLASS, ScriptedCloud, eventually
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, ModelRefused
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.runtime import Timing
@@ -29,8 +27,10 @@ from edgesplit_agent.worker.host import WorkerLost
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.tensor_allocator import TensorAllocator
 from edgesplit_agent.worker.watchdog_policy import Bounds
-from power_world import Machine, Source, imaginary_disks
-from worker_world import (
+from support import hostile_worker
+from support.agent_engine import CLASS, ScriptedCloud, eventually
+from support.device_storage import Machine, Source, imaginary_disks
+from support.workers import (
     AWAY,
     BOUNDS,
     DEADLY,

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from controller_world import eventually
 from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
 from edgesplit_cli.commands import adopt as command
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.ssh import upload
 from edgesplit_provisioning.ssh.adopt import AdoptionResult
 from edgesplit_provisioning.ssh.inventory import Host
-from ssh_world import CA, FakeController, FakeKit, Machine, why_not
+from support.controller_process import eventually
+from support.ssh_host import CA, FakeController, FakeKit, Machine, why_not
 
 REASON = why_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)

@@ -25,7 +25,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from agent_world import EXPECTED, INPUT, LINK, H, X, Y, eventually
 from edgesplit import Client
 from edgesplit.errors import LinkError
 from edgesplit.http1.server import Request, Response, Server, json_response
@@ -45,6 +44,7 @@ from edgesplit_controller.messaging.delivery import SUBSCRIPTIONS, Delivery, Sou
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_offload.server import OffloadServer
+from support.agent_engine import EXPECTED, INPUT, LINK, H, X, Y, eventually
 
 HERE = "127.0.0.1"
 DEVICE = "cam-1"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from broker_world import PATIENCE_S, BrokerWorld, enrol
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.mqtt.session import Session
 from edgesplit.trust import identity
 from edgesplit_controller.messaging.broker import DEVICE_READS, DEVICE_WRITES, Broker
 from edgesplit_controller.pki.authority import Authority
+from support.mosquitto import PATIENCE_S, BrokerWorld, enrol
 
 
 @pytest.fixture(scope="module", params=["our own", "elsewhere"])

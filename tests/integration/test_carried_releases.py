@@ -13,7 +13,7 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit_agent import main as agent_command
 from edgesplit_cli.main import cli
-from harness import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
 
 NOWHERE = ["--broker", "127.0.0.1:9"]
 

@@ -15,7 +15,7 @@ from edgesplit.input_spec import InputSpec, prepare
 from edgesplit.release.manifest import decode_manifest
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.scenario import INPUT_SPEC
-from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")

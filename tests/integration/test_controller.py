@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from controller_world import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from edgesplit.mqtt import messages
 from edgesplit.release.agent_release import AGENT_MODEL, Target, build_for
 from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from wheels_world import archive, small_agent
+from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
+from support.wheels import archive, small_agent
 
 
 @pytest.fixture(scope="module")

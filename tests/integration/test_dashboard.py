@@ -14,14 +14,15 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from sqlalchemy import update
 
-from browser import DESKTOP, PHONE, Browser, chromium, needs_browser
-from dashboard_world import Dashboard
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.storage.database import Device, Model
-from made_fleet import device_row, make_rollout
+from support import REPOSITORY
+from support.browser import DESKTOP, PHONE, Browser, chromium, needs_browser
+from support.dashboard_server import Dashboard
+from support.sample_fleet import device_row, make_rollout
 
 MANY = 1_000
-AXE = Path(__file__).parents[2] / "cloud_controller" / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+AXE = REPOSITORY / "cloud_controller" / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 

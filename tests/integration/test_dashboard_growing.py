@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from controller_world import PATIENCE_S
-from dashboard_world import Dashboard
 from edgesplit_controller.storage.database import Device
-from postgres import Postgres
+from support.controller_process import PATIENCE_S
+from support.dashboard_server import Dashboard
+from support.postgres import Postgres
 
 FOLLOWERS = 8
 """New connections, of which each is taken by any process."""

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from edgesplit.release.manifest import Manifest, decode_manifest
 from edgesplit_cli.demo.scenario import INPUT_SPEC
-from harness import DIGITS, Agent, Cloud, eventually
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 from cryptography import x509
 
-from controller_world import Device, Up, enrolled, eventually
 from edgesplit.controller_client import credentials
 from edgesplit.errors import EdgeError, TrustError, UsageError
 from edgesplit.mqtt.session import Session
@@ -22,6 +21,7 @@ from edgesplit_cli.main import cli
 from edgesplit_controller.access.bootstrap import open_authenticator
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.database import Database
+from support.controller_process import Device, Up, enrolled, eventually
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from controller_world import Device, Up
 from edgesplit.crypto.key_wrapping import load_encryption_key, sign_encryption_key, unwrap
 from edgesplit.crypto.slice_encryption import decrypt_slice, needed_keys
 from edgesplit.errors import TrustError
@@ -30,7 +29,8 @@ from edgesplit.trust.identity import certificate_request
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.scenario import INPUT_SPEC
-from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
+from support.controller_process import Device, Up
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 MARK_BYTES = 48
 

@@ -14,8 +14,8 @@ import yaml
 from edgesplit.input_spec import InputSpec, prepare
 from edgesplit.release.manifest import decode_manifest
 from edgesplit_cli.demo.reference_model import WholeModel
-from foreign_world import TRITON, ForeignServerHere
-from harness import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
+from support.foreign_servers import TRITON, ForeignServerHere
 
 
 @pytest.fixture(scope="module")

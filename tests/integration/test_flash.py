@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from card_world import TRIXIE, boot_of, make_image, make_kit, needs_card_tools
 from edgesplit.errors import UsageError
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.image.wait_online import wait_online
-from harness import Agent, Cloud
+from support.card_images import TRIXIE, boot_of, make_image, make_kit, needs_card_tools
+from support.edgesplit_processes import Agent, Cloud
 
 
 class Bench:

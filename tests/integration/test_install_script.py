@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit_world import describe, made_up_wheel, repacked, small_kit
+from support.kits import describe, made_up_wheel, repacked, small_kit
 
 STEPS = ("checking the kit", "using ", "installing ", "is 1.0.0 now", "taking the claim")
 SYSTEMCTL = """#!/bin/sh

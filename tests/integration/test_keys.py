@@ -13,7 +13,7 @@ from edgesplit.errors import NotFound, TrustError, UsageError
 from edgesplit.trust.identity import Credentials
 from edgesplit_cli.signing import sign_release_list
 from edgesplit_controller.tuf.signers import make_key_file
-from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")

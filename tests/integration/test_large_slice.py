@@ -18,8 +18,8 @@ import pytest
 from onnx import helper
 
 from edgesplit_partitioner.onnx_format import archive
-from harness import Cloud, eventually
-from unit import onnx_models as tiny
+from support import onnx_models as tiny
+from support.edgesplit_processes import Cloud, eventually
 
 LARGE = bool(os.environ.get("EDGESPLIT_LARGE_MODEL"))
 WIDTH = 23_168 if LARGE else 7_008

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from edgesplit.input_spec import InputSpec, prepare
-from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
-from unit import onnx_models, tflite_models
+from support import onnx_models, tflite_models
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
 
 DIGITS_INPUT = "image/jpeg 128x128 q90 rgb nhwc scale=1/255"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from broker_world import PATIENCE_S, BrokerWorld, Listener, enrol
 from edgesplit.errors import LinkError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.mqtt import session as mqtt
 from edgesplit.mqtt.session import Session
 from edgesplit.plan import Link
+from support.mosquitto import PATIENCE_S, BrokerWorld, Listener, enrol
 
 MINE = "edgesplit/v1/cam-1/birth"
 DESIRED = "edgesplit/v1/cam-1/desired"

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgesplit_cli.main import cli
-from offload_world import PATIENCE_S, Serving, Signed, signed_release
+from support.offload_processes import PATIENCE_S, Serving, Signed, signed_release
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_world import BrokerWorld, enrol
 from edgesplit.testing.mqtt_reactor import Reactor, ReactorSession
+from support.mosquitto import BrokerWorld, enrol
 
 PATIENCE_S = 60.0
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_world import eventually
 from edgesplit.errors import TrustError
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import DesiredRelease, Statement
 from edgesplit.release_store import write_release
 from integration.test_agent import DEVICE, Process, SmallController
-from recut_world import CLASS, Made, RecutWorld, anatomy_for, made, plant
-from unit import onnx_models as tiny
+from support import onnx_models as tiny
+from support.agent_engine import eventually
+from support.recut_repository import CLASS, Made, RecutWorld, anatomy_for, made, plant
 
 FEEDS = tiny.feeds_of(tiny.prepared("chain"))
 WHOLE = tiny.run_whole(tiny.prepared("chain").raw, FEEDS)

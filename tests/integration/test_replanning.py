@@ -14,7 +14,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
 from edgesplit.release.manifest import Manifest, decode_manifest
-from harness import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
 
 ASSUMED, FADED = "wifi", "0.4mbit/5ms"
 PROFILE = "raspberrypi3b+"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from controller_world import Device, Up, enrolled, eventually, tiny_model
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Statement
 from edgesplit_cli.main import cli
+from support.controller_process import Device, Up, enrolled, eventually, tiny_model
 
 
 def edgectl(*words: object) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from cryptography import x509
 
-from controller_world import PATIENCE_S, Device, Up, enrolled, eventually
 from edgesplit.client.client import Connection, Reply
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError, TrustError, UsageError
@@ -35,8 +34,9 @@ from edgesplit_controller.pki import authority as ca
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_offload.server import OffloadServer
-from handmade_release import HandmadeRelease
-from harness import Cloud, frame_input, frames
+from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually
+from support.edgesplit_processes import Cloud, frame_input, frames
+from support.handmade_release import HandmadeRelease
 
 
 @pytest.fixture(scope="module")

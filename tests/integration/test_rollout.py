@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import edgesplit
 from edgesplit.observability import trace_context
 from edgesplit.observability.trace_context import TraceContext
 from edgesplit_cli.demo.run import free_port
-from harness import DIGITS, Agent, Cloud, eventually, frame_input, frames
-from seen_world import Collector, Samples, asked, samples, value
+from support.edgesplit_processes import DIGITS, Agent, Cloud, eventually, frame_input, frames
+from support.observed_request import Collector, Samples, asked, samples, value
 
 SPAN = "00f067aa0ba902b7"
 ASKED = 6

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_world import EXPECTED, INPUT, eventually
 from edgesplit import Client
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import ModelState
@@ -29,7 +28,8 @@ from edgesplit.trust.identity import encode_claim
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_controller.releases.agent_releases import chunk_runs
 from integration.test_agent import DEVICE, Made, SmallController
-from wheels_world import these_sources
+from support.agent_engine import EXPECTED, INPUT, eventually
+from support.wheels import these_sources
 
 BEGIN = b"def _run(options: argparse.Namespace) -> int:\n"
 SUPERVISOR = 'while [ -e "$0" ]; do "$@"; done'

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_world import PATIENCE_S, BrokerWorld
 from edgesplit.mqtt.session import Session
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.pki.authority import Authority
+from support.mosquitto import PATIENCE_S, BrokerWorld
 
 SAID = "edgesplit/v1/cam-1/telemetry"
 

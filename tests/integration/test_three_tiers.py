@@ -22,7 +22,7 @@ from edgesplit.plan import LOCAL
 from edgesplit.trust.identity import Credentials
 from edgesplit_cli.demo.reference_model import WholeModel
 from edgesplit_cli.demo.run import free_port
-from harness import Agent, Cloud, eventually, frame_input, frames
+from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, frames
 
 AT_ONCE = parse_link("10gbit/0ms")
 JPEGS = [jpeg for jpeg, _ in frames(3)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from controller_world import Device, Up, enrolled, eventually
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import (
     Ack,
@@ -26,6 +25,7 @@ from edgesplit.mqtt.messages import (
     topic,
 )
 from edgesplit.mqtt.telemetry import DeviceTime, ReleaseHealth
+from support.controller_process import Device, Up, enrolled, eventually
 
 RELEASE = "a" * 64
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from support import REPOSITORY
+
 NEEDED = (
     "edgesplit/py.typed",
     "edgesplit_device_profiles/raspberrypi4.yaml",

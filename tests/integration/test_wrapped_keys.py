@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from agent_world import EXPECTED, eventually
 from edgesplit.crypto.key_file import write_keys
 from edgesplit.crypto.key_wrapping import public_bytes, wrap
 from edgesplit.crypto.slice_encryption import ContentKey, encrypt_golden, encrypt_slice, needed_keys
@@ -25,6 +24,7 @@ from edgesplit.release.manifest import DesiredRelease, GoldenExample, Statement
 from edgesplit.release_store import write_release
 from edgesplit.trust.identity import EnrolmentRequest, decode_document
 from integration.test_agent import DEVICE, Made, Process, SmallController, chunk
+from support.agent_engine import EXPECTED, eventually
 
 SECRET = b"s" * 32
 SEED = 20_260_722

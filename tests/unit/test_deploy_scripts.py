@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import eventually
+from support import REPOSITORY
+from support.edgesplit_processes import eventually
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = REPOSITORY / "deploy"
 BROKER = DEPLOY / "kubernetes" / "base" / "broker.sh"
 MOSQUITTO = """#!/bin/sh
 # Stands for mosquitto: says what it was started with and which signals came.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from support import REPOSITORY
+
 PAGES = ["docs/security.md", "docs/conformance.md"]
-NAMED = re.compile(r"`(?:(test_\w+\.py)::)?(test_\w+)`")
+NAMED = re.compile(r"`(?:((?:[\w/]+/)?test_\w+\.py)::)?(test_\w+)`")
 
 
 def named_tests(page: str) -> list[tuple[str, str]]:
@@ -26,10 +26,12 @@ def named_tests(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_test_that_a_page_names_exists(page: str) -> None:
-    """A claim without its test is only a claim."""
-    sources: dict[str, str] = {}
-    for path in (REPOSITORY / "tests").rglob("test_*.py"):  # two folders may have a file of one name
-        sources[path.name] = sources.get(path.name, "") + path.read_text()
+    """Files are named below `tests/unit`, or by their name alone in another folder of tests."""
+    tests = REPOSITORY / "tests"
+    sources = {str(path.relative_to(tests / "unit")): path.read_text() for path in tests.glob("unit/**/test_*.py")}
+    for folder in ("arm64", "conformance", "faults", "integration"):
+        for path in (tests / folder).glob("test_*.py"):
+            sources[path.name] = sources.get(path.name, "") + path.read_text()
     named = named_tests(page)
     missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in sources.get(file, "")]
     assert len(named) > 40 and not missing

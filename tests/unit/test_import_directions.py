@@ -1,24 +1,27 @@
-"""The rooms of docs/architecture.md: imports point one way, and nothing is named after what it is not."""
+"""The rooms and packages of docs/architecture.md: imports point one way, and nothing is named after what it is not."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from support import REPOSITORY
+
 SDK, PARTITIONER, AGENT = "edgesplit", "edgesplit_partitioner", "edgesplit_agent"
 OFFLOAD, CONTROLLER, CLI = "edgesplit_offload", "edgesplit_controller", "edgesplit_cli"
-PROFILES = "edgesplit_device_profiles"
+PROVISIONING, SIMULATION, PROFILES = "edgesplit_provisioning", "edgesplit_simulation", "edgesplit_device_profiles"
 ROOMS = {
     SDK: "sdk/edgesplit",
     PARTITIONER: "partitioner/edgesplit_partitioner",
     AGENT: "agent/edgesplit_agent",
     OFFLOAD: "offload/edgesplit_offload",
     CONTROLLER: "cloud_controller/edgesplit_controller",
+    PROVISIONING: "provisioning/edgesplit_provisioning",
+    SIMULATION: "simulation/edgesplit_simulation",
     CLI: "cli/edgesplit_cli",
     PROFILES: "device_profiles/edgesplit_device_profiles",
 }
@@ -29,15 +32,115 @@ MAY_IMPORT = {
     AGENT: {SDK, AGENT},
     OFFLOAD: {SDK, OFFLOAD},
     CONTROLLER: {SDK, PARTITIONER, CONTROLLER},
-    CLI: {SDK, PARTITIONER, AGENT, OFFLOAD, CONTROLLER, CLI},
+    PROVISIONING: {SDK, PROVISIONING},
+    SIMULATION: {SDK, PARTITIONER, AGENT, CONTROLLER, SIMULATION},
+    CLI: {SDK, PARTITIONER, AGENT, OFFLOAD, CONTROLLER, PROVISIONING, SIMULATION, CLI},
 }
+LAYERS: Mapping[str, tuple[str, ...]] = {
+    SDK: (
+        "atomic_files backoff concurrency errors lazy_import limits msgspec_warmup",
+        "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
+        "link_emulation links observability release testing",
+        "oip trust",
+        "controller_client crypto shared_memory",
+        "client oip_server release_store runtime",
+        "device_profile offload_client",
+    ),
+    PARTITIONER: (
+        "arrays ir sandbox",
+        "algorithms onnx_format",
+        "slicing tflite_format",
+        "edgetpu model_loader",
+        "costs",
+        "formulation profiling",
+        "calibration milp split_check",
+        "planner",
+        "presentation",
+    ),
+    AGENT: (
+        "host power state worker",
+        "policy releases",
+        "offload self_update telemetry",
+        "control serving",
+        "service updates",
+        "agent",
+        "main",
+        "start version_check",
+    ),
+    OFFLOAD: (
+        "processes revocation scheduling",
+        "frontend models",
+        "batching observability",
+        "inference",
+        "options server",
+        "serving_process",
+        "main",
+    ),
+    CONTROLLER: (
+        "caller errors pki settings status",
+        "storage tuf",
+        "access backup history messaging model_registry",
+        "planning",
+        "fleet",
+        "components releases",
+        "rollout",
+        "observability replan",
+        "controller",
+        "dashboard",
+        "api",
+        "app",
+    ),
+    PROVISIONING: ("kit", "bundle image", "jetson ssh"),
+    SIMULATION: (
+        "invariants releases",
+        "controller device",
+        "fleet_members",
+        "fleet real_controller",
+        "faults",
+        "summary",
+        "run",
+    ),
+    CLI: (
+        "export_files lazy_commands option_types output settings",
+        "demo doctor local signing views",
+        "operator_keys",
+        "commands",
+        "main",
+        "reference start",
+    ),
+}
+"""Packages and root modules of each room in their order: whatever stands in a line imports from lines above it only."""
 NOT_ON_A_DEVICE = {"fastapi", "uvicorn", "sqlalchemy", "scipy", "onnx", "matplotlib", "click", "rich"}
 
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """All that a file says, read once for all tests here."""
+    """The syntax tree of a file, parsed once for all tests here."""
     return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Every module of the rooms by its dotted name; packages by their own."""
+    by_name = {}
+    for room in LAYERS:
+        folder = REPOSITORY / ROOMS[room]
+        for path in folder.rglob("*.py"):
+            name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+            by_name[name.removesuffix(".__init__")] = path
+    return by_name
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Dotted names of our modules that a file imports, wherever in the file."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules())
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in modules() or node.module in modules():
+                    yield name if name in modules() else node.module
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -59,6 +162,63 @@ def test_imports_point_at_the_sdk_and_never_back(room: str) -> None:
         if name in ROOMS and name not in MAY_IMPORT[room]
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("room", LAYERS)
+def test_packages_import_lower_packages_only(room: str) -> None:
+    """Within a room each package and root module stands in one layer, and imports from the layers below it."""
+    layer_of = {name: number for number, line in enumerate(LAYERS[room]) for name in line.split()}
+    assert sum(len(line.split()) for line in LAYERS[room]) == len(layer_of), "a name stands in two layers"
+    present = {name.split(".")[1] for name in modules() if name.startswith(f"{room}.")}
+    assert present == set(layer_of)
+    wrong = []
+    for name, path in modules().items():
+        if not name.startswith(f"{room}."):
+            continue  # the room's own __init__ re-exports for users
+        package = name.split(".")[1]
+        for imported in imported_modules(path):
+            if not imported.startswith(f"{room}."):
+                continue
+            other = imported.split(".")[1]
+            if other != package and layer_of[other] >= layer_of[package]:
+                wrong.append(f"{name} imports {imported}")
+    assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Of any two modules one can be read, tested and imported without the other. A room's own __init__, which
+    re-exports names for users on their first use, is left out."""
+    graph = {
+        name: {other for other in imported_modules(path) if other != name and other not in ROOMS}
+        for name, path in modules().items()
+        if name not in ROOMS
+    }
+    while leaves := {name for name, others in graph.items() if not others & graph.keys()}:
+        graph = {name: others for name, others in graph.items() if name not in leaves}
+    assert sorted(graph) == []
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in (SDK, SIMULATION)])
+def test_production_code_imports_nothing_made_for_tests(room: str) -> None:
+    """`edgesplit.testing` serves tests and simulations."""
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules().items()
+        if name.split(".")[0] == room
+        for imported in imported_modules(path)
+        if imported.startswith("edgesplit.testing")
+    ]
+    assert wrong == []
+
+
+def test_each_package_says_what_it_is() -> None:
+    """The docstring of a package says what it is for and what it may import."""
+    silent = [
+        name
+        for name, path in modules().items()
+        if path.name == "__init__.py" and len(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "") < 60
+    ]
+    assert silent == []
 
 
 @pytest.mark.parametrize("room", [SDK, AGENT, OFFLOAD])

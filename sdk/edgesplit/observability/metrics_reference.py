@@ -18,8 +18,8 @@ Every metric that edgesplit shows to Prometheus. Where the pages are, who may re
 Seconds and bytes throughout. Histograms of seconds have the bounds {_BOUNDS}.
 Labels hold what was deployed or one of a few words, nothing of a request; beyond {MAX_SERIES} series of a metric,
 further ones are counted together under `{OTHER_LABEL}`. `model` is `name@version`. Every sample of an emulated agent
-carries `emulated="true"`. Each page ends with prometheus_client's `process_*`: memory, processor time and open files of the
-process that answers.
+carries `emulated="true"`. Each page ends with prometheus_client's `process_*`: memory, processor time and open files of
+the process that answers.
 """
 _SECTIONS = (
     ("edgesplit_agent_", "The agent"),

@@ -1,0 +1,191 @@
+"""When a hedge may begin and what it may cost, as tables; the last good answers; threads that are never waited for."""
+
+from __future__ import annotations
+
+import threading
+from math import inf
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.oip.options import Hedge
+from edgesplit.oip.report import Report
+from edgesplit.plan import Conditions, Power
+from edgesplit_agent.policy.hedge_budget import (
+    BUCKET_REQUESTS,
+    HedgeBudget,
+    HedgeSchedule,
+    HedgeTokenBucket,
+    hedge_schedule,
+    processor_cost,
+    radio_joules,
+)
+from edgesplit_agent.serving.request import Answer
+from edgesplit_agent.serving.stale_cache import StaleAnswerCache
+from edgesplit_agent.serving.thread_pool import BoundedThreads
+from support.agent_engine import CUT, LINK, LOCAL, eventually, manifest
+
+PLAN = manifest(LOCAL, CUT).plans["pi4"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "left_s", "tail", "predicted_s", "expected"),
+    [
+        ("auto", 2.0, 0.5, 0.01, (0.25, 1.37)),  # it may after a quarter of a second, it must before 1.37 s
+        ("always", 2.0, 0.5, 0.01, (0.0, 1.37)),
+        ("never", 2.0, 0.5, 0.01, (inf, 1.37)),  # an answer goes before energy, whatever the mode
+        ("auto", 0.5, 0.5, 0.01, (0.0, 0.0)),  # no time to wait at all
+        ("never", 0.5, 0.5, 0.01, (inf, 0.0)),
+    ],
+)
+def test_the_moments_of_a_hedge(
+    mode: Hedge, left_s: float, tail: float, predicted_s: float, expected: tuple[float, float]
+) -> None:
+    """From when the tail may run beside the cloud, and from when it must."""
+    assert hedge_schedule(mode, left_s, tail, predicted_s, margin_s=0.03) == HedgeSchedule(
+        *map(pytest.approx, expected)
+    )
+
+
+def test_early_hedges_cost_a_tenth_of_answering_alone() -> None:
+    """However many requests there are: a tail of half the model may run beside every fifth of them."""
+    budget, hedged = HedgeTokenBucket(0.1), 0
+    for _ in range(10_000):
+        budget = budget.credited(1.0)
+        if budget.allows(0.5):
+            budget, hedged = budget.debited(0.5), hedged + 1
+    saved_up = 0.1 * BUCKET_REQUESTS
+    assert hedged * 0.5 == pytest.approx(0.1 * 10_000 + saved_up, abs=0.5)
+
+
+def test_no_more_than_a_window_is_saved_up_and_owed() -> None:
+    """An idle night buys no burst; a bad hour that deadlines made dear is not paid back for a day."""
+    budget = HedgeTokenBucket(0.1)
+    for _ in range(10 * BUCKET_REQUESTS):
+        budget = budget.credited(1.0)
+    assert budget.tokens == budget.capacity == pytest.approx(0.1 * BUCKET_REQUESTS)
+    for _ in range(10 * BUCKET_REQUESTS):
+        budget = budget.debited(1.0)
+    assert budget.tokens == -budget.capacity and not budget.allows(0.0)
+
+
+def test_a_budget_of_nothing_allows_nothing() -> None:
+    """`--hedge-budget 0`: only deadlines make hedges."""
+    assert not HedgeTokenBucket(0.0).credited(1.0).allows(0.0)
+    assert not HedgeBudget(lambda: 0.0).allows("never asked", 0.1)
+
+
+def test_a_budget_is_full_to_begin_with_and_follows_the_stance() -> None:
+    """The first request may race; a battery that runs down leaves the next one less at once."""
+    parts = iter([1.0, 1.0, 1.0, 0.0])
+    ledger = HedgeBudget(lambda: next(parts))
+    assert ledger.allows("never asked", 0.1)
+    ledger.credit("m", 1.0)
+    assert ledger.allows("m", 1.0) and not ledger.allows("m", 1.0)
+
+
+def test_the_budget_is_in_joules_where_the_plan_tells_them() -> None:
+    """The whole model's joules by its seconds, else the busy watts, else the seconds themselves."""
+    measured = msgspec.structs.replace(LOCAL, device_joules=0.1)  # in 0.02 s
+    assert processor_cost(2.0, PLAN) == 2.0
+    assert processor_cost(2.0, msgspec.structs.replace(PLAN, power=Power(busy_watts=4.0))) == 8.0
+    assert processor_cost(2.0, msgspec.structs.replace(PLAN, rows=(measured, CUT))) == pytest.approx(10.0)
+
+
+def test_what_an_upload_for_nothing_costs() -> None:
+    """Waking the radio, its power while the bytes move, and each byte; nothing is claimed where no figure is."""
+    power = Power(radio_watts=1.0, up_joules_per_byte=0.001, wake_joules=2.0)
+    now = Conditions(link=LINK)
+    assert radio_joules(CUT, now, PLAN) is None
+    moving_s = CUT.up_bytes / LINK.up_bytes_per_s
+    assert radio_joules(CUT, now, msgspec.structs.replace(PLAN, power=power)) == pytest.approx(2.3 + moving_s)
+
+
+def answer(size: int = 4) -> Answer:
+    return Answer({"y": np.zeros(size, np.uint8)}, Report(release="a", row="local", latency_s=0.5))
+
+
+def test_a_stale_answer_says_so_and_how_old_it_is() -> None:
+    """Its own report otherwise; nothing older than the application takes."""
+    kept = StaleAnswerCache()
+    kept.put(("m", "cam"), answer(), at=10.0)
+    given = kept.get(("m", "cam"), 12.5, max_age_s=3.0)
+    assert given is not None
+    assert (given.report.stale, given.report.age_s, given.report.latency_s) == (True, 2.5, 0.5)
+    assert kept.get(("m", "cam"), 13.5, max_age_s=3.0) is None
+    assert kept.get(("m", "other"), 12.5, max_age_s=3.0) is None
+    assert kept.given == 1
+
+
+def test_a_frame_that_was_overtaken_does_not_come_back() -> None:
+    """The answer to the later request is the last good one, whichever came first."""
+    kept, newer, older = StaleAnswerCache(), answer(), answer()
+    kept.put(("m", ""), newer, at=11.0)
+    kept.put(("m", ""), older, at=10.0)
+    given = kept.get(("m", ""), 11.5, max_age_s=5.0)
+    assert given is not None and given.outputs is newer.outputs
+
+
+def test_what_is_remembered_of_streams_is_bounded() -> None:
+    """In number and in bytes, an answer larger than everything included; another release of the model empties it."""
+    kept = StaleAnswerCache(streams=3, held_bytes=100)
+    for number in range(10):
+        kept.put(("m", str(number)), answer(20), at=float(number))
+    assert len(kept._answers) == 3 and kept.held_bytes == 60
+    kept.put(("m", "large"), answer(90), at=20.0)
+    assert list(kept._answers) == [("m", "large")]
+    kept.put(("m", "larger"), answer(101), at=21.0)
+    assert not kept._answers
+    kept.put(("m", ""), answer(), at=30.0)
+    kept.put(("n", ""), answer(), at=30.0)
+    kept.forget("m")
+    assert list(kept._answers) == [("n", "")]
+
+
+def test_work_that_hangs_holds_up_no_other_work() -> None:
+    """Each piece begins at once or is refused; a thread that is done takes the next."""
+    crew, hang, done = BoundedThreads(2, "test"), threading.Event(), threading.Event()
+    assert crew.start(lambda: hang.wait(20) and None)
+    assert crew.start(done.set) and done.wait(20)
+    eventually("its thread waits for more", lambda: len(crew._idle) == 1)
+    again = threading.Event()
+    assert crew.start(again.set) and again.wait(20)
+    assert crew.threads == 2
+    eventually("its thread waits for more", lambda: len(crew._idle) == 1)
+    assert crew.start(lambda: hang.wait(20) and None)
+    assert not crew.start(done.set), "two hang, and there are two"
+    hang.set()
+    crew.stop()
+    eventually("all threads have ended", lambda: crew.threads == 0)
+
+
+def test_work_that_raises_costs_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the thread goes on."""
+    crew, done = BoundedThreads(1, "test"), threading.Event()
+
+    def fails() -> None:
+        raise SystemExit("a thread's end")
+
+    for _ in range(3):
+        assert crew.start(fails)
+        eventually("its thread waits for more", lambda: crew._idle)
+    assert crew.start(done.set) and done.wait(20)
+    assert caplog.text.count("work failed") == 3
+    crew.stop()
+
+
+def test_no_thread_to_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is out of threads: refused, and not counted as one that runs."""
+    crew = BoundedThreads(1, "test")
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert not crew.start(lambda: None)
+    assert crew.threads == 0
+    done = threading.Event()
+    assert crew.start(done.set) and done.wait(20)
+    crew.stop()

@@ -1,0 +1,146 @@
+"""The engine under a stance: what battery, supply and clock change from one request to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.plan import Power, Row
+from edgesplit_agent.policy.link_estimator import LinkEstimate
+from edgesplit_agent.power.mode import UNDER_VOLTAGE_S, PowerSettings
+from edgesplit_agent.power.monitor import PowerMonitor
+from edgesplit_agent.power.sensors import Readings
+from edgesplit_agent.serving.engine import Engine, Settings
+from edgesplit_agent.telemetry.windows import TelemetryWindows
+from edgesplit_agent.updates.download_window import DownloadWindow, NotNow
+from support.agent_engine import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active
+
+POWER = Power(idle_watts=2.0, busy_watts=5.0)
+QUICK_LOCAL = msgspec.structs.replace(LOCAL, device_s=0.02, device_joules=0.3)
+SLOW_REMOTE = msgspec.structs.replace(REMOTE, remote_s=0.024)
+"""Slower than the device, and cheaper: it waits for 25 ms at 2 W."""
+UNPLUGGED = Readings(battery_percent=10.0, discharging=True)
+
+
+@contextmanager
+def powered(watch: PowerMonitor, *rows: Row, power: Power | None = POWER, **kind: bool) -> Iterator[Engine]:
+    """An engine that serves the tiny model by a plan with power figures; its cloud answers at once."""
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0), power=watch)
+    release = active(*rows, **kind)
+    engine.serve("tiny", replace(release, plan=msgspec.structs.replace(release.plan, power=power)))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+        cloud.stop()
+
+
+def row_of(engine: Engine) -> str:
+    answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert (answer.outputs["y"] == EXPECTED).all()
+    return answer.report.row
+
+
+def test_the_next_request_after_an_under_voltage_takes_the_low_power_row() -> None:
+    """E6, A10: fast before, thrifty from the next request on, fast again once it is over; every one is answered."""
+    watch = PowerMonitor()
+    with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+        assert row_of(engine) == "local"
+        watch.on_readings(Readings(under_voltage=True), 100.0)
+        assert row_of(engine) == "remote"
+        watch.on_readings(Readings(under_voltage=False), 100.0 + UNDER_VOLTAGE_S)
+        assert row_of(engine) == "local"
+
+
+def test_a_battery_that_runs_low_moves_the_choice() -> None:
+    """By itself under `auto`; a policy that is named is kept."""
+    for policy, row in (("auto", "remote"), ("performance", "local"), ("saver", "remote")):
+        watch = PowerMonitor(PowerSettings(policy))  # type: ignore[arg-type]
+        watch.on_readings(UNPLUGGED, 0.0)
+        with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+            assert row_of(engine) == row
+
+
+def test_without_power_figures_every_policy_answers_fastest() -> None:
+    """Answering comes first."""
+    with powered(PowerMonitor(PowerSettings("saver", 0.1)), QUICK_LOCAL, SLOW_REMOTE, power=None) as engine:
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+        assert (answer.report.row, answer.report.joules_basis) == ("local", "")
+
+
+def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
+    """An uncertain cloud is tried beside the device; whoever wins, the answer is whole, and the device's own win is
+    told as its own row's."""
+    watch = PowerMonitor()
+    with powered(watch, QUICK_LOCAL, REMOTE, emulated=True) as engine:
+        meter = LinkEstimate(
+            rtt_s=0.0, up_s_per_byte=0.03 / 300, down_s_per_byte=1e-7, spread=1.4, fades=0.0, transfers=20
+        )
+        raced = []
+        while (
+            engine.hedge_counts["hedges"] == 0 and len(raced) < 200
+        ):  # a busy machine's figures may not ask for a race
+            engine._own_target._estimate = meter
+            raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
+        assert engine.hedge_counts["hedges"] >= 1 and engine.breaker.state == "closed"
+    for answer in raced:
+        assert (answer.outputs["y"] == EXPECTED).all()
+        assert answer.report.row in ("local", "remote") and not answer.report.fallback and not answer.report.cause
+
+
+def test_a_capped_clock_counts_with_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Foreseen from the sensors: at a tenth of its clock the device is no longer the quicker way."""
+    watch = PowerMonitor()
+    with powered(watch, QUICK_LOCAL, SLOW_REMOTE) as engine:
+        assert row_of(engine) == "local"
+        assert engine.conditions.device_slowdown < 5
+        monkeypatch.setattr(PowerMonitor, "slowdown", property(lambda self: 1e6))
+        assert row_of(engine) == "remote"
+        assert engine.conditions.device_slowdown > 100
+
+
+def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
+    """By the plan's figures and the times as they were, and marked as predicted."""
+    windows = TelemetryWindows()
+    with powered(PowerMonitor(), QUICK_LOCAL, CUT) as engine:
+        for _ in range(3):
+            report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
+            assert report.joules_basis == "predicted"
+            assert 0 < report.joules <= 2 * POWER.busy_watts * report.latency_s
+            windows.observe("tiny", report)
+        told = windows.close_windows(engine.serving, engine.conditions)[0]
+    assert told.joules_basis == "predicted" and told.joules > 0
+
+
+def test_what_holds_an_update() -> None:
+    """Under-voltage holds every update, a low battery those that nobody wants at once; the reason is told."""
+    watch = PowerMonitor()
+    hours = DownloadWindow(hold=watch.update_hold)
+    hours.check()
+    watch.on_readings(UNPLUGGED, 0.0)
+    assert hours.is_held() and not hours.is_held(urgent=True)
+    hours.check(urgent=True)
+    with pytest.raises(NotNow, match=r"waiting for power: the battery is at 10 %"):
+        hours.check()
+    watch.on_readings(Readings(under_voltage=True), 10.0)
+    assert hours.is_held(urgent=True)
+    with pytest.raises(NotNow, match="under-voltage"):
+        hours.check_power(urgent=True)
+    watch.on_readings(Readings(), 10.0 + UNDER_VOLTAGE_S)
+    hours.check()
+
+
+def test_an_emulated_device_reads_no_sensors_of_its_host() -> None:
+    """Nothing is known unless a folder is named."""
+    watch = PowerMonitor(emulated=True)
+    watch.start()
+    assert watch.readings == Readings() and watch.to_telemetry().watts is None
+    watch.stop()

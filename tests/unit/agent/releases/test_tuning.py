@@ -1,0 +1,304 @@
+"""How engines are set up: the decision over measured times, what is remembered, and slices merged into one session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import pytest
+
+from edgesplit.crypto.slice_encryption import SliceInMemory
+from edgesplit.errors import InferenceFailed
+from edgesplit.plan import Plan, Row
+from edgesplit.release.manifest import Manifest, Slice
+from edgesplit.runtime import Timing, run_slices
+from edgesplit.runtime.loader import load_slices
+from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.runtime.onnx_merge import CannotMerge, merge_graphs, mergeable_runs
+from edgesplit.runtime.options import EngineOptions
+from edgesplit_agent.releases.loaded_release import LoadedRelease, is_close
+from edgesplit_agent.releases.tuner import Tuner
+from edgesplit_agent.releases.tuning import (
+    LEAST_RUNS,
+    RUNS,
+    TuningLimits,
+    TuningResults,
+    best_setup,
+    environment_key,
+    median_run_s,
+)
+from edgesplit_agent.worker.host import SliceRun
+from edgesplit_agent.worker.session_merging import merges_of
+from edgesplit_agent.worker.supervised_host import SupervisedHost
+from edgesplit_agent.worker.watchdog_policy import Bounds
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
+from support import onnx_models as tiny
+from support.agent_engine import CLASS, LINK
+
+FIRST = EngineOptions(threads=4)
+
+
+def never() -> bool:
+    return False
+
+
+def measured(times: Mapping[str, float | None], otherwise: float | None = 1.0) -> Any:
+    return lambda setup: times.get(str(setup), otherwise)
+
+
+@pytest.mark.parametrize(
+    ("times", "allowed", "best"),
+    [
+        ({}, TuningLimits(4), "4 threads, exact"),
+        ({"1 thread, exact": 0.97, "4 threads, fast": 0.96}, TuningLimits(4), "4 threads, exact"),
+        ({"1 thread, exact": 0.8}, TuningLimits(4), "1 thread, exact"),
+        ({"1 thread, exact": 0.8, "2 threads, exact": 0.79}, TuningLimits(4), "1 thread, exact"),
+        ({"1 thread, exact": 0.8, "2 threads, exact": 0.7}, TuningLimits(4), "2 threads, exact"),
+        ({"1 thread, exact": 0.5}, TuningLimits(4, threads=4), "4 threads, exact"),
+        ({"4 threads, fast": 0.7}, TuningLimits(4), "4 threads, fast"),
+        ({"4 threads, fast": 0.7}, TuningLimits(4, optimise="exact"), "4 threads, exact"),
+        ({"4 threads, fast": 0.7, "4 threads, fast, merged": 0.5}, TuningLimits(4), "4 threads, fast, merged"),
+        ({"4 threads, fast": None, "4 threads, fast, merged": None}, TuningLimits(4), "4 threads, exact"),
+        ({"4 threads, spinning, exact": 0.92}, TuningLimits(4), "4 threads, exact"),
+        ({"4 threads, spinning, exact": 0.8}, TuningLimits(4), "4 threads, spinning, exact"),
+        ({"4 threads, spinning, exact": 0.8}, TuningLimits(4, alone=False), "4 threads, exact"),
+    ],
+)
+def test_what_is_faster_by_a_margin_is_taken(times: dict[str, float | None], allowed: TuningLimits, best: str) -> None:
+    """Noise moves nothing, the operator's choices hold, spinning must gain more and be alone."""
+    assert str(best_setup(FIRST, allowed, measured(times), never)[0]) == best
+
+
+def test_measuring_ends_with_its_budget() -> None:
+    """What was found until then is used."""
+    asked: list[EngineOptions] = []
+
+    def measure(setup: EngineOptions) -> float:
+        asked.append(setup)
+        return 1.0 / len(asked)
+
+    best, times = best_setup(FIRST, TuningLimits(8), measure, lambda: len(asked) >= 2)
+    assert best == asked[1] and len(times) == 2
+
+
+def test_what_cannot_be_measured_stays_as_it_is() -> None:
+    """A first setup that fails is the release's trouble, not tuning's."""
+    assert best_setup(FIRST, TuningLimits(8), lambda setup: None, never) == (FIRST, {})
+
+
+def test_runs_are_few_and_the_first_does_not_count() -> None:
+    """At least three, at most nine, and no more once they have taken long."""
+    runs: list[int] = []
+    clock = iter(range(10_000))
+    assert median_run_s(lambda: runs.append(1), lambda: float(next(clock))) == 1.0
+    assert len(runs) == 1 + LEAST_RUNS
+    runs.clear()
+    assert median_run_s(lambda: runs.append(1), lambda: 0.0) == 0.0
+    assert len(runs) == 1 + RUNS
+
+
+def test_what_was_found_is_remembered_for_this_machine_and_engine(tmp_path: Path) -> None:
+    """After a restart; not for another engine's version, nor against what the operator says now."""
+    memory = TuningResults(tmp_path / "tuning.json", "here")
+    best = EngineOptions(threads=2, optimise="fast", merge=True)
+    memory.store("a" * 64, best, {"1 thread, exact": 0.2})
+    again = TuningResults(tmp_path / "tuning.json", "here")
+    assert again.setup_of("a" * 64, TuningLimits(4)) == best
+    assert again.setup_of("b" * 64, TuningLimits(4)) is None
+    assert again.setup_of("a" * 64, TuningLimits(4, optimise="exact")) is None
+    assert again.setup_of("a" * 64, TuningLimits(4, threads=3)) is None
+    assert TuningResults(tmp_path / "tuning.json", "another engine").setup_of("a" * 64, TuningLimits(4)) is None
+    assert "onnxruntime" in environment_key()
+
+
+def test_what_was_found_on_a_busy_machine_is_found_again_on_a_quiet_one(tmp_path: Path) -> None:
+    """Times taken beside others' work choose too few threads; while it is busy nothing is measured twice."""
+    memory, allowed = TuningResults(tmp_path / "tuning.json"), TuningLimits(4)
+    assert memory.is_due("release", allowed, 3.0)
+    memory.store("release", EngineOptions(), {}, 3.0)
+    assert not memory.is_due("release", allowed, 2.0)
+    assert memory.is_due("release", allowed, 0.1)
+    memory.store("release", EngineOptions(threads=2), {}, 0.1)
+    assert not memory.is_due("release", allowed, 0.1)
+    assert memory.setup_of("release", allowed) == EngineOptions(threads=2)
+
+
+@pytest.mark.parametrize(
+    "spoilt", [b"", b"{", b'{"a": {"where": "here", "setup": {"threads": 100000}, "seconds": {}}}']
+)
+def test_a_spoilt_memory_is_none(tmp_path: Path, spoilt: bytes) -> None:
+    """And is written anew; one that grows forgets its oldest."""
+    (tmp_path / "tuning.json").write_bytes(spoilt)
+    memory = TuningResults(tmp_path / "tuning.json", "here")
+    assert memory.setup_of("a", TuningLimits(4)) is None
+    for number in range(40):
+        memory.store(str(number), FIRST, {})
+    assert memory.setup_of("39", TuningLimits(4)) == FIRST and memory.setup_of("0", TuningLimits(4)) is None
+
+
+# Slices as one session
+
+
+def cut(name: str, folder: Path) -> tuple[Any, list[CutSlice], Manifest]:
+    """A model of the partitioner's tests, cut after each layer, in folders as a release has them."""
+    model = tiny.prepared(name)
+    layers = [layer.name for layer in model.graph.layers]
+    prefixes = [frozenset(layers[:count]) for count in range(1, len(layers))]
+    slices = cut_slices(model, model.graph, atoms(model.graph, prefixes), None)
+    tiny.write_slices(folder, slices)
+    return model, slices, tiny.manifest_of(model, slices)
+
+
+@pytest.mark.parametrize("name", ["chain", "captured", "quantised", "state"])
+def test_merged_slices_give_what_the_chain_gives(name: str, tmp_path: Path) -> None:
+    """All of a model's slices as one session, from the slices' own files: the whole's bits where nothing is fused."""
+    model, slices, manifest = cut(name, tmp_path)
+    feeds = tiny.feeds_of(model)
+    whole = tiny.run_whole(model.raw, feeds)
+    outputs = [spec.name for spec in manifest.outputs]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    parts = [(one.slice, tmp_path / one.slice.name) for one in slices]
+    got = OnnxRuntime(optimise="exact").load_merged(parts, outputs).run(feeds)
+    assert tiny.same_bits(got, whole)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_merged_slices_of_an_encrypted_release_lie_in_memory_only(tmp_path: Path) -> None:
+    """The same from memory files, without a folder."""
+    model, slices, manifest = cut("chain", tmp_path)
+    feeds = tiny.feeds_of(model)
+    parts: list[tuple[Slice, SliceInMemory]] = []
+    for one in slices:
+        memory = SliceInMemory(one.slice.name)
+        for file, data in one.files.items():
+            memory.add(file, [bytes(data)])
+        parts.append((one.slice, memory))
+    outputs = [spec.name for spec in manifest.outputs]
+    got = OnnxRuntime(optimise="fast").load_merged(parts, outputs).run(feeds)
+    assert all(is_close(got[name], value) for name, value in tiny.run_whole(model.raw, feeds).items())
+    for _, memory in parts:
+        memory.close()
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\x00", b"\xff" * 40])
+def test_what_is_no_slice_is_not_merged(spoilt: bytes) -> None:
+    """Whatever else may come of such bytes, one by one they meet the engine's own reader."""
+    good = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], []), ir_version=8).SerializeToString()
+    with pytest.raises(CannotMerge):
+        merge_graphs({"a": good, "b": spoilt}, [])
+
+
+def test_neighbours_are_the_longest_runs_of_two_or_more() -> None:
+    """What another engine runs parts them."""
+    assert mergeable_runs("abXcdeYf", "abcdef") == [("a", "b"), ("c", "d", "e")]
+    assert mergeable_runs("", "a") == [] and mergeable_runs("a", "a") == []
+
+
+class Shelf:
+    """What `open_release` would return, of a model cut after each layer."""
+
+    digest = "e" * 64
+
+    def __init__(self, folder: Path, name: str = "chain") -> None:
+        self.folder = folder
+        self.model, self.slices, made = cut(name, folder)
+        names = tuple(one.slice.name for one in self.slices)
+        half = len(names) // 2
+        sends = tuple(spec.name for spec in made.slices[half].inputs)
+        rows = (
+            Row(name="local", device=names),
+            Row(name="cut-1", device=names[:half], remote=names[half:], sends=sends),
+        )
+        self.plan = Plan(model=made.model, device_class=CLASS, rows=rows, link=LINK)
+        self.manifest = msgspec.structs.replace(made, plans={CLASS: self.plan})
+
+    def slice_folder(self, name: str) -> Path:
+        return self.folder / name
+
+
+def test_each_row_has_its_neighbours_merged_and_bounded_by_memory(tmp_path: Path) -> None:
+    """All-local first; what leaves the device, and what the rest needs, comes out of the merged session too."""
+    shelf = Shelf(tmp_path)
+    found = merges_of(shelf.manifest, shelf.plan, 10**9)
+    assert [one.order for one in found] == [row.device for row in shelf.plan.rows]
+    assert found[0].outputs == tuple(spec.name for spec in shelf.manifest.outputs)
+    assert set(shelf.plan.rows[1].sends) <= set(found[1].outputs)
+    assert merges_of(shelf.manifest, shelf.plan, 0) == ()
+
+
+def test_a_merged_release_answers_as_its_slices_do_and_tells_their_times(tmp_path: Path) -> None:
+    """In a worker: every row's tensors, each slice's share of the time, and a part of a row runs slice by slice."""
+    shelf: Any = Shelf(tmp_path)
+    feeds = tiny.feeds_of(shelf.model)
+    programs = load_slices(shelf.manifest, shelf.slice_folder, OnnxRuntime())
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(optimise="fast", merge=True), Bounds(2**29))
+    assert host.merged == 2
+    for row in shelf.plan.rows:
+        timing = Timing()
+        got = host.run(SliceRun(row.device, feeds), timing)
+        want = run_slices(programs, row.device, feeds)
+        names = row.sends or [spec.name for spec in shelf.manifest.outputs]
+        assert all(is_close(got[name], want[name]) for name in names)
+        assert set(timing.seconds) == set(row.device)
+    first = shelf.plan.rows[0].device[0]
+    assert host.run(SliceRun([first], feeds), Timing()).keys() > feeds.keys()
+    host.close()
+
+
+def test_a_release_is_tuned_once_and_runs_so_from_then_on(tmp_path: Path) -> None:
+    """By real measurements, whatever they say on this machine: the answers stay right, and the next start knows."""
+    shelf: Any = Shelf(tmp_path)
+    feeds = tiny.feeds_of(shelf.model)
+    whole = tiny.run_whole(shelf.model.raw, feeds)
+    tuner = Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2))
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    checks: list[None] = []
+
+    def check() -> None:
+        checks.append(None)
+        got = release.run(shelf.plan.rows[0].device, feeds)
+        if not all(is_close(got[name], value) for name, value in whole.items()):
+            raise InferenceFailed("other outputs")
+
+    tuner.tune(release, feeds, check)
+    check()
+    tried = len(checks)
+    assert tried > 3 and host.status()["lost"] == 0
+    tuner.tune(release, feeds, check)
+    assert len(checks) == tried
+    assert tuner.setup_of(shelf.digest, EngineOptions()) == host.setup
+    assert tuner.setup_of("f" * 64, EngineOptions(threads=3)) == EngineOptions(threads=3)
+    host.close()
+
+
+def test_what_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
+    """Every candidate fails its golden inputs: the first setup stays, and the release is served."""
+    shelf: Any = Shelf(tmp_path)
+    feeds = tiny.feeds_of(shelf.model)
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+
+    def check() -> None:
+        if host.setup != EngineOptions():
+            raise InferenceFailed("other outputs")
+
+    Tuner(TuningResults(tmp_path / "tuning.json"), TuningLimits(2)).tune(release, feeds, check)
+    assert host.setup == EngineOptions()
+    assert release.run(shelf.plan.rows[0].device, feeds)
+    host.close()
+
+
+def test_spinning_ends_when_another_release_comes(tmp_path: Path) -> None:
+    """And a release that does not spin is left alone."""
+    shelf: Any = Shelf(tmp_path)
+    host = SupervisedHost(shelf, shelf.plan, EngineOptions(threads=2, spinning=True), Bounds(2**29))
+    release = LoadedRelease(shelf.digest, shelf.manifest, shelf.plan, host)
+    Tuner.stop_spinning(release)
+    assert host.setup == EngineOptions(threads=2)
+    Tuner.stop_spinning(release)
+    assert release.run(shelf.plan.rows[0].device, tiny.feeds_of(shelf.model))
+    host.close()

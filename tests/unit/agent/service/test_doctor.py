@@ -1,0 +1,282 @@
+"""`edgesplit-agent doctor`: each thing that can ail a device is found, named, and comes with what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from edgesplit.trust import identity
+from edgesplit.trust.identity import Claim, Credentials, encode_claim
+from edgesplit_agent.service.doctor import examine
+from edgesplit_agent.service.doctor_findings import Finding, exit_code, format_findings
+from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_controller.pki.authority import Authority
+from support.agent_engine import folder_bytes
+from support.signed_repository import DEVICE, World
+
+NOW = 1_800_000_000.0
+"""A day within the life of no certificate made today: tests that need one say so."""
+
+
+class Server:
+    """A TLS server that answers HTTP, or waits to be spoken to, as a broker does."""
+
+    def __init__(self, tls: ssl.SSLContext, *, waits: bool = False, date: float | None = None) -> None:
+        self._tls, self._waits, self._date = tls, waits, date
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                with contextlib.suppress(OSError), self._tls.wrap_socket(connection, server_side=True) as secured:
+                    head = secured.recv(4096)
+                    if head and not self._waits:
+                        said = formatdate(self._date, usegmt=True)
+                        secured.sendall(f"HTTP/1.1 200 OK\r\nDate: {said}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    def stop(self) -> None:
+        """From now on nobody is let in: a thread that waits in accept keeps a socket alive that is only closed."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+class Device:
+    """An enrolled device, and the three servers that it goes to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder / "ca")
+        self.tls = self.authority.issue_server("server", ["127.0.0.1"])
+        self.folder = DataFolder(folder / "data")
+        self.folder.path.mkdir(mode=0o700)
+        self.servers = {
+            "controller": Server(self.tls.server_context(client_required=False)),
+            "broker": Server(self.tls.server_context(), waits=True),
+            "offload": Server(self.tls.server_context()),
+        }
+        self.enrol()
+
+    def enrol(self, authority: Authority | None = None) -> None:
+        key = identity.load_or_make_key(self.folder.key_file)
+        signed = (authority or self.authority).sign_request(identity.certificate_request(key, DEVICE), DEVICE)
+        self.folder.certificate_file.write_bytes(signed)
+        self.folder.ca_file.write_text(self.authority.ca_pem)
+        at = {name: f"127.0.0.1:{server.port}" for name, server in self.servers.items()}
+        self.folder.write_identity(
+            Identity(
+                device=DEVICE, device_class="generic-x86", broker=at["broker"], offload=f"https://{at['offload']}",
+                controller=f"https://{at['controller']}", tuf_root="{}",
+            )
+        )  # fmt: skip
+
+    def found(self, *, online: bool = True, now: float | None = None, sysfs: Path = Path("/nowhere")) -> list[Finding]:
+        return examine(self.folder.path, online=online, now=now, sysfs=sysfs)
+
+    def stop(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path)
+    yield made
+    made.stop()
+
+
+def of(found: list[Finding], name: str) -> Finding:
+    """The finding of that name."""
+    return next(one for one in found if one.name == name)
+
+
+def test_a_device_that_is_well_is_found_well(device: Device) -> None:
+    """Nothing is bad; and what is good is said with its figures."""
+    found = device.found()
+    assert exit_code(found) == 0, format_findings(found, as_json=False)
+    for name in ("folder", "identity", "trust", "controller", "clock", "broker", "offload", "disk", "runtimes"):
+        assert of(found, name).level == "good", of(found, name)
+    assert DEVICE in of(found, "identity").said
+
+
+def test_whatever_is_not_good_comes_with_what_to_do(device: Device) -> None:
+    """For people on a line of its own, for programs in JSON; what others said cannot move a terminal's cursor."""
+    device.servers["broker"].stop()
+    found = device.found()
+    assert all(one.todo for one in found if one.level != "good")
+    told = json.loads(format_findings(found, as_json=True))
+    assert told["healthy"] is False and exit_code(found) == 1
+    assert "-> is it running" in format_findings(found, as_json=False)
+    assert "\x1b" not in format_findings([Finding("a", "bad", "\x1b[2J", "\x1b")], as_json=False)
+
+
+def test_a_server_that_is_not_there_is_told_from_a_name_that_is_not_known(device: Device) -> None:
+    """Each step of the way by itself."""
+    device.servers["offload"].stop()
+    assert "no connection to 127.0.0.1" in of(device.found(), "offload").said
+    known = device.folder.read_identity()
+    assert known is not None
+    there = Identity(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "broker": "no.invalid:1"})
+    device.folder.write_identity(there)
+    assert "the name no.invalid is not known" in of(device.found(), "broker").said
+
+
+def test_a_server_of_another_authority_is_not_believed(device: Device, tmp_path: Path) -> None:
+    """Nor does the device show it that it is content."""
+    stranger = Authority(tmp_path / "strangers").issue_server("server", ["127.0.0.1"])
+    device.servers["controller"].stop()
+    device.servers["controller"] = Server(stranger.server_context(client_required=False))
+    device.enrol()
+    assert "is not believed" in of(device.found(), "controller").said
+
+
+def test_a_device_that_is_not_let_in_is_told_so(device: Device, tmp_path: Path) -> None:
+    """A broker refuses a certificate after the handshake; the doctor listens for that."""
+    device.enrol(Authority(tmp_path / "former"))
+    found = of(device.found(), "broker")
+    assert found.level == "bad" and "revoked" in found.todo
+
+
+def test_a_clock_that_is_wrong_is_seen_by_the_controllers_and_by_our_certificate(device: Device) -> None:
+    """Ahead, behind, and before the certificate was made."""
+    device.servers["controller"].stop()
+    device.servers["controller"] = Server(device.tls.server_context(client_required=False), date=NOW)
+    device.enrol()
+    assert "behind the controller's" in of(device.found(), "clock").said
+    assert "before our certificate was made" in of(device.found(online=False, now=1e9), "clock").said
+
+
+def test_certificates_that_end_are_seen_before_and_after(device: Device) -> None:
+    """Renewal is the agent's; that it is overdue is what people must know. Of the authority in good time."""
+    used = device.found(online=False)
+    assert of(used, "identity").level == "good"
+    year = 365 * 86_400.0
+    start = os.stat(device.folder.certificate_file).st_mtime
+    assert "overdue" in of(device.found(online=False, now=start + 0.8 * year), "identity").said
+    assert "has ended" in of(device.found(online=False, now=start + 1.2 * year), "identity").todo
+    assert of(device.found(online=False, now=start + 40 * year), "authority").level == "bad"
+
+
+def test_a_key_that_others_may_read_and_a_strangers_file_are_found(device: Device) -> None:
+    """With the command that puts it right."""
+    device.folder.key_file.chmod(0o644)
+    assert of(device.found(online=False), "folder").todo == f"chmod 600 {device.folder.key_file}"
+    device.folder.key_file.chmod(0o600)
+    device.folder.path.chmod(0o755)
+    assert of(device.found(online=False), "folder").todo == f"chmod 700 {device.folder.path}"
+    if os.geteuid() == 0:
+        (device.folder.path / "stray").write_text("")
+        os.chown(device.folder.path / "stray", 12345, 12345)
+        assert "is not root's" in of(device.found(online=False), "owner").said
+
+
+def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) -> None:
+    """None, spoilt, ended, or good and waiting for a network."""
+    data = tmp_path / "data"
+    assert "there is no" in of(examine(data, online=False), "folder").said
+    data.mkdir(mode=0o700)
+    assert "there is no claim" in of(examine(data, online=False), "identity").said
+    (data / "claim.json").write_text("{")
+    assert "is spoilt" in of(examine(data, online=False), "identity").said
+    claim = Claim(
+        device=DEVICE, device_class="generic-x86", token="t", controller_url="https://no.invalid", ca_pem="",
+        tuf_root="{}", expires=int(NOW),
+    )  # fmt: skip
+    (data / "claim.json").write_bytes(encode_claim(claim))
+    assert "ended on 2027-01-15" in of(examine(data, online=False, now=NOW + 1), "identity").said
+    waiting = examine(data, now=NOW - 1)
+    assert of(waiting, "identity").level == "warning" and "not known" in of(waiting, "controller").said
+
+
+def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Path) -> None:
+    """By verifying it as the agent does; one that holds is good until its first end."""
+    world = World(tmp_path / "world")
+    world.add()
+    root = world.bootstrap.decode()
+    known = device.folder.read_identity()
+    assert known is not None
+    device.folder.write_identity(
+        Identity(**{**{name: getattr(known, name) for name in known.__struct_fields__}, "tuf_root": root})
+    )
+    world.folder = device.folder.path
+    world.store("trust").refresh(world.fetch)
+    assert of(device.found(online=False, now=world.now), "trust").said.startswith("root 1, releases")
+    assert "ended on" in of(device.found(online=False, now=world.now + 1e10), "trust").said
+    for file in (device.folder.trust).rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-40])
+    assert of(device.found(online=False), "trust").level == "bad"
+
+
+@pytest.mark.parametrize(
+    ("bits", "level"), [("0", "good"), ("50000", "warning"), ("50005", "bad")], ids=["never", "once", "now"]
+)
+def test_under_voltage_is_told_from_the_firmwares_bits(device: Device, tmp_path: Path, bits: str, level: str) -> None:
+    """A weak supply is the commonest fault of a Raspberry Pi."""
+    file = tmp_path / "sys" / "devices/platform/soc/soc:firmware/get_throttled"
+    file.parent.mkdir(parents=True)
+    file.write_text(bits)
+    assert of(device.found(online=False, sysfs=tmp_path / "sys"), "power").level == level
+
+
+def test_an_agent_that_holds_the_folder_and_does_not_answer_is_found(device: Device) -> None:
+    """Nobody, one that starts, one that answers, one that does not."""
+    assert "no agent runs" in of(device.found(online=False), "agent").said
+    with (device.folder.path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "serves nobody yet" in of(device.found(online=False), "agent").said
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                told = {"models": [{"version": "digits@1"}], "broker": {"connected": False, "problem": "refused"}}
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(told).encode())
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Nothing."""
+
+        server = HTTPServer(("127.0.0.1", 0), Answers)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = {"device": DEVICE, "url": f"http://127.0.0.1:{server.server_address[1]}", "pid": 1, "emulated": False}
+        (device.folder.path / "agent.json").write_text(json.dumps(here))
+        found = device.found(online=False)
+        assert "serves digits@1" in of(found, "agent").said and "refused" in of(found, "session").said
+        server.shutdown()
+        server.server_close()
+        assert of(device.found(online=False), "agent").level == "bad"
+
+
+def test_looking_changes_nothing(device: Device, tmp_path: Path) -> None:
+    """Not even what is spoilt: the agent puts that aside, or people look at it."""
+    for name in ("identity/enrolled.json", "agent.json", "current.json", "trust/proof.json", "trust/counters.json"):
+        (device.folder.path / name).parent.mkdir(exist_ok=True)
+        (device.folder.path / name).write_text("{spoilt")
+    (device.folder.path / "lock").write_text("")
+    before = folder_bytes(device.folder.path)
+    assert of(device.found(online=False), "identity").level == "good"  # there is a copy
+    assert folder_bytes(device.folder.path) == before
+    for name in ("certificate.pem", "ca.pem"):
+        (device.folder.identity / name).write_text("spoilt")
+    assert exit_code(device.found(online=False)) == 1
+
+
+def test_credentials_that_do_not_fit_are_found(device: Device) -> None:
+    """As after half a copy of a card."""
+    device.folder.key_file.unlink()
+    identity.load_or_make_key(device.folder.key_file)
+    assert of(device.found(online=False), "key").level == "bad"
+    assert Credentials(device.folder.key_file, device.folder.certificate_file, device.folder.ca_file)

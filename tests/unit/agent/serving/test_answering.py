@@ -1,0 +1,617 @@
+"""How the engine answers under its application's wishes: hedges, drops, streams, stale answers, and never silence.
+
+Slices and clouds that a test holds in its hand stand for slow ones: nothing here is a matter of timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.errors import Busy, DeadlineExceeded, Dropped, EdgeError, InferenceFailed, LinkError
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.oip.options import InferOptions
+from edgesplit.oip.report import Report
+from edgesplit.plan import Row
+from edgesplit_agent.policy.row_selection import RowChoice
+from edgesplit_agent.serving.engine import Answer, Engine, Settings
+from edgesplit_agent.telemetry.windows import Tally
+from support.agent_engine import (
+    CLASS,
+    EXPECTED,
+    INPUT,
+    REMOTE,
+    ScriptedCloud,
+    Step,
+    active,
+    eventually,
+    programs,
+    unavailable,
+)
+
+CUT = Row(name="cut-1", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=1, device_s=0.0)
+LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
+"""The cut is always predicted the better of the two."""
+LONG_S = 60.0
+SHORT_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
+    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
+    if "age_of_what_hangs" not in request.node.name:
+        monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1000.0)
+
+
+class Asking:
+    """A request on a thread of its own."""
+
+    def __init__(self, engine: Engine, deadline_s: float = LONG_S, *, model: str = "tiny", **how: Any) -> None:
+        self.result: Answer | Exception | None = None
+        self._ask = lambda: engine.infer(model, {"x": INPUT}, deadline_s=deadline_s, **how)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._ask()
+        except Exception as error:
+            self.result = error
+
+    @property
+    def answer(self) -> Answer:
+        self._thread.join(30)
+        assert isinstance(self.result, Answer), self.result
+        return self.result
+
+    @property
+    def error(self) -> Exception:
+        self._thread.join(30)
+        assert isinstance(self.result, EdgeError), self.result
+        return self.result
+
+
+@contextmanager
+def engine_with(
+    *rows: Row, steps: dict[str, Step] | None = None, idle_probe_s: float = 1e6, **settings: Any
+) -> Iterator[tuple[Engine, ScriptedCloud, dict[str, Step]]]:
+    """An engine that serves the tiny model; its link is watched only where a test starts that."""
+    cloud, own = ScriptedCloud(), steps or programs()
+    cloud.start()
+    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
+    engine.serve("tiny", active(*rows, steps=own))
+    try:
+        yield engine, cloud, own
+    finally:
+        for step in own.values():
+            step.may_run.set()
+        engine.stop()
+        cloud.stop()
+
+
+def hang(*steps: Step) -> None:
+    for step in steps:
+        step.may_run.clear()
+
+
+def settle(engine: Engine, deadline_s: float, **how: Any) -> None:
+    """Have one request answered, or told that a machine as busy as this one was not in time."""
+    with contextlib.suppress(DeadlineExceeded):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=deadline_s, **how)
+
+
+# Hedging
+
+
+def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None:
+    """The cloud is silent: the tail runs by choice, its answer is given, the call's connection is closed."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.hedged and report.cause == "timeout"
+        counts = engine.hedge_counts
+        assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
+        eventually("its connection is closed", lambda: not engine._own_target._remote._busy)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud was neither late nor gone: the device began when the plan for this request said so, and was first."""
+    slow = msgspec.structs.replace(CUT, remote_s=5.0)
+    with engine_with(LOCAL, slow) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        monkeypatch.setattr(
+            "edgesplit_agent.policy.row_selection.select_row",
+            lambda *_: RowChoice(slow, early_s=0.0, local_was_chosen=alone),
+        )
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert (report.fallback, report.cause, report.hedged) == (False, "", True)
+        assert (report.row, report.raced) == (LOCAL.name, slow.name)
+
+
+def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would have been needed anyway."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        cloud.script = unavailable
+        monkeypatch.setattr(
+            "edgesplit_agent.policy.row_selection.select_row", lambda *_: RowChoice(CUT, early_s=LONG_S)
+        )
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.cause and not report.raced
+
+
+def test_whoever_wins_a_race_nothing_was_switched() -> None:
+    """Counted is what was decided otherwise, not who was first."""
+    tally = Tally()
+    local, cloud = Report(release="r", row="local", raced="cut-1"), Report(release="r", row="cut-1", raced="cut-1")
+    for report in (local, cloud, local, cloud):
+        tally.add_answer(report, {})
+    assert (tally.switches, tally.row) == (0, "local")
+    tally.add_answer(Report(release="r", row="cut-1"), {})
+    assert (tally.switches, tally.row) == (1, "cut-1")
+
+
+def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> None:
+    """What the device spent for nothing is told in seconds, and in joules where the plan has figures."""
+    costed = msgspec.structs.replace(LOCAL, device_joules=10.0)  # 2 W
+    with engine_with(costed, CUT) as (engine, cloud, steps):
+        hang(steps["b"])
+        cloud.script = cloud.hold
+        asking = Asking(engine)
+        assert steps["b"].entered.wait(20), "the tail has begun"
+        cloud.let_go.set()
+        report = asking.answer.report
+        assert report.hedged and not report.fallback
+        assert engine.hedge_counts["cloud_won"] == engine.hedge_counts["cancelled"] == 1
+        steps["b"].may_run.set()
+        eventually("the loser's time is counted", lambda: engine.hedge_counts["wasted_s"] > 0)
+        assert engine.hedge_counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_counts["wasted_s"])
+
+
+def test_a_hedge_by_choice_needs_a_budget() -> None:
+    """With none, the tail waits until the deadline demands it: then it runs whatever it costs."""
+    with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        settle(engine, 5.0)
+        assert (engine.hedge_counts["held_back"], engine.hedge_counts["by_choice"], engine.hedge_counts["hedges"]) == (
+            1,
+            0,
+            1,
+        )
+
+
+def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
+    """While a frame waits for the processor, only deadlines make hedges."""
+    with engine_with(LOCAL, REMOTE) as (engine, cloud, steps):
+        cloud.script = cloud.hold
+        hang(steps["a"])
+        engine.serve("other", active(LOCAL, steps=steps))
+        others = [Asking(engine, model="other") for _ in range(2)]
+        eventually("one has the processor, and one waits for it", lambda: engine._queue.has_waiting)
+        asking = Asking(engine)
+        eventually("its patience is over", lambda: engine.hedge_counts["held_back"] == 1)
+        assert engine.hedge_counts["hedges"] == 0
+        steps["a"].may_run.set()
+        cloud.let_go.set()
+        for one in (asking, *others):
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+
+
+def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
+    for how_long in (
+        "serving.offload_race.MIN_OFFLOAD_WAIT_S",
+        "offload.target.UNHEARD_S",
+        "offload.target.UNANSWERED_S",
+    ):
+        monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
+    with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
+        assert not engine.infer(
+            "tiny", {"x": INPUT}, deadline_s=LONG_S, options=InferOptions(hedge="never")
+        ).report.fallback
+        cloud.script = cloud.hold
+        for _ in range(5):
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
+        assert (engine.breaker.state, engine.breaker.failures) == ("closed", 0)
+        assert engine.hedge_counts["device_won"] == 5
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_always_begins_at_once(by_request: bool) -> None:
+    """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
+    settings = Settings().hedge if by_request else "always"
+    with engine_with(LOCAL, CUT, hedge=settings, hedge_budget=0.0) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        wishes = InferOptions(hedge="always") if by_request else InferOptions()
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes).report.hedged
+        assert engine.hedge_counts["by_choice"] == 1
+
+
+def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
+    """It means: not for impatience."""
+    with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
+        cloud.script = cloud.hold
+        settle(engine, 1.0)
+        assert engine.hedge_counts["hedges"] == 1
+        assert engine.hedge_counts["by_choice"] == engine.hedge_counts["held_back"] == 0
+        cloud.script = unavailable
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and not report.hedged
+
+
+# Streams and queues
+
+
+def test_a_stream_pipelines() -> None:
+    """While the cloud has frame i, the device's part of frame i+1 is done, and i+2 and i+3: nothing is answered yet."""
+    with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, steps):
+        cloud.script = cloud.hold
+        frames = []
+        for number in range(1, 5):
+            frames.append(Asking(engine, options=InferOptions(stream="cam")))
+            eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
+            assert steps["a"].runs == number
+        assert all(frame.result is None for frame in frames)
+        assert engine._queue._holder is None
+        cloud.let_go.set()
+        assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
+
+
+def test_a_stream_keeps_its_newest_frames() -> None:
+    """The processor is busy and one may wait: each frame that comes drops the one before it, which hears so at once."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        hang(steps["a"])
+        wishes = InferOptions(stream="cam", drop="oldest", queue=1)
+        running = Asking(engine, options=wishes)
+        assert steps["a"].entered.wait(20)
+        frames = []
+        for number in range(4):
+            frames.append(Asking(engine, options=wishes))
+            eventually("the one before gave way", lambda number=number: engine.dropped_frames == number)  # type: ignore[misc]
+            eventually("it waits", lambda: engine._queue.has_waiting)
+        for dropped in frames[:-1]:
+            assert isinstance(dropped.error, Dropped)
+        steps["a"].may_run.set()
+        assert np.array_equal(running.answer.outputs["y"], EXPECTED)
+        assert np.array_equal(frames[-1].answer.outputs["y"], EXPECTED)
+
+
+def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
+    """`newest` drops the frame that comes; another stream, and a request with no policy, have their places."""
+    with engine_with(LOCAL, in_flight=3) as (engine, _, steps):
+        hang(steps["a"])
+        running = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
+        assert steps["a"].entered.wait(20)
+        waiting = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
+        eventually("it waits", lambda: engine._queue.has_waiting)
+        assert isinstance(Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1)).error, Dropped)
+        plain = Asking(engine)
+        eventually("it has its place", lambda: engine._queue.in_flight == 3)
+        assert isinstance(Asking(engine).error, Busy)
+        assert isinstance(Asking(engine, options=InferOptions(drop="oldest")).error, Dropped), (
+            "nobody there would give way"
+        )
+        steps["a"].may_run.set()
+        for one in (running, waiting, plain):
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        assert engine.dropped_frames == 2
+
+
+def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
+    """Its own request and the one behind it are told by their deadlines, while it still hangs."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        hang(steps["a"])
+        for _ in range(3):
+            assert isinstance(Asking(engine, SHORT_S).error, DeadlineExceeded)
+        assert steps["a"].runs == 1, "a slice that hangs has the processor"
+        eventually(
+            "only it keeps a thread", lambda: engine._device_threads.threads - len(engine._device_threads._idle) == 1
+        )
+        assert engine._queue.in_flight == 0
+
+
+# Stale answers
+
+
+def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
+    """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
+    told: list[tuple[str, Any]] = []
+    with engine_with(REMOTE) as (engine, cloud, _):
+        engine._on_result = lambda model, result: told.append((model, result))
+        wishes = InferOptions(stream="cam", stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
+        cloud.script = unavailable
+        stale = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
+        assert stale.outputs is good.outputs
+        assert stale.report.stale and stale.report.age_s > 0 and not good.report.stale
+        assert [type(result) for _, result in told] == [Answer, LinkError]
+        assert engine.stale_answers == 1
+        again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
+        assert again is stale, "an id stands for one answer"
+        for other in (
+            InferOptions(),
+            InferOptions(stream="other", stale_ok_s=3600.0),
+            InferOptions(stream="cam", stale_ok_s=1e-9),
+        ):
+            with pytest.raises(LinkError):
+                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=other)
+
+
+@pytest.mark.parametrize("what", ["deadline", "model", "queue"])
+def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
+    """Too late, a model that fails, no room: all the same to a stream that would rather have the last one."""
+    with engine_with(LOCAL, in_flight=1, margin_s=1.0) as (engine, _, steps):
+        wishes = InferOptions(stale_ok_s=3600.0)
+        good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
+        if what == "model":
+            steps["a"].error = InferenceFailed("the accelerator has gone")
+        else:
+            hang(steps["a"])
+        if what == "queue":
+            steps["a"].entered.clear()
+            Asking(engine)
+            assert steps["a"].entered.wait(20)
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, options=wishes).outputs is good.outputs
+
+
+def test_another_release_has_no_last_answer() -> None:
+    """Halves of different releases never meet, and neither do a release and another's answer."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        wishes = InferOptions(stale_ok_s=3600.0)
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
+        engine.serve("tiny", active(REMOTE, digest="b" * 64))
+        cloud.script = unavailable
+        with pytest.raises(LinkError):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
+
+
+# The next-best means
+
+
+def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> None:
+    """Over a thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
+    with engine_with(LOCAL) as (engine, _, _steps):
+        for number in range(1200):
+            wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", options=wishes)
+        assert (
+            len(engine._stale_answers._answers) <= 64
+            and len(engine._idempotency._executions) <= engine._idempotency._entries
+        )
+        assert engine._queue.in_flight == 0 and len(engine._queue._shares.used) <= 1
+        assert engine._device_threads.threads <= 128
+
+
+def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
+    """Its own part crashes, and the plan has a row that needs none of it."""
+    with engine_with(CUT, REMOTE) as (engine, cloud, steps):
+        steps["a"].error = InferenceFailed("the worker was killed")
+        for _ in range(2):
+            answer = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+            assert np.array_equal(answer.outputs["y"], EXPECTED)
+            assert (answer.report.row, answer.report.cause, answer.report.fallback) == ("remote", "device", False)
+        cloud.script = unavailable
+        with pytest.raises(LinkError, match="500"):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._own_target.in_flight == 0
+
+
+def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
+    """No such row, or no cloud."""
+    for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
+        with engine_with(*rows) as (engine, _, steps):
+            steps["a"].error = InferenceFailed("the worker was killed")
+            engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True)
+            with pytest.raises(InferenceFailed, match="killed"):
+                engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+
+
+# Never silence
+
+
+def test_an_observer_that_raises_costs_no_answer() -> None:
+    """Neither the answer's, nor the health's."""
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine = Engine(CLASS, None, on_result=fails, on_device_part=fails)
+    steps = programs()
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
+    steps["a"].error = InferenceFailed("gone")
+    with pytest.raises(InferenceFailed, match="gone"):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+    engine.stop()
+
+
+def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.in_time", True)
+        assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
+        steps["a"].error = KeyError("no such slice")
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._device_threads.threads == 0
+
+
+@pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
+def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
+    """In the device's part and in the tail."""
+    with engine_with(LOCAL) as (engine, _, steps):
+        steps["a"].error = error  # type: ignore[assignment]
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+    with engine_with(LOCAL, CUT) as (engine, cloud, steps):
+        cloud.script = unavailable
+        steps["b"].error = error  # type: ignore[assignment]
+        with pytest.raises(InferenceFailed):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit("a thread's end")])
+def test_an_exchange_that_dies_is_a_failed_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to the thread that asks the cloud, the device finishes."""
+
+    def dies(*_: object) -> None:
+        raise error
+
+    with engine_with(LOCAL, CUT) as (engine, _, _steps):
+        monkeypatch.setattr(engine._own_target._remote, "infer", dies)
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert report.fallback and report.cause == "link"
+
+
+def refuse(work: Callable[[], None]) -> bool:
+    """No thread is to be had."""
+    return False
+
+
+def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None to ask the cloud: the device does it. None to finish here: the cloud may. None at all: a typed error."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._offload_threads, "start", refuse)
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.cause == "link"
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._offload_race._tail_threads, "start", _only_first(engine._device_threads.start))
+            cloud.script = cloud.hold
+            asking = Asking(engine, options=InferOptions(hedge="always"))
+            eventually("the tail was refused", lambda: engine.hedge_counts["hedges"] == 1)
+            cloud.let_go.set()
+            assert not asking.answer.report.fallback
+        monkeypatch.setattr(engine._device_threads, "start", refuse)
+        with pytest.raises(Busy):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert engine._queue.in_flight == engine._own_target.in_flight == 0
+
+
+def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
+    """The device's part gets its thread, the tail none."""
+    begun: list[object] = []
+
+    def begin(work: Callable[[], None]) -> bool:
+        begun.append(work)
+        return len(begun) == 1 and start(work)
+
+    return begin
+
+
+# Clouds
+
+
+def test_each_offload_server_has_its_own_breaker() -> None:
+    """A release with a server of its own is not punished for the other's end; the server is forgotten with it."""
+    own = ScriptedCloud()
+    own.start()
+    elsewhere = OffloadClient(own.server.url)
+    mine, theirs = active(LOCAL, CUT), active(LOCAL, CUT, digest="b" * 64)
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(
+        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6),
+        client_for=lambda release: elsewhere if release is theirs else None,
+    )  # fmt: skip
+    engine.serve("mine", mine)
+    engine.serve("theirs", theirs)
+    cloud.stop()
+    while engine.breaker.is_allowing:
+        assert engine.infer("mine", {"x": INPUT}, deadline_s=LONG_S).report.fallback
+    assert not engine.infer("theirs", {"x": INPUT}, deadline_s=LONG_S).report.fallback
+    assert len(own.asked) == 1
+    engine.drop("theirs")
+    assert engine._foreign_targets == {} and elsewhere._closed
+    engine.stop()
+    own.stop()
+
+
+def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
+    """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
+    own, steps = ScriptedCloud(), programs()
+    own.start()
+    elsewhere, theirs = OffloadClient(own.server.url), active(CUT, steps=steps)
+    engine = Engine(
+        CLASS, None, settings=Settings(idle_probe_s=1e6),
+        client_for=lambda release: elsewhere if release is theirs else None,
+    )  # fmt: skip
+    engine.serve("tiny", theirs)
+    hang(steps["a"])
+    asking = Asking(engine)
+    assert steps["a"].entered.wait(20)
+    engine.serve("tiny", active(LOCAL, digest="b" * 64))
+    steps["a"].may_run.set()
+    assert asking.answer.report.row == "cut-1"
+    assert len(own.asked) == 1
+    engine.drop("tiny")
+    assert elsewhere._closed
+    engine.stop()
+    own.stop()
+
+
+def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
+    """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        engine._own_target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        cloud.script = cloud.hold
+        out = Asking(engine, options=InferOptions(hedge="never"))
+        assert cloud.holding.wait(20)
+        for _ in range(5):
+            report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+            assert (report.row, report.fallback) == ("local", False)
+        assert len(cloud.asked) == 1
+        cloud.let_go.set()
+        assert out.answer.report.row == "cut-1"
+        assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
+
+
+def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
+    """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        hanging = [Asking(engine) for _ in range(3)]
+        eventually("they are all there", lambda: len(cloud.asked) == 3)
+        engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True).after_probe(1e12)
+        cloud.script = lambda request, good: good
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
+        assert engine._own_target.in_flight == 3
+        cloud.let_go.set()
+        for one in hanging:
+            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+
+
+def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:
+    """No refusal, no time-out: requests with a long deadline hang, and the breaker opens while they do."""
+    with engine_with(REMOTE) as (engine, cloud, _):
+        cloud.script = cloud.hold
+        asking = Asking(engine)
+        eventually("the breaker opens", lambda: not engine.breaker.is_allowing)
+        assert asking.result is None, "what may still be answered is waited for"
+        assert isinstance(Asking(engine).error, LinkError), "what comes now is told at once"
+        cloud.let_go.set()
+        assert np.array_equal(asking.answer.outputs["y"], EXPECTED)
+        eventually("its answer is a sign of life", lambda: engine.breaker.state == "trial")
+
+
+def test_a_hang_is_told_from_slowness_by_a_ping() -> None:
+    """One request was given up: a server that still answers its health keeps its breaker closed, a dead one not."""
+    for healthy in (True, False):
+        with engine_with(LOCAL, CUT) as (engine, cloud, _):
+            engine.start()
+            eventually("the first look at the link", lambda cloud=cloud: cloud.probes >= 2)  # type: ignore[misc]
+            cloud.script, cloud.healthy = cloud.hold, healthy
+            probes = cloud.probes
+            assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
+            eventually("it was looked at", lambda cloud=cloud, before=probes: cloud.probes > before)  # type: ignore[misc]
+            if healthy:
+                assert engine.breaker.is_allowing
+            else:
+                eventually("the breaker opens", lambda engine=engine: not engine.breaker.is_allowing)  # type: ignore[misc]

@@ -1,0 +1,327 @@
+"""The engine on a tiny model: rows, privacy, activation, admission. What faults do to it is in tests/faults."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.errors import (
+    Busy,
+    DeadlineExceeded,
+    InferenceFailed,
+    LinkError,
+    MalformedMessage,
+    NotFound,
+    TrustError,
+    UsageError,
+)
+from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.offload_client.pool import OffloadClient
+from edgesplit.oip import protocol as oip
+from edgesplit.plan import Row
+from edgesplit.release import boundary_codecs
+from edgesplit.release.manifest import Chunk, GoldenExample, decode_manifest, device_slices, encode_manifest
+from edgesplit.release.privacy_floor import PrivacyFloor
+from edgesplit_agent.releases.loaded_release import check_golden, is_close, plan_for
+from edgesplit_agent.serving.engine import Engine, Settings, suggest_models
+from support.agent_engine import (
+    CUT,
+    DIGEST,
+    EXPECTED,
+    INPUT,
+    LOCAL,
+    REMOTE,
+    H,
+    ScriptedCloud,
+    X,
+    active,
+    manifest,
+    programs,
+    unavailable,
+    world,
+)
+
+
+@pytest.mark.parametrize("row", [LOCAL, CUT, REMOTE])
+def test_every_row_gives_the_same_answer(row: Row) -> None:
+    """Where the slices run changes nothing of what comes out, and the report says where they ran."""
+    with world(row) as (engine, cloud, _):
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+        assert np.array_equal(answer.outputs["y"], EXPECTED)
+        assert answer.report.row == row.name and not answer.report.fallback
+        assert cloud.asked == ([] if row.is_local else [oip.remote_name(DIGEST, "pi4", row.name)])
+        assert (answer.report.up_bytes > 0) == (not row.is_local)
+
+
+def test_a_compressed_body_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that says so sends zstd, and the header length stays that of the body before."""
+    import zstandard
+
+    with world(msgspec.structs.replace(REMOTE, compress=True), LOCAL) as (engine, cloud, _):
+        inner = cloud._handle
+
+        def unpack(request: object) -> object:
+            if request.headers.get("content-encoding") == "zstd":  # type: ignore[attr-defined]
+                body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)  # type: ignore[attr-defined]
+                request = msgspec.structs.replace(request, body=body)  # type: ignore[type-var]
+                packed.append(len(body))
+            return inner(request)  # type: ignore[arg-type]
+
+        packed: list[int] = []
+        cloud.server._handler = unpack  # type: ignore[assignment]
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert packed and not answer.report.fallback and np.array_equal(answer.outputs["y"], EXPECTED)
+
+
+@pytest.mark.parametrize(("codec", "datatype"), [("fp16", "float16"), ("int8", "uint8")])
+def test_a_lossy_row_sends_what_its_codec_makes(codec: str, datatype: str) -> None:
+    """The cloud gets the encoded tensor; a local tail would go on from the tensor as it was."""
+    lossy = msgspec.structs.replace(CUT, codecs={"h": codec})
+    got: list[dict[str, np.ndarray]] = []
+
+    def undo(request: object) -> object:
+        if not request.path.endswith("/infer"):  # type: ignore[attr-defined]
+            return inner(request)  # type: ignore[arg-type]
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
+        got.append(dict(asked.inputs))
+        tensors = boundary_codecs.decode_tensors(asked.inputs, [H], lossy.codecs)
+        body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
+        request = msgspec.structs.replace(request, body=b"".join(body))  # type: ignore[type-var]
+        request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]
+        return inner(request)  # type: ignore[arg-type]
+
+    with world(lossy) as (engine, cloud, _):
+        inner = cloud._handle
+        cloud.server._handler = undo  # type: ignore[assignment]
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+
+    assert got[0]["h"].dtype == datatype
+    assert answer.report.row == "cut-1" and np.allclose(answer.outputs["y"], EXPECTED, atol=2 * 4 / 255)
+
+
+def test_a_row_with_a_codec_of_a_later_day_is_no_row_here() -> None:
+    """The agent leaves out what it could not encode, and keeps the rest."""
+    later = msgspec.structs.replace(CUT, codecs={"h": "int4"})
+    assert [row.name for row in plan_for(manifest(LOCAL, later), "pi4").rows] == ["local"]
+
+
+def test_the_plan_decides_by_todays_conditions() -> None:
+    """With the plan's link the cut is best; where the cloud is gone only the local row counts."""
+    with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
+        engine._own_target._breaker = engine.breaker.after_failure(float("inf"), 0.0, refused=True)
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
+        assert len(cloud.asked) == 1
+
+
+def test_rows_that_leak_are_not_rows_here() -> None:
+    """A plan forged to send what may never leave is refused on the device, row by row, and whole if nothing is left."""
+    assert [row.name for row in plan_for(manifest(LOCAL, CUT, REMOTE, never_leaves=("x",)), "pi4").rows] == [
+        "local",
+        "cut-1",
+    ]
+    with pytest.raises(TrustError):
+        plan_for(manifest(REMOTE, never_leaves=("x",)), "pi4")
+    with pytest.raises(UsageError):
+        plan_for(manifest(LOCAL), "jetson")
+
+
+def test_a_plan_that_cuts_earlier_than_it_says_is_no_manifest() -> None:
+    """Its rows are held against the earliest cut that it states."""
+    good = manifest(LOCAL, CUT, earliest_cut=("a",))
+    assert decode_manifest(encode_manifest(good)) == good
+    with pytest.raises(MalformedMessage, match="earlier than its plan"):
+        decode_manifest(encode_manifest(manifest(LOCAL, REMOTE, earliest_cut=("a",))))
+
+
+def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
+    """A plan without any privacy, signed or not, loses the rows that go below what this device demands."""
+    signed = manifest(LOCAL, CUT, REMOTE)
+    for floor, left in (
+        (PrivacyFloor(), ["local", "cut-1", "remote"]),
+        (PrivacyFloor(keep_raw_input=True), ["local", "cut-1"]),
+        (PrivacyFloor(keep_first=1), ["local", "cut-1"]),
+        (PrivacyFloor(keep_first=2), ["local"]),
+        (PrivacyFloor(keep_first=999), ["local"]),
+    ):
+        assert [row.name for row in plan_for(signed, "pi4", floor).rows] == left, floor
+    with pytest.raises(TrustError, match="remote: it sends x, which may never leave"):
+        plan_for(manifest(REMOTE), "pi4", PrivacyFloor(keep_raw_input=True))
+
+
+def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
+    """The second floor: a request that would send what may never leave fails before a byte does."""
+    with world(REMOTE) as (engine, cloud, release):
+        leaky = msgspec.structs.replace(release.plan, never_leaves=("x",))
+        object.__setattr__(release, "plan", leaky)
+        with pytest.raises(UsageError):
+            engine.infer("tiny", {"x": INPUT}, deadline_s=5)
+        assert cloud.asked == []
+
+
+def test_only_this_classs_slices_are_needed() -> None:
+    """What no row runs on the device is neither fetched nor loaded."""
+    assert device_slices(plan_for(manifest(CUT, REMOTE), "pi4"), manifest(CUT, REMOTE)) == {"a"}
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{}, {"x": INPUT, "z": INPUT}, {"x": INPUT.astype(np.float64)}, {"x": np.zeros((1, 5), np.float32)}],
+)
+def test_wrong_inputs_are_refused_before_anything_runs(inputs: dict[str, np.ndarray]) -> None:
+    """Missing, unknown, wrong type, wrong shape: one typed error."""
+    with world(LOCAL) as (engine, _, release):
+        with pytest.raises(UsageError):
+            engine.infer("tiny", inputs)
+        assert release.programs["a"].runs == 0  # type: ignore[attr-defined]
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    """And the error says what there is."""
+    with world(LOCAL) as (engine, _, _), pytest.raises(NotFound, match="tiny"):
+        engine.infer("huge", {"x": INPUT})
+
+
+def test_a_request_keeps_the_release_it_began_with() -> None:
+    """E7: a new release is activated while a request runs; it finishes by the old one, the next goes by the new."""
+    steps = programs()
+    steps["b"].may_run.clear()
+    with world(LOCAL, steps=steps) as (engine, _, _):
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(engine.infer("tiny", {"x": INPUT}, deadline_s=15)))
+        thread.start()
+        assert steps["b"].entered.wait(10)
+        engine.serve("tiny", active(LOCAL, digest="b" * 64))
+        steps["b"].may_run.set()
+        thread.join(15)
+        assert answers[0].report.release == DIGEST
+        assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.release == "b" * 64
+
+
+def test_more_requests_than_room_are_turned_away_at_once() -> None:
+    """The queue is bounded: one too many is told so, and takes nobody's place."""
+    steps = programs()
+    steps["a"].may_run.clear()
+    engine = Engine("pi4", None, settings=Settings(in_flight=2))
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    threads = [threading.Thread(target=lambda: engine.infer("tiny", {"x": INPUT}, deadline_s=15)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert steps["a"].entered.wait(10)
+    while engine._queue.in_flight < 2:
+        pass
+    with pytest.raises(Busy):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=15)
+    steps["a"].may_run.set()
+    for thread in threads:
+        thread.join(15)
+    assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=10).outputs["y"], EXPECTED)
+    engine.stop()
+
+
+def test_a_request_behind_a_long_one_fails_before_its_deadline() -> None:
+    """The processor is not free in time: a typed error, and not after the time was up."""
+    steps = programs()
+    steps["a"].may_run.clear()
+    engine = Engine("pi4", None, settings=Settings(margin_s=1.0))
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    thread = threading.Thread(target=lambda: engine.infer("tiny", {"x": INPUT}, deadline_s=15))
+    thread.start()
+    assert steps["a"].entered.wait(10)
+    start = perf_counter()
+    with pytest.raises(DeadlineExceeded):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=1.2)
+    assert perf_counter() - start <= 1.2
+    steps["a"].may_run.set()
+    thread.join(15)
+    engine.stop()
+
+
+def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
+    """Nothing is answered twice: the second asking of an id is given the first one's answer."""
+    with world(LOCAL) as (engine, _, release):
+        first = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
+        again = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
+        assert again is first and engine.joined_retries == 1
+        assert release.programs["a"].runs == 1  # type: ignore[attr-defined]
+
+
+def test_an_emulated_device_says_so() -> None:
+    """Whatever it reports is marked, and takes the device's time."""
+    with world(LOCAL, emulated=True) as (engine, _, _):
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
+        assert report.emulated and report.latency_s >= 0.01
+
+
+def _golden(answer: np.ndarray, *, binary: bool) -> tuple[GoldenExample, dict[str, bytes]]:
+    request = b"".join(oip.encode_request(oip.InferRequest({"x": INPUT}, id="golden"))[0])
+    response = b"".join(oip.encode_response(oip.InferResponse("tiny", {"y": answer}, id="golden"), binary)[0])
+    chunks = {"1" * 64: request, "2" * 64: response}
+    return GoldenExample(Chunk("1" * 64, len(request)), Chunk("2" * 64, len(response))), chunks
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_golden_inputs_pass_and_fail(binary: bool) -> None:
+    """C15: the stored whole answer is met, within another processor's arithmetic; anything else is not committed."""
+    good, chunks = _golden(EXPECTED * np.float32(1 + 1e-6), binary=binary)
+    check_golden(active(LOCAL), good, chunks.__getitem__)
+    bad, wrong = _golden(EXPECTED + np.float32(0.5), binary=binary)
+    with pytest.raises(InferenceFailed):
+        check_golden(active(LOCAL), bad, wrong.__getitem__)
+
+
+def test_nan_is_never_close() -> None:
+    """An answer that became NaN is another answer."""
+    want = np.ones(3, np.float32)
+    assert is_close(want, want)
+    assert not is_close(np.array([1, np.nan, 1], np.float32), want)
+    assert not is_close(want.astype(np.float64), want)
+    assert not is_close(np.ones((3, 1), np.float32), want)
+
+
+def test_where_the_device_cannot_answer_alone_loading_was_the_test() -> None:
+    """No local row: the golden input has nothing to run on here."""
+    golden, chunks = _golden(EXPECTED, binary=True)
+    check_golden(active(CUT), golden, chunks.__getitem__)
+    assert X.name == "x"
+
+
+def test_a_model_name_with_a_slip_is_answered_with_the_near_one() -> None:
+    """The same for every way in."""
+    assert suggest_models("digts", ["digits", "faces"]) == "did you mean digits?"
+    assert suggest_models("xyz", ["digits", "faces"]) == "these do: digits, faces"
+    assert "edgectl deploy" in suggest_models("digits", [])
+
+
+def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
+    """A cloud that is broken, an application's bad frame and a deadline in the past are not the release's fault."""
+    steps = programs()
+    told: list[tuple[str, Exception | None]] = []
+    cloud = ScriptedCloud()
+    cloud.start()
+    engine = Engine(
+        "pi4", OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0),
+        on_device_part=lambda release, error: told.append((release, error)),
+    )  # fmt: skip
+    engine.serve("tiny", active(CUT, steps=steps))
+    cloud.script = unavailable
+    with pytest.raises(LinkError):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
+    steps["a"].error = UsageError("the frame is not a whole JPEG")
+    engine._own_target._breaker = CircuitBreaker()
+    with pytest.raises(UsageError):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    with pytest.raises(UsageError):
+        engine.infer("tiny", {"x": INPUT[0]}, deadline_s=10)
+    assert told == [(DIGEST, None)], "the application's fault"
+    steps["a"].error = InferenceFailed("the accelerator has gone")
+    with pytest.raises(InferenceFailed):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert told[1:] == [(DIGEST, steps["a"].error)]
+    engine.stop()
+    cloud.stop()

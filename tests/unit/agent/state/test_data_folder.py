@@ -1,0 +1,283 @@
+"""The agent's folder, its local endpoint, its telemetry and its command line."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgesplit import Client
+from edgesplit.errors import NotFound, UsageError
+from edgesplit.http1.server import Request, Server
+from edgesplit.links import parse_host_and_port
+from edgesplit.oip import protocol as oip
+from edgesplit.oip.report import Report
+from edgesplit.plan import Conditions, Link
+from edgesplit_agent.main import main
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint, is_local
+from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
+from edgesplit_agent.state.slots import Current, SafeMode, Slots
+from edgesplit_agent.telemetry.windows import TelemetryWindows, quantile
+from support.agent_engine import EXPECTED, INPUT, LOCAL, active
+
+ME = Identity(
+    device="cam", device_class="pi4", broker="h:1", offload="https://h:2", controller="https://h:3", tuf_root="{}"
+)
+
+
+def test_one_agent_per_folder(tmp_path: Path) -> None:
+    """A second start on the same folder says so in one line, and disturbs nothing."""
+    first = DataFolder(tmp_path / "data")
+    first.acquire()
+    with pytest.raises(UsageError, match="another edgesplit-agent"):
+        DataFolder(tmp_path / "data").acquire()
+    first.release()
+    DataFolder(tmp_path / "data").acquire()
+
+
+def test_session_numbers_only_grow(tmp_path: Path) -> None:
+    """On disk before they are used: also across restarts."""
+    folder = DataFolder(tmp_path)
+    assert [folder.next_session(1000.5), folder.next_session(1000.9), folder.next_session(7.0)] == [1000, 1001, 1002]
+    assert DataFolder(tmp_path).next_session(0.0) == 1003  # A12: a clock without a battery does not bring it back
+    (tmp_path / "session.json").unlink()
+    assert folder.next_session(2000.0) == 2000
+
+
+def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
+    """current.json holds the statement as it was signed, byte for byte."""
+    folder = DataFolder(tmp_path)
+    assert folder.read_current() is None
+    slots, safe = Slots(committed="b" * 64, trial="a" * 64), SafeMode("three starts", ("a" * 64,))
+    current = Current(
+        statement=b"\x00\xffsigned", counter=7, models={"m": slots}, bad={"c": "why"}, starts=2, safe=safe
+    )
+    folder.write_current(current)
+    assert DataFolder(tmp_path).read_current() == current
+    assert json.loads((tmp_path / "current.json").read_text())["models"] == {
+        "m": {"committed": "b" * 64, "trial": "a" * 64}
+    }
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"{", b"\xff" * 40, b"[]", b'{"number": "x"}'])
+def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
+    """A7: whatever a dying card left there, the agent starts, and the evidence is kept."""
+    for name in ("session.json", "current.json", "agent.json"):
+        (tmp_path / name).write_bytes(spoilt)
+    folder = DataFolder(tmp_path)
+    assert folder.read_current() is None and folder.read_address() is None and folder.next_session(9.0) == 9
+    assert (tmp_path / "session.json.spoilt").read_bytes() == spoilt
+
+
+def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:
+    """A4: a half-done enrolment is none."""
+    folder = DataFolder(tmp_path)
+    folder.write_identity(ME)
+    assert folder.read_identity() is None
+    for path in (folder.key_file, folder.certificate_file, folder.ca_file):
+        path.write_bytes(b"x")
+    assert folder.read_identity() == ME
+
+
+@pytest.mark.parametrize("spoilt", [None, b"", b"{", b"\xff" * 40])
+def test_a_spoilt_enrolled_json_does_not_cost_the_identity(tmp_path: Path, spoilt: bytes | None) -> None:
+    """A7: the claim is used up, and nobody would tell us again who we are: there is a copy."""
+    folder = DataFolder(tmp_path)
+    for path in (folder.key_file, folder.certificate_file, folder.ca_file):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+    folder.write_identity(ME)
+    enrolled = folder.identity / "enrolled.json"
+    enrolled.unlink()
+    if spoilt is not None:
+        enrolled.write_bytes(spoilt)
+    assert folder.read_identity() == ME and folder.read_identity() == ME
+
+
+@pytest.fixture
+def served() -> Iterator[str]:
+    engine = Engine("pi4", None)
+    engine.serve("tiny", active(LOCAL))
+    server = Server(Endpoint(engine, lambda: {"device": "cam"}))
+    server.start()
+    yield server.url
+    server.stop()
+    engine.stop()
+
+
+def get(url: str, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
+    connection.request(method, path, headers=headers or {})
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, json.loads(body)
+
+
+def test_the_client_is_answered_with_a_report(served: str) -> None:
+    """edgesplit.Client against the local endpoint: tensors, report, model list, errors."""
+    client = Client(served)
+    answer = client.infer("tiny", {"x": INPUT}, deadline_s=10)
+    assert np.array_equal(answer.outputs["y"], EXPECTED)
+    assert isinstance(answer.report, Report) and answer.report.row == "local"
+    assert client.models() == ("tiny",) and client.ready() and client.ready("tiny") and not client.ready("huge")
+    with pytest.raises(NotFound):
+        client.infer("huge", {"x": INPUT}, deadline_s=5)
+    with pytest.raises(UsageError):
+        client.infer("tiny", {"x": INPUT}, deadline_s=5, outputs=["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "holds"),
+    [
+        ("/v2", 200, lambda said: said["name"] == "edgesplit"),
+        ("/v2/health/live", 200, lambda said: True),
+        ("/v2/health/ready", 200, lambda said: True),
+        ("/v2/models/tiny", 200, lambda said: said["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]),
+        ("/v2/models/tiny/versions/1", 200, lambda said: said["versions"] == ["1"]),
+        ("/v2/models/tiny/versions/2", 404, lambda said: "version 2" in said["error"]),
+        ("/v2/models/tiny/config", 200, lambda said: said["name"] == "tiny"),
+        ("/v2/models/tiny/infer", 405, lambda said: True),
+        ("/v2/models/huge/ready", 404, lambda said: "tiny" in said["error"]),
+        ("/elsewhere", 404, lambda said: True),
+        ("/edgesplit/status", 200, lambda said: said == {"device": "cam"}),
+    ],
+)
+def test_the_protocols_other_paths(served: str, path: str, status: int, holds: Any) -> None:
+    """What the Open Inference Protocol asks of a server, and our status beside it."""
+    got, said = get(served, path)
+    assert got == status and holds(said)
+
+
+def test_plain_json_is_understood(served: str) -> None:
+    """curl can ask."""
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}]})
+    connection = http.client.HTTPConnection(served.removeprefix("http://"), timeout=10)
+    connection.request("POST", "/v2/models/tiny/infer", body)
+    said = json.loads(connection.getresponse().read())
+    connection.close()
+    assert said["outputs"][0]["data"] == EXPECTED.ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"host": "localhost:8600"}, True),
+        ({"host": "127.0.0.1:8600"}, True),
+        ({"host": "[::1]:8600"}, True),
+        ({"host": "localhost", "origin": "http://localhost:3000"}, True),
+        ({"host": "evil.example:8600"}, False),  # DNS rebinding
+        ({"host": "localhost.evil.example"}, False),
+        ({"host": "127.0.0.1:8600", "origin": "https://evil.example"}, False),
+        ({"host": "127.0.0.1:8600", "origin": "null"}, False),
+        ({}, False),
+    ],
+)
+def test_a_web_page_cannot_drive_the_device(headers: dict[str, str], expected: bool) -> None:
+    """Neither across origins nor under a name that was pointed at this machine."""
+    assert is_local(Request("GET", "/v2", headers=headers)) is expected
+
+
+def test_a_foreign_page_is_told_403(served: str) -> None:
+    """And nothing ran."""
+    assert get(served, "/v2", headers={"Origin": "https://evil.example"})[0] == 403
+
+
+def test_windows_count_and_begin_anew() -> None:
+    """Requests, fallbacks, switches, late samples, quantiles; the next window starts at zero and knows its row."""
+    windows, release = TelemetryWindows(), active(LOCAL)
+    now = Conditions(link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01))
+    for number, row in enumerate(["cut-1", "cut-1", "local", "local"]):
+        report = Report(release="r", row=row, fallback=number == 0, late=number == 1, latency_s=0.1 * (number + 1))
+        windows.observe("tiny", report)
+    windows.observe("tiny", None)
+    window = windows.close_windows({"tiny": release}, now)[0]
+    assert (window.requests, window.failed, window.fallbacks, window.switches, window.late) == (4, 1, 1, 1, 1)
+    assert window.latency_p50_s == pytest.approx(0.3) and window.latency_p95_s == pytest.approx(0.4)
+    assert window.row == "local" and window.predicted_s == pytest.approx(LOCAL.device_s)
+    assert windows.close_windows({"tiny": release}, now)[0].requests == 0
+    windows.observe("tiny", Report(release="r", row="cut-1"))
+    assert windows.close_windows({"tiny": release}, now)[0].switches == 1
+    assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "late": 1}
+
+
+def test_quantile_of_nothing() -> None:
+    """No requests, no latency."""
+    assert quantile([], 0.95) == 0.0
+
+
+def test_addresses() -> None:
+    """HOST:PORT or one line that says what is wrong."""
+    assert parse_host_and_port("[::1]:80", "broker") == ("::1", 80)
+    for wrong in ("nowhere", ":80", "h:0", "h:70000", "h:x"):
+        with pytest.raises(UsageError):
+            parse_host_and_port(wrong, "broker")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["run", "--data", "DATA"], "--claim"),
+        (["run", "--data", "DATA", "--claim", "nowhere.json"], "cannot read the claim"),
+        (["status", "--data", "DATA"], "no agent runs"),
+        (["enrol", "--data", "DATA", "--claim", "nowhere.json"], "cannot read the claim"),
+        (["run", "--data", "/proc/none"], "cannot write"),
+    ],
+)
+def test_commands_fail_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    """What is wrong and what would do; exit code 2."""
+    assert main([str(tmp_path / "d") if word == "DATA" else word for word in argv]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1
+
+
+def test_status_of_an_agent_that_died_is_a_lost_link(tmp_path: Path) -> None:
+    """agent.json outlived its agent: exit code 5, not a traceback."""
+    DataFolder(tmp_path).write_address(AgentAddress(device="cam", url="http://127.0.0.1:9", pid=1, emulated=False))
+    assert main(["status", "--data", str(tmp_path)]) == 5
+
+
+def test_the_folder_keeps_its_files_private_enough(tmp_path: Path) -> None:
+    """The lock is ours alone; nothing here is writable by others."""
+    folder = DataFolder(tmp_path / "d")
+    folder.acquire()
+    folder.next_session(1.0)
+    for path in (tmp_path / "d").iterdir():
+        assert not os.stat(path).st_mode & stat.S_IWOTH
+    assert oip.HEADER_LENGTH
+
+
+@pytest.mark.parametrize("wrong", [["--link", "wify"], ["--broker", "nowhere"], ["--port", "TAKEN"]])
+def test_a_claim_is_not_used_up_by_an_agent_that_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    """A claim serves once: a bad --link or a taken port is refused before it is shown to the controller."""
+    shown: list[object] = []
+    monkeypatch.setattr("edgesplit_agent.main.read_claim", lambda path: path)
+    monkeypatch.setattr("edgesplit_agent.main.enrol_with_retries", lambda *given: shown.append(given))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [str(taken.getsockname()[1]) if word == "TAKEN" else word for word in wrong]
+        port = [] if "--port" in words else ["--port", "0"]
+        assert main(["run", "--data", str(tmp_path / "d"), "--claim", "claim.json", *port, *words]) == 2
+    assert shown == []
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("wrong", [["--threads", "0"], ["--threads", "many"], ["--port", "70000"], ["--port", "-1"]])
+def test_numbers_out_of_range_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+    """No thread, or a port that is none."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--data", str(tmp_path), *wrong])
+    assert ended.value.code == 2
+    assert wrong[1] in capsys.readouterr().err

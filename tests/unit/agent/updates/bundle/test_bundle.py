@@ -1,0 +1,497 @@
+"""Bundles: what a device takes from a stick, and what no stick can make it do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError, UsageError
+from edgesplit.release.bundle_format import INDEX_FILE, decode_index, statement_path
+from edgesplit.release.manifest import Statement
+from edgesplit.release_store import open_release, stored_releases
+from edgesplit_agent.releases.disk_quota import NoRoom
+from edgesplit_agent.updates.actions import DeviceUpdateActions
+from edgesplit_agent.updates.bundle import request
+from edgesplit_agent.updates.bundle.command import apply_without_agent, lines, verify_for_device
+from edgesplit_agent.updates.bundle.fetcher import BundleFetcher
+from edgesplit_agent.updates.bundle.reader import FolderReader, open_bundle
+from edgesplit_agent.updates.reconciler import BundleStatus
+from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
+from edgesplit_provisioning.bundle.writer import open_sink
+from support.agent_versions import AgentRelease
+from support.release_bundles import BundleWorld
+from support.signed_repository import DAY
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> BundleWorld:
+    return BundleWorld(tmp_path)
+
+
+def take(work: DeviceUpdateActions, bundle: Path) -> str:
+    return work.apply_bundle_at(str(bundle), lambda statement: None, lambda: False)
+
+
+@pytest.mark.parametrize("name", ["stick", "bundle.tar"])
+def test_a_device_without_a_network_has_its_release_from_a_bundle(
+    fleet: BundleWorld, tmp_path: Path, name: str
+) -> None:
+    """Verified by its own root, whole, staged for its next start; its statement is kept for then."""
+    release = fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / name)
+    folder, identity = fleet.device_folder()
+
+    said: list[Statement] = []
+    assert fleet.work(folder, identity).apply_bundle_at(str(bundle), said.append, lambda: False) == ""
+
+    opened = open_release(folder.releases, release, identity.tuf_root.encode())
+    assert opened.has_slices(["head", "tail"])
+    assert [one.counter for one in said] == [101]
+    again = fleet.work(folder, identity)
+    assert again._stored_statement() == said[0]
+    assert again.progress(release).staged
+
+
+def test_taking_it_again_copies_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
+    """What is here is not copied, of a newer release only what differs."""
+    fleet.deploy(1)
+    folder, identity = fleet.device_folder()
+    copied: list[int] = []
+    work = fleet.work(folder, identity)
+    work.on_bundle_progress = lambda done, of: copied.append(of)
+    take(work, fleet.bundle(tmp_path / "stick"))
+    take(work, tmp_path / "stick")
+    assert max(copied) > 1_500
+
+    fleet.world.now += 10
+    fleet.deploy(2)
+    copied.clear()
+    take(work, fleet.bundle(tmp_path / "stick"))
+    assert max(copied) == len(b"tail graph 2")
+
+
+def test_an_older_bundle_takes_no_device_back(fleet: BundleWorld, tmp_path: Path) -> None:
+    """Neither by its statement nor by its metadata, also after a restart."""
+    fleet.deploy(1)
+    old = fleet.bundle(tmp_path / "old")
+    fleet.world.now += 10
+    newer = fleet.deploy(2)
+    folder, identity = fleet.device_folder()
+    take(fleet.work(folder, identity), fleet.bundle(tmp_path / "new"))
+
+    with pytest.raises(TrustError):
+        take(fleet.work(folder, identity), old)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(tmp_path / "new", mixed)
+    shutil.copy(old / statement_path("cam-1"), mixed / statement_path("cam-1"))
+    with pytest.raises(TrustError, match="older than"):
+        take(fleet.work(folder, identity), mixed)
+    assert fleet.work(folder, identity).progress(newer).staged
+
+
+def test_an_expired_bundle_installs_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
+    """Until when it does, it says."""
+    fleet.deploy(1, lasts_s=30 * DAY)
+    bundle = fleet.bundle(tmp_path / "stick")
+    folder, identity = fleet.device_folder()
+    fleet.world.now = decode_index((bundle / INDEX_FILE).read_bytes()).valid_until + 1
+    with pytest.raises(Expired):
+        take(fleet.work(folder, identity), bundle)
+    assert stored_releases(folder.releases) == []
+
+
+def test_another_fleets_bundle_is_not_believed(fleet: BundleWorld, tmp_path: Path) -> None:
+    """However well it is signed."""
+    fleet.deploy(1)
+    other = BundleWorld(tmp_path, "other")
+    other.deploy(1)
+    folder, identity = fleet.device_folder()
+    with pytest.raises(TrustError):
+        take(fleet.work(folder, identity), other.bundle(tmp_path / "theirs"))
+    assert stored_releases(folder.releases) == [] and not folder.chunks.exists()
+
+
+def test_another_devices_statement_is_not_obeyed(fleet: BundleWorld, tmp_path: Path) -> None:
+    """Also where it lies under this device's name."""
+    fleet.deploy(1, "cam-2")
+    bundle = fleet.bundle(tmp_path / "stick")
+    folder, identity = fleet.device_folder()
+    with pytest.raises(UsageError, match="nothing for cam-1"):
+        take(fleet.work(folder, identity), bundle)
+    os.rename(bundle / statement_path("cam-2"), bundle / statement_path("cam-1"))
+    with pytest.raises(TrustError, match="'cam-2'"):
+        take(fleet.work(folder, identity), bundle)
+
+
+def _spoil_chunk(bundle: Path) -> None:
+    path = next(path for path in (bundle / "chunks").rglob("*") if path.is_file() and path.stat().st_size == 1000)
+    path.write_bytes(b"W" + path.read_bytes()[1:])
+
+
+def _huge(bundle: Path) -> None:
+    with (bundle / "metadata" / "timestamp.json").open("ab") as file:
+        file.truncate(1 << 32)
+
+
+def _linked(bundle: Path) -> None:
+    (bundle / "metadata" / "timestamp.json").unlink()
+    (bundle / "metadata" / "timestamp.json").symlink_to("/etc/hostname")
+
+
+def _linked_folder(bundle: Path) -> None:
+    os.rename(bundle / "chunks", bundle / "elsewhere")
+    (bundle / "chunks").symlink_to("elsewhere")
+
+
+def _pipe(bundle: Path) -> None:
+    (bundle / "metadata" / "timestamp.json").unlink()
+    os.mkfifo(bundle / "metadata" / "timestamp.json")
+
+
+def _no_index(bundle: Path) -> None:
+    (bundle / INDEX_FILE).unlink()
+
+
+def _forged(bundle: Path) -> None:
+    path = next((bundle / "targets" / "releases").iterdir())
+    path.write_bytes(path.read_bytes().replace(b'"tiny@1"', b'"tony@1"'))
+
+
+def _cut_short(bundle: Path) -> None:
+    path = bundle / "metadata" / "timestamp.json"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _no_metadata(bundle: Path) -> None:
+    shutil.rmtree(bundle / "metadata")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (_spoil_chunk, MalformedMessage), (_huge, TrustError), (_linked, TrustError), (_linked_folder, TrustError),
+        (_pipe, TrustError), (_no_index, UsageError), (_forged, TrustError), (_cut_short, TrustError),
+        (_no_metadata, LinkError),
+    ],
+)  # fmt: skip
+def test_a_spoilt_or_hostile_bundle_installs_nothing(
+    fleet: BundleWorld, tmp_path: Path, spoil: Callable[[Path], None], kind: type[EdgeError]
+) -> None:
+    """And nothing outside of it is read."""
+    fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / "stick")
+    spoil(bundle)
+    folder, identity = fleet.device_folder()
+    with pytest.raises(kind):
+        take(fleet.work(folder, identity), bundle)
+    assert stored_releases(folder.releases) == []
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../b", "a//b", "", ".x", "a\0b", "a\nb", "x" * 999])
+def test_no_name_leads_out_of_a_bundle(fleet: BundleWorld, tmp_path: Path, path: str) -> None:
+    """Whoever asks for it."""
+    fleet.deploy(1)
+    source = FolderReader(fleet.bundle(tmp_path / "stick"))
+    with pytest.raises(TrustError):
+        source.read(path, 100)
+    source.close()
+
+
+def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: Path, fleet: BundleWorld) -> None:
+    """Links, devices, paths that lead elsewhere; and of two with one name the first."""
+    fleet.deploy(1)
+    good = fleet.bundle(tmp_path / "good.tar")
+    hostile = tmp_path / "hostile.tar"
+    with tarfile.open(good) as source, tarfile.open(hostile, "w") as made:
+        for name, kind in (("metadata/timestamp.json", tarfile.SYMTYPE), ("metadata/x", tarfile.CHRTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            made.addfile(entry)
+        for name in ("../../etc/x", "/etc/x", "chunks/../../x"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            made.addfile(entry, io.BytesIO(b"x"))
+        for member in source:
+            made.addfile(member, source.extractfile(member))
+        entry = tarfile.TarInfo("metadata/timestamp.json")
+        entry.size = 1
+        made.addfile(entry, io.BytesIO(b"x"))
+    folder, identity = fleet.device_folder()
+    assert take(fleet.work(folder, identity), hostile) == ""
+
+
+@pytest.mark.parametrize("keep", [0, 300, 5_000, 0.5])
+def test_a_tar_file_that_is_cut_off_is_refused(fleet: BundleWorld, tmp_path: Path, keep: float) -> None:
+    """At whatever byte."""
+    fleet.deploy(1)
+    raw = fleet.bundle(tmp_path / "whole.tar").read_bytes()
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(raw[: int(keep * len(raw)) if keep < 1 else int(keep)])
+    folder, identity = fleet.device_folder()
+    with pytest.raises((MalformedMessage, UsageError)):
+        take(fleet.work(folder, identity), cut)
+
+
+def test_a_stick_that_is_pulled_is_gone_on_with(
+    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was copied stays, and is not copied again."""
+    release = fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / "stick")
+    folder, identity = fleet.device_folder()
+    read, chunks = FolderReader.read, [0]
+
+    def pulled(source: FolderReader, path: str, most: int) -> bytes:
+        if path.startswith("chunks/"):
+            chunks[0] += 1
+            if chunks[0] == 3:
+                os.rename(bundle, tmp_path / "pulled")
+                shutil.rmtree(tmp_path / "pulled")
+        return read(source, path, most)
+
+    monkeypatch.setattr(FolderReader, "read", pulled)
+    with pytest.raises(LinkError, match="gone"):
+        take(fleet.work(folder, identity), bundle)
+    monkeypatch.undo()
+    with pytest.raises(LinkError, match="no bundle at"):
+        take(fleet.work(folder, identity), bundle)
+
+    fleet.bundle(bundle)
+    copied: list[int] = []
+    work = fleet.work(folder, identity)
+    work.on_bundle_progress = lambda done, of: copied.append(of)
+    assert take(work, bundle) == "" and work.progress(release).staged
+    assert max(copied) < sum(map(len, fleet.chunks.values()))
+
+
+def test_without_room_not_a_byte_is_copied(fleet: BundleWorld, tmp_path: Path) -> None:
+    """The quota and the disk are looked at for all of it together."""
+    fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / "stick")
+    folder, identity = fleet.device_folder()
+    with pytest.raises(NoRoom):
+        take(fleet.work(folder, identity, quota_bytes=1_000), bundle)
+    assert [path for path in folder.chunks.rglob("*") if path.is_file()] == []
+
+
+def test_what_is_not_in_the_bundle_is_left_to_the_network(fleet: BundleWorld, tmp_path: Path) -> None:
+    """A bundle of one model is no reason to fail for another."""
+    release = fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / "stick")
+    shutil.rmtree(bundle / "targets")
+    folder, identity = fleet.device_folder()
+    assert release[:12] in take(fleet.work(folder, identity), bundle)
+
+
+def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleWorld, tmp_path: Path) -> None:
+    """Its index comes last; making it again goes on, and drops what is of the older one."""
+    fleet.deploy(1)
+    stick = tmp_path / "stick"
+    (stick / "photos").mkdir(parents=True)
+    (stick / "photos" / "mine.jpg").write_bytes(b"x")
+    fleet.bundle(stick)
+    (stick / "chunks" / "ff").mkdir(exist_ok=True)
+    (stick / "chunks" / "ff" / "old").write_bytes(b"of an older bundle")
+    broken = BundleWorld.download
+
+    def fails(*_: object, **__: object) -> bytes:
+        raise LinkError("the network fails")
+
+    fleet.deploy(2)
+    fleet.download = fails  # type: ignore[method-assign]
+    with pytest.raises(LinkError):
+        fleet.bundle(stick)
+    with pytest.raises(UsageError, match="no whole bundle"):
+        open_bundle(stick)
+    fleet.download = broken.__get__(fleet)  # type: ignore[method-assign]
+    fleet.bundle(stick)
+    assert not (stick / "chunks" / "ff" / "old").exists()
+    assert (stick / "photos" / "mine.jpg").exists()
+    assert len(list((stick / "targets" / "releases").iterdir())) == 1
+
+
+def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
+    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as good as it was."""
+    fleet.deploy(1)
+    stick = fleet.bundle(tmp_path / "stick")
+
+    def refuses(*_: object, **__: object) -> object:
+        raise UsageError("nothing is deployed")
+
+    monkeypatch.setattr(fleet, "post", refuses)
+    for to in (stick, tmp_path / "new", tmp_path / "new.tar"):
+        with pytest.raises(UsageError, match="deployed"):
+            fleet.bundle(to)
+    open_bundle(stick).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "stick"]
+
+
+def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleWorld, tmp_path: Path) -> None:
+    """It keeps no model's release from being taken."""
+    model = fleet.deploy(1)
+    fleet.deploy_agent(AgentRelease("0.3.0"), beside=model)
+    folder, identity = fleet.device_folder()
+    work = fleet.work(folder, identity)
+    said = take(work, fleet.bundle(tmp_path / "stick"))
+    assert fleet.agent[:12] in said and model[:12] not in said and work.progress(model).staged
+
+
+@pytest.mark.parametrize("name", ["stick", "bundle.tar"])
+def test_the_kit_goes_beside_the_releases(fleet: BundleWorld, tmp_path: Path, name: str) -> None:
+    """As the folder `edgesplit`, which a stick and a card have alike; a bundle without one has it no more."""
+    fleet.deploy(1)
+    files = {one: tmp_path / one for one in ("install.sh", "kit.json")}
+    for one, path in files.items():
+        path.write_text(one)
+    to = tmp_path / name
+    asked = BundleRequest(
+        devices=("cam-1",), kit=SimpleNamespace(files=files, bytes=20), kit_for="Python 3.11 on aarch64"
+    )
+    with open_sink(to) as opened:
+        index = make_bundle(fleet, asked, opened, lambda done, of: None)
+    source = open_bundle(to)
+    assert source.read("edgesplit/install.sh", 99) == b"install.sh" and index.kit == "Python 3.11 on aarch64"
+    source.close()
+    fleet.bundle(to)
+    source = open_bundle(to)
+    with pytest.raises(FileNotFoundError):
+        source.read("edgesplit/install.sh", 99)
+    source.close()
+
+
+def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleWorld, tmp_path: Path) -> None:
+    """Nor anything beside it."""
+    fleet.deploy(1)
+    fleet.chunks = dict.fromkeys(fleet.chunks, b"wrong")
+    with pytest.raises(LinkError, match="whole"):
+        fleet.bundle(tmp_path / "new.tar")
+    assert list(tmp_path.glob("*.tar*")) == []
+
+
+def test_chunks_that_come_spoilt_are_not_written(fleet: BundleWorld, tmp_path: Path) -> None:
+    """What a device would refuse is found where it can be mended."""
+    fleet.deploy(1)
+    fleet.chunks = {sha256: b"?" * len(data) for sha256, data in fleet.chunks.items()}
+    with pytest.raises(LinkError, match="as it was signed"):
+        fleet.bundle(tmp_path / "stick")
+    assert not (tmp_path / "stick" / "chunks").exists()
+
+
+def test_a_medium_without_room_is_told_before_anything_is_written(
+    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is missing on it."""
+    fleet.deploy(1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
+    with pytest.raises(UsageError, match="no room"):
+        fleet.bundle(tmp_path / "stick")
+    assert list((tmp_path / "stick").iterdir()) == []
+
+
+def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleWorld, tmp_path: Path) -> None:
+    """A controller that lies writes no other file."""
+    fleet.deploy(1)
+    for path in ("../x", "metadata/../../x", "bundle.json", "chunks/aa/x", "/etc/x", "metadata/.x", "metadata//x"):
+        honest = BundleWorld.post(fleet, "")
+        fleet.post = lambda *_, honest=honest, path=path, **__: {**honest, "files": {path: ""}}  # type: ignore
+        with open_sink(tmp_path / "stick") as opened, pytest.raises(LinkError):
+            make_bundle(fleet, BundleRequest(devices=("cam-1",)), opened, lambda done, of: None)
+
+
+def test_a_target_that_is_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    """A file where a folder is meant, and the other way round."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.tar").mkdir()
+    for name in ("file", "folder.tar"):
+        with pytest.raises(UsageError):
+            check_target(tmp_path / name)
+    check_target(tmp_path / "new")
+
+
+def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleWorld, tmp_path: Path) -> None:
+    """And says whether it would be taken, by what the device trusts."""
+    fleet.deploy(1)
+    bundle = fleet.bundle(tmp_path / "stick")
+    folder, _ = fleet.device_folder()
+    before = sorted(str(path) for path in folder.path.rglob("*"))
+    carrier = BundleFetcher(open_bundle(bundle))
+    device, said = verify_for_device(carrier, folder, fleet.world.clock)
+    assert (device, said) == ("cam-1", "good; statement 101, 1 models")
+    fleet.world.now += 30 * DAY
+    assert verify_for_device(carrier, folder, fleet.world.clock)[1].startswith("not to be taken: metadata has expired")
+    assert sorted(str(path) for path in folder.path.rglob("*")) == before
+    carrier.close()
+    told = json.loads((bundle / INDEX_FILE).read_text())
+    told["releases"][0]["model"] = "\x1b[2Jx"
+    shown = lines({**told, "device": device, "verified": said})
+    assert not any("\x1b" in line for line in shown) and any("?[2Jx" in line for line in shown)
+
+
+def test_an_agent_at_rest_is_left_to_start_as_it_would(
+    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No start is counted, and what ran before is not forgotten, also where current.json is lost."""
+    monkeypatch.setattr("edgesplit_agent.updates.bundle.command.offline_actions", fleet.work)
+    first = fleet.deploy(1)
+    folder, identity = fleet.device_folder()
+    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    current = folder.read_current()
+    assert current is not None and current.starts == 0
+    (folder.path / "current.json").unlink()
+    fleet.world.now += 10
+    fleet.deploy(2)
+    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    found = folder.read_current()
+    assert found is not None and found.models["tiny"].trial == first
+
+
+class FakeReconciler:
+    """What the watch tells it."""
+
+    def __init__(self) -> None:
+        self.bundle_status = BundleStatus()
+        self.asked: list[tuple[str, str]] = []
+
+    def on_bundle(self, number: str, path: str) -> None:
+        self.asked.append((number, path))
+        self.bundle_status = BundleStatus(number, "taking")
+
+
+def test_an_agent_that_runs_is_asked_by_a_file_in_its_own_folder(tmp_path: Path) -> None:
+    """Once for each wish; the file stays until it came true or never will, so that a restart goes on."""
+    file, updater = tmp_path / "bundle.json", FakeReconciler()
+    watch = request.BundleWatch(file, updater)
+    watch.poll()
+    asked = request.submit(file, tmp_path / "stick")
+    watch.poll()
+    watch.poll()
+    assert updater.asked == [(asked.number, str(tmp_path / "stick"))] and file.exists()
+
+    restarted = FakeReconciler()
+    request.BundleWatch(file, restarted).poll()
+    assert restarted.asked == updater.asked
+
+    updater.bundle_status = BundleStatus(asked.number, "refused", "expired")
+    newer = request.submit(file, tmp_path / "other")
+    watch.poll()
+    assert updater.asked[-1][0] == newer.number and file.exists()
+    updater.bundle_status = BundleStatus(newer.number, "taken")
+    watch.poll()
+    assert not file.exists() and watch.status()["state"] == "taken"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"number": "1", "path": "relative"}', b"\xff" * 10_000])
+def test_a_wish_that_is_none_is_passed_over(tmp_path: Path, raw: bytes) -> None:
+    """Nothing is read by it."""
+    (tmp_path / "bundle.json").write_bytes(raw)
+    assert request.read(tmp_path / "bundle.json") is None

@@ -1,0 +1,34 @@
+"""docs/cli.md is what the commands say of themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+
+from edgesplit_cli.main import cli
+from support import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "cli.md"
+
+
+def test_the_page_is_the_commands_own_help() -> None:
+    """Run `python -m edgesplit_cli.reference > docs/cli.md` after a change to a command.
+
+    In a process of its own: what another test asked of click in another way would change the help here.
+    """
+    command = [sys.executable, "-m", "edgesplit_cli.reference"]
+    assert PAGE.read_text("utf-8") == subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_command_and_option_has_a_word_of_help() -> None:
+    """An undocumented command or option fails here."""
+
+    def bare(command: click.Command, path: str) -> list[str]:
+        found = [] if command.help else [path]
+        found += [f"{path} {one.opts[0]}" for one in command.params if isinstance(one, click.Option) and not one.help]
+        inner = command.commands.items() if isinstance(command, click.Group) else ()
+        return found + [missing for name, one in inner for missing in bare(one, f"{path} {name}")]
+
+    assert bare(cli, "edgectl") == []

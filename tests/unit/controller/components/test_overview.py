@@ -1,0 +1,156 @@
+"""How the parts of an installation are: what each process noted, and what an operator is told to do."""
+
+from __future__ import annotations
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgesplit_cli.commands.fleet import unhealthy_parts
+from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
+from edgesplit_controller.components.probes import Probe, ProbeResult, broker_probe, offload_probe
+from edgesplit_controller.components.recorder import REFRESH_S, StatusRecorder
+from edgesplit_controller.storage.database import GatewayRouteRow, GatewayRow
+from edgesplit_controller.storage.tables.leases import LeaseRow
+from support.device_fleet import STALE_S, World, telemetry
+
+
+@pytest.fixture
+def world(database_url: str) -> World:
+    """On both databases."""
+    return World(database_url)
+
+
+def parts_of(world: World, folder: Path, behind: int = 0) -> HealthOverview:
+    return HealthOverview(
+        world.database, folder, stale_after_s=STALE_S, unaggregated=lambda: behind, now=lambda: world.now
+    )
+
+
+def noting(world: World, process: int, *looks: Probe) -> StatusRecorder:
+    return StatusRecorder(world.database, process, looks, now=lambda: world.now)
+
+
+class Line:
+    """A session at a broker that a test connects."""
+
+    connected = True
+    problem = ""
+    restarts = 0
+
+
+def named(shown: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    (found,) = [one for one in shown if one["name"] == name]
+    return found
+
+
+def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world: World, tmp_path: Path) -> None:
+    """And is good again as soon as it is; the time is that of the change, not of the last look."""
+    line = Line()
+    mine = noting(world, 1, broker_probe(line, "mqtts://hub:8883"))
+    mine.step()
+    assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
+    line.connected, line.problem = False, "the certificate has expired"
+    broke = world.now = world.now + 7.0
+    for _ in range(3):
+        mine.step()
+        world.now += REFRESH_S
+    shown = parts_of(world, tmp_path).to_dicts()
+    first = named(shown, "broker")
+    assert first == next(one for one in shown if one["state"] == "bad" and one["name"] == "broker")
+    assert (
+        first["since"] == broke and "the certificate has expired" in first["text"] and first["do"] == REMEDIES["broker"]
+    )
+    line.connected = True
+    mine.step()
+    assert named(parts_of(world, tmp_path).to_dicts(), "broker")["do"] == ""
+
+
+def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: World, tmp_path: Path) -> None:
+    """Two of three are connected: the part is bad, and it says whose word that is."""
+    for process in (1, 2, 3):
+        state = "bad" if process == 2 else "good"
+        noting(world, process, lambda state=state: ProbeResult("broker", state, f"it is {state}")).step()  # type: ignore[misc]
+    found = named(parts_of(world, tmp_path).to_dicts(), "broker")
+    assert (found["state"], found["text"]) == ("bad", "process 2 of 3: it is bad")
+
+
+def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: World, tmp_path: Path) -> None:
+    """Silence is unknown, not good; while another process looks, the silent one's word does not count."""
+    noting(world, 2, lambda: ProbeResult("broker", "bad", "gone")).step()
+    world.now += OUTDATED_S + 1
+    found = named(parts_of(world, tmp_path).to_dicts(), "broker")
+    assert found["state"] == "unknown" and "then: gone" in found["text"] and found["do"]
+    noting(world, 1, lambda: ProbeResult("broker", "good", "here")).step()
+    assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
+
+
+def test_a_look_that_fails_costs_only_itself(world: World, tmp_path: Path) -> None:
+    """The others are noted; the loop lives."""
+
+    def broken() -> ProbeResult:
+        raise RuntimeError("a bug")
+
+    noting(world, 1, broken, lambda: ProbeResult("offload server", "good", "ready")).step()
+    assert named(parts_of(world, tmp_path).to_dicts(), "offload server")["state"] == "good"
+
+
+def test_gateways_and_the_way_to_the_cloud_are_those_of_ones_own_groups(world: World, tmp_path: Path) -> None:
+    """A gateway that died is bad and says how many are behind it; half of the devices without a cloud is bad news."""
+    world.add("gate", "cam-1", "cam-2")
+    world.add("other-gate", group="lab")
+    world.put(*(GatewayRow(device=name, address=f"{name}:8500") for name in ("gate", "other-gate")))
+    world.put(*(GatewayRouteRow(device=name, gateway="gate") for name in ("cam-1", "cam-2")))
+    world.birth("other-gate", "cam-1", "cam-2")
+    parts = parts_of(world, tmp_path)
+    gateways = {one["subject"]: one for one in parts.to_dicts() if one["name"] == "gateway"}
+    assert gateways["gate"]["state"] == "bad" and "2 devices behind it" in gateways["gate"]["text"]
+    assert gateways["other-gate"]["state"] == "good"
+    assert [one["subject"] for one in parts.to_dicts(["lab"]) if one["name"] == "gateway"] == ["other-gate"]
+    assert all(one["name"] != "way to the cloud" for one in parts.to_dicts())
+    world.devices.ingest([("cam-1", telemetry(1, 0)), ("cam-2", telemetry(1, 0))])
+    assert named(parts.to_dicts(), "way to the cloud")["text"] == "2 of 2 devices that are online reach it"
+
+
+def test_database_disk_histories_and_processes_are_always_told(world: World, tmp_path: Path) -> None:
+    """Nobody has to note them; and every part that can be bad has a word on what to do."""
+    leased = LeaseRow(name="controller", holder="me", token=1, expires=4e9)
+    world.put(leased, LeaseRow(name="process 1", holder="me", token=1, expires=4e9))
+    shown = parts_of(world, tmp_path, behind=1_000_000).to_dicts()
+    assert {"database", "disk", "histories", "processes"} == {one["name"] for one in shown}
+    assert named(shown, "histories")["state"] == "bad" and "answers in" in named(shown, "database")["text"]
+    assert named(shown, "processes")["text"] == "1 is here"
+    assert {one["name"] for one in shown} | {"broker", "offload server", "gateway", "way to the cloud"} == set(REMEDIES)
+
+
+@pytest.fixture
+def plain_server() -> Iterator[str]:
+    """Something that listens and speaks no TLS."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_offload_server_that_does_not_answer_says_why(plain_server: str) -> None:
+    """Nobody there, and somebody else there: both are bad, and neither raises."""
+    child = Line()
+    child.restarts = 2
+    gone = offload_probe("https://127.0.0.1:1", ssl.create_default_context(), child)()
+    assert gone.state == "bad" and "does not answer" in gone.text and "started again 2 times" in gone.text
+    assert offload_probe(plain_server, ssl.create_default_context())().state == "bad"
+
+
+def test_the_command_line_says_what_is_not_well_and_nothing_else() -> None:
+    """`edgectl fleet`: a good part is no news."""
+    part = {"name": "broker", "subject": "", "state": "good", "text": "connected", "do": ""}
+    assert unhealthy_parts([part]) == []
+    (shown,) = unhealthy_parts([part, {**part, "state": "bad", "text": "refused", "do": "look at it"}])
+    assert shown.row_count == 1

@@ -1,0 +1,244 @@
+"""What changed, read from the database and told to who follows: nothing missed, nothing kept for the slow, nothing told
+to who may not know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, update
+
+from edgesplit.errors import Busy
+from edgesplit_controller.fleet import live_events
+from edgesplit_controller.fleet.change_feed import Change, ChangeFeed, kind_of
+from edgesplit_controller.fleet.live_events import MAX_QUEUED, FollowerQueue, LiveEventHub
+from edgesplit_controller.storage.database import Database, Device, record_event
+from support.sample_fleet import device_row
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """Three devices of two groups."""
+    opened = Database(f"sqlite:///{tmp_path / 'controller.db'}")
+    with opened.write() as session:
+        session.add_all([device_row("a", group="doors"), device_row("b", group="doors"), device_row("c", group="roof")])
+    yield opened
+    opened.close()
+
+
+def test_what_was_there_before_is_no_change(database: Database) -> None:
+    """The first reading notes where the world stands, however lately it was written."""
+    assert ChangeFeed(database, stale_after_s=60).read() == []
+
+
+def test_every_write_of_a_device_is_one_change(database: Database) -> None:
+    """By the row's own mark: an update in bulk counts like one of an object, and each is told once."""
+    changes = ChangeFeed(database, stale_after_s=1e9)
+    changes.start()
+    with database.write() as session:
+        session.execute(update(Device).where(Device.group == "doors").values(link="wifi"))
+    assert changes.read() == [Change("device", "a", "doors"), Change("device", "b", "doors")]
+    assert changes.read() == []
+    with database.write() as session:
+        found = session.get(Device, "c")
+        assert found is not None
+        found.alive = False
+    assert changes.read() == [Change("device", "c", "roof")]
+
+
+def test_a_change_that_was_stamped_before_the_last_reading_is_not_missed(database: Database) -> None:
+    """Another process stamps, and commits later; or its clock is behind."""
+    clock = [0.0]
+    changes = ChangeFeed(database, stale_after_s=1e9, now=lambda: clock[0])
+    with database.write() as session:
+        session.execute(update(Device).values(changed=NOW))
+    clock[0] = NOW + 60
+    changes.start()
+    with database.write() as session:
+        session.execute(update(Device).where(Device.name == "a").values(changed=clock[0] - live_events.POLL_S - 2))
+    clock[0] += live_events.POLL_S
+    assert changes.read() == [Change("device", "a", "doors")]
+
+
+def test_a_device_that_falls_silent_is_a_change(database: Database) -> None:
+    """Nobody writes down that a device became stale: the reading counts, once."""
+    clock = [NOW]
+    with database.write() as session:
+        session.execute(update(Device).values(last_seen=NOW - 50, alive=True, changed=NOW - 50))
+        session.execute(update(Device).where(Device.name == "b").values(alive=False, changed=NOW - 50))
+    changes = ChangeFeed(database, stale_after_s=60, now=lambda: clock[0])
+    changes.start()
+    assert changes.read() == []
+    clock[0] += 15
+    assert changes.read() == [Change("device", "a", "doors"), Change("device", "c", "roof")]
+    assert changes.read() == []
+
+
+def test_events_tell_what_else_was_done(database: Database) -> None:
+    """Models, rollouts and alerts are told by their events, with the group of the device that an alert is about."""
+    changes = ChangeFeed(database, stale_after_s=1e9)
+    changes.start()
+    with database.write() as session:
+        record_event(session, NOW, "operator", "model.pushed", "digits@1")
+        record_event(session, NOW, "operator", "rollout.paused", "7")
+        record_event(session, NOW, "c", "device.flooding", "c")
+        record_event(session, NOW, "operator", "keys.changed", "root")
+    told = [Change("model", "digits@1"), Change("rollout", "7"), Change("alert", "c", "roof")]
+    assert changes.read() == told
+    assert changes.read() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("device.born", "device"), ("device.copied", "alert"), ("release.made", "model"), ("keys.changed", None)],
+)
+def test_an_event_is_of_a_kind(what: str, kind: str | None) -> None:
+    """By the beginning of its name."""
+    assert kind_of(what) == kind
+
+
+def test_a_mailbox_holds_each_subject_once_and_never_much() -> None:
+    """A slow reader is told once to read everything again, and then of what came after."""
+    mailbox = FollowerQueue(None)
+    for _ in range(3):
+        mailbox.put([Change("device", "a", "doors")])
+    assert mailbox.drain() == [b'event: device\ndata: {"subject":"a"}\n\n']
+    mailbox.put([Change("device", str(number), "doors") for number in range(MAX_QUEUED + 1)])
+    mailbox.put([Change("device", "a", "doors")])
+    assert mailbox.drain() == [b"event: everything\ndata: {}\n\n"]
+    assert mailbox.drain() == []
+    mailbox.put([Change("device", "a", "doors")])
+    assert len(mailbox.drain()) == 1
+
+
+def test_who_is_for_some_groups_hears_of_no_other() -> None:
+    """Not even that something changed."""
+    mailbox = FollowerQueue({"doors"})
+    mailbox.put([Change("device", "c", "roof")])
+    assert mailbox.drain() == [] and not mailbox.has_events.is_set()
+    mailbox.put([Change("device", "a", "doors"), Change("rollout", "7")])
+    assert b"".join(mailbox.drain()).count(b"event: ") == 2
+
+
+def test_a_name_cannot_break_out_of_its_event() -> None:
+    """Line breaks in a subject stay inside the JSON."""
+    raw = live_events.encode_event("device", {"subject": "a\n\nevent: everything\ndata: {}"})
+    assert raw.count(b"\n") == 3
+    assert json.loads(raw.split(b"data: ", 1)[1])["subject"].startswith("a\n")
+
+
+class World:
+    """Changes that tests hand to a hub."""
+
+    def __init__(self, **more: Any) -> None:
+        self.waiting: list[Change] = []
+        self.readings = 0
+        self.failing = False
+        self.hub = LiveEventHub(lambda: None, self.read, poll_s=0.001, **{"heartbeat_s": 60.0, **more})
+
+    def read(self) -> Sequence[Change]:
+        """Once each."""
+        self.readings += 1
+        if self.failing:
+            self.failing = False
+            raise OSError("the database is away")
+        found, self.waiting = self.waiting, []
+        return found
+
+
+async def told(stream: AsyncIterator[bytes]) -> str:
+    """The next event's kind."""
+    raw = await asyncio.wait_for(anext(stream), 60)
+    return raw.split(b"\n")[0].removeprefix(b"event: ").decode()
+
+
+def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> None:
+    """Tell a story on an event loop of its own."""
+
+    async def whole() -> None:
+        await story(World(**more))
+
+    asyncio.run(whole())
+
+
+def test_one_reading_serves_every_follower() -> None:
+    """Two follow; both hear; and when both are gone, nothing is read any more."""
+
+    async def story(world: World) -> None:
+        async with aclosing(world.hub.follow()) as one, aclosing(world.hub.follow()) as other:
+            assert [await told(one), await told(other)] == ["hello", "hello"]
+            world.waiting = [Change("device", "a")]
+            assert [await told(one), await told(other)] == ["device", "device"]
+            assert world.hub.followers == 2
+        assert world.hub.followers == 0
+        reading = world.hub._reading
+        assert reading is not None
+        await asyncio.wait_for(reading, 60)
+
+    run(story)
+
+
+def test_a_database_that_is_away_is_waited_for() -> None:
+    """A reading that fails ends no stream."""
+
+    async def story(world: World) -> None:
+        async with aclosing(world.hub.follow()) as stream:
+            assert await told(stream) == "hello"
+            world.failing, world.waiting = True, [Change("device", "a")]
+            assert await told(stream) == "device"
+
+    run(story)
+
+
+def test_a_stream_ends_with_the_right_to_it() -> None:
+    """While nothing happens there are heartbeats, and at each it is asked whether the reader may still read."""
+    allowed = [True, True, False]
+
+    async def story(world: World) -> None:
+        async with aclosing(world.hub.follow(None, lambda: allowed.pop(0))) as stream:
+            kinds = [raw.split(b"\n")[0].removeprefix(b"event: ").decode() async for raw in stream]
+            assert kinds == ["hello", "heartbeat", "heartbeat"]
+
+    run(story, heartbeat_s=0.001)
+
+
+def test_an_ending_controller_ends_its_streams() -> None:
+    """From another thread, as `edgectl up` ends."""
+
+    async def story(world: World) -> None:
+        async with aclosing(world.hub.follow()) as stream:
+            assert await told(stream) == "hello"
+            await asyncio.to_thread(world.hub.request_stop)
+            with pytest.raises(StopAsyncIteration):
+                await told(stream)
+
+    run(story)
+
+
+def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One too many is told to come back."""
+    monkeypatch.setattr(live_events, "MAX_FOLLOWERS", 1)
+
+    async def story(world: World) -> None:
+        async with aclosing(world.hub.follow()) as stream:
+            assert await told(stream) == "hello"
+            with pytest.raises(Busy):
+                world.hub.follow()
+
+    run(story)
+
+
+def test_a_forgotten_device_is_no_stumbling_block(database: Database) -> None:
+    """A row that is gone is simply not there."""
+    changes = ChangeFeed(database, stale_after_s=60)
+    changes.start()
+    with database.write() as session:
+        session.execute(delete(Device).where(Device.name == "a"))
+    assert changes.read() == []

@@ -1,0 +1,456 @@
+"""Devices: who they are, whether they live, what each is told. Decided on values, with the clock in hand."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Statement
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet import devices as devices_module
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment, public_key_sha256
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.releases.director import Director, next_counter
+from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
+from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.rotation import Rotation
+from support.immediate_deployment import deploy
+
+STALE_S = 10.0
+
+
+class Bench:
+    """Devices and a director on one folder, with a clock that is set by hand."""
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        self.folder = folder
+        self.now = 1_000_000.0
+        self.database = Database(database_url)
+        self.devices = Devices(self.database, stale_after_s=STALE_S, now=lambda: self.now)
+        self.signed: list[Statement] = []
+        self.director = Director(self.database, self._sign, statement_s=1_000, now=lambda: self.now)
+        self.authority = Authority(folder / "keys")
+
+    def _sign(self, statement: Statement) -> bytes:
+        self.signed.append(statement)
+        return f"{statement.device} {statement.counter}".encode()
+
+    def csr(self, key: str) -> bytes:
+        """A request by the key of that name."""
+        return certificate_request(load_or_make_key(self.folder / f"{key}.key"), "anything")
+
+    def enrol(self, name: str = "cam", key: str = "key", **more: object) -> Enrolment:
+        """A device that was claimed and has enrolled."""
+        token, _ = self.devices.claim(ClaimRequest(device=name, device_class="raspberrypi4", **more))  # type: ignore[arg-type]
+        return self.devices.enrol(token, self.csr(key), self.authority.sign_request)
+
+    def hear(self, message: messages.Message, name: str = "cam") -> str:
+        """The device says this; its state then."""
+        self.devices.ingest([(name, message)])
+        return self.devices.state(self.devices.get(name))
+
+    def release(self, digest: str) -> None:
+        """A release that is known."""
+        with self.database.write() as session:
+            model = Model(
+                name="m", version=int(digest, 16), sha256="", optimised_sha256="", bytes=0, input_text="", bindings={},
+                shown={}, created=0.0,
+            )  # fmt: skip
+            session.add(model)
+            session.flush()
+            session.add(ReleaseRow(digest=digest, model_id=model.id, created=0.0, options={}))
+
+
+@pytest.fixture
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
+
+
+def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
+    return messages.Birth(
+        session, 0.5, "1", "raspberrypi4", True, "http://127.0.0.1:8600", start=start, certificate=str(certificate)
+    )
+
+
+def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
+    return messages.Telemetry(
+        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=()
+    )
+
+
+def test_a_dead_device_is_never_shown_alive(bench: Bench) -> None:
+    """The state after each word, with older sessions and the broker's repetitions among them."""
+    bench.enrol()
+    assert bench.devices.state(bench.devices.get("cam")) == "offline"
+    story: list[tuple[float, messages.Message, str]] = [
+        (0, birth(5), "online"),
+        (8, telemetry(5), "online"),
+        (8, birth(5), "online"),
+        (STALE_S + 1, birth(5), "stale"),  # the broker's retained copy revives nobody
+        (0, messages.Death(4), "stale"),  # an older session's death says nothing of this one
+        (0, telemetry(4), "stale"),
+        (0, telemetry(5), "stale"),  # nor does a message that came before
+        (0, telemetry(5, 2), "online"),
+        (0, messages.Death(5), "offline"),
+        (0, birth(5), "offline"),
+        (0, birth(6), "online"),
+        (0, messages.Death(5), "online"),
+        (0, messages.Reported(6, 1, ()), "online"),
+        (3 * STALE_S, messages.Reported(6, 1, ()), "stale"),
+        (0, messages.FetchMetadata("metadata/timestamp.json"), "online"),
+    ]
+    for step, (seconds, message, state) in enumerate(story):
+        bench.now += seconds
+        assert bench.hear(message) == state, f"step {step}: {message}"
+
+
+def test_strangers_and_revoked_devices_are_not_heard(bench: Bench) -> None:
+    """What they say changes nothing, and harms nobody whose words stand beside it."""
+    bench.enrol()
+    bench.devices.ingest([("stranger", birth(1)), ("cam", birth(1))])
+    assert bench.devices.state(bench.devices.get("cam")) == "online"
+    bench.devices.revoke("cam")
+    assert bench.hear(birth(2)) == "revoked"
+    with pytest.raises(NotFound):
+        bench.devices.get("stranger")
+
+
+def test_a_token_is_good_once_for_one_key_until_it_expires(bench: Bench) -> None:
+    """Wrong, used by another key, expired: the same answer to each."""
+    token, expires = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", expires_s=100))
+    assert expires == bench.now + 100
+    texts = set()
+    first = bench.devices.enrol(token, bench.csr("a"), bench.authority.sign_request)
+    again = bench.devices.enrol(token, bench.csr("a"), bench.authority.sign_request)
+    assert (first.device, first.fresh, again.fresh) == ("cam", True, False)
+    for wrong, key, later in ((token, "b", 0), ("guess", "a", 0), (token, "a", 100)):
+        bench.now += later
+        with pytest.raises(Unauthenticated) as refused:
+            bench.devices.enrol(wrong, bench.csr(key), bench.authority.sign_request)
+        texts.add(str(refused.value))
+    assert len(texts) == 1
+    with bench.database.read() as session:
+        assert token not in str([row.__dict__ for row in session.query(devices_module.ClaimRow)])
+
+
+def test_a_new_key_begins_new_sessions_but_never_lowers_the_counter(bench: Bench) -> None:
+    """A device whose card was replaced counts its sessions from one; what it is told still only grows."""
+    bench.enrol()
+    bench.release("a1")
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
+    bench.hear(birth(57))
+    counter = bench.devices.get("cam").counter
+
+    assert bench.enrol(key="other", replace=True).fresh
+
+    assert bench.hear(birth(1)) == "online"
+    assert bench.devices.get("cam").counter == counter
+
+
+def test_a_name_that_is_a_devices_is_not_claimed_by_accident(bench: Bench) -> None:
+    """Not while it is enrolled, unless it shall be replaced; and again once it is revoked."""
+    bench.enrol()
+    with pytest.raises(Conflict, match="`--replace`"):
+        bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi3b+"))
+    assert bench.devices.get("cam").device_class == "raspberrypi4"
+    bench.devices.revoke("cam")
+    assert bench.enrol(key="other").fresh
+
+
+def test_of_two_claims_for_one_name_the_first_used_voids_the_other(bench: Bench) -> None:
+    """Whoever found the second claim cannot take the name from the device that has it now."""
+    wish = ClaimRequest(device="cam", device_class="raspberrypi4")
+    first, second = (bench.devices.claim(wish)[0] for _ in range(2))
+    bench.devices.enrol(first, bench.csr("a"), bench.authority.sign_request)
+    with pytest.raises(Unauthenticated):
+        bench.devices.enrol(second, bench.csr("b"), bench.authority.sign_request)
+
+
+def test_replaced_hardware_is_not_believed_any_more(bench: Bench) -> None:
+    """Its certificate is on the list from the moment the other one enrols, and not before."""
+    old = serial_of(bench.enrol())
+    token, _ = bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4", replace=True))
+    assert bench.devices.revoked_serials() == []
+    assert bench.devices.enrol(token, bench.csr("other"), bench.authority.sign_request).replaced
+    assert bench.devices.revoked_serials() == [old]
+
+
+def test_a_revoked_device_that_speaks_is_named(bench: Bench) -> None:
+    """Its session slipped through and must be ended; the broker's last word about it is no sign of life."""
+    serial = serial_of(bench.enrol())
+    bench.devices.revoke("cam")
+    assert bench.devices.revoked_serials() == [serial]
+    assert bench.devices.ingest([("cam", messages.Death(3))]).intruders == frozenset()
+    assert bench.devices.ingest([("cam", telemetry(3))]).intruders == {"cam"}
+
+
+def renewed(bench: Bench, old: Enrolment, key: str) -> Enrolment:
+    certificate = bench.authority.parse_device_certificate(old.certificate)
+    return bench.devices.renew(certificate, bench.csr(key), bench.authority.sign_request)
+
+
+def test_a_renewed_certificate_takes_over_when_it_is_seen_at_work(bench: Bench) -> None:
+    """Until then both are good: the answer may have been lost, and then the old key asks again."""
+    first = bench.enrol()
+    lost = renewed(bench, first, "lost")
+    second = renewed(bench, first, "next")
+    assert bench.devices.revoked_serials() == []
+    assert bench.devices.ingest([("cam", birth(1, certificate=serial_of(first)))]).superseded is False
+    assert bench.devices.ingest([("cam", birth(2, certificate=serial_of(second)))]).superseded
+    assert sorted(bench.devices.revoked_serials()) == sorted([serial_of(first), serial_of(lost)])
+    with pytest.raises(Unauthenticated, match="revoked"):
+        renewed(bench, first, "thief")
+    assert renewed(bench, second, "third").device == "cam"
+
+
+def test_a_revoked_device_renews_nothing(bench: Bench) -> None:
+    """Neither does one whose certificate nobody issued."""
+    first = bench.enrol()
+    bench.devices.revoke("cam")
+    with pytest.raises(Unauthenticated, match="revoked"):
+        renewed(bench, first, "next")
+    stranger = Authority(bench.folder / "other").sign_request(bench.csr("key"), "cam")
+    with pytest.raises(MalformedMessage, match="not a certificate of this authority"):
+        bench.authority.parse_device_certificate(stranger)
+
+
+def test_a_copied_card_is_noticed(bench: Bench) -> None:
+    """Two agents that take turns under one name; one agent that reconnects or starts again is no copy."""
+    bench.enrol()
+    for number, mark in enumerate(["a", "a", "b", "b", "c", "d"], start=1):
+        bench.hear(birth(number, start=mark))
+    assert bench.devices.copied_at() == {}
+    bench.hear(birth(7, start="c"))
+    assert bench.devices.copied_at() == {"cam": bench.now}
+    with bench.database.read() as session:
+        assert session.query(devices_module.AgentStartsRow).one().device == "cam"
+
+
+def serial_of(enrolment: Enrolment) -> int:
+    return int(x509.load_pem_x509_certificate(enrolment.certificate).serial_number)
+
+
+def test_requests_that_are_none_are_malformed() -> None:
+    """Neither text nor another PEM is a certificate request."""
+    for raw in (b"", b"hello", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"):
+        with pytest.raises(MalformedMessage):
+            public_key_sha256(raw)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        ClaimRequest(device="Cam", device_class="x"),
+        ClaimRequest(device="controller", device_class="x"),
+        ClaimRequest(device="cam", device_class="x", expires_s=0),
+        ClaimRequest(device="cam", device_class="x", expires_s=10**9),
+        ClaimRequest(device="cam", device_class="x", group="a b"),
+        ClaimRequest(device="cam", device_class="x", labels={"group": "a"}),
+    ],
+    ids=str,
+)
+def test_a_claim_that_cannot_be_is_refused(bench: Bench, wish: ClaimRequest) -> None:
+    """Names that are topics, groups that could not be typed again, times without end."""
+    with pytest.raises(UsageError):
+        bench.devices.claim(wish)
+
+
+def test_targets_mean_names_groups_labels_or_all(bench: Bench) -> None:
+    """Each device once, however it was meant; a typo brings what is near."""
+    bench.enrol("cam-1", group="door", labels={"site": "north"})
+    bench.enrol("cam-2", key="k2", group="door")
+    bench.enrol("cam-3", key="k3", labels={"site": "north"})
+
+    def meant(*targets: str) -> list[str]:
+        return [device.name for device in bench.devices.select(targets)]
+
+    assert meant("cam-1") == ["cam-1"]
+    assert meant("group=door", "cam-1") == ["cam-1", "cam-2"]
+    assert meant("site=north") == ["cam-1", "cam-3"]
+    assert meant("all") == ["cam-1", "cam-2", "cam-3"]
+    for wrong, hint in (("cam-9", "cam-1"), ("group=dor", "door"), ("site=nort", "site=north")):
+        with pytest.raises(NotFound, match=hint):
+            meant(wrong)
+    bench.devices.revoke("cam-2")
+    assert meant("group=door") == ["cam-1"]
+    with pytest.raises(Conflict):
+        bench.devices.revoke("cam-2")
+
+
+def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that talks for ever does not fill the disk."""
+    monkeypatch.setattr(devices_module, "MAX_TELEMETRY_ROWS", 50)
+    monkeypatch.setattr(devices_module, "TRIM_EVERY", 20)
+    bench.enrol()
+    bench.hear(birth(1))
+    bench.devices.ingest([("cam", telemetry(1, sequence)) for sequence in range(95)])
+    bench.devices.ingest([("cam", telemetry(1, 95))])
+    kept = [one["sequence"] for one in bench.devices.history("cam")]
+    assert kept[-1] == 95 and 50 <= len(kept) < 50 + 20
+    assert [one["sequence"] for one in bench.devices.history("cam", newest=2)] == [94, 95]
+
+
+def test_counters_only_grow_and_follow_the_clock() -> None:
+    """A restored backup cannot command backwards, nor can a clock that was set back."""
+    assert next_counter(0, 1_000.9) == 1_000
+    assert next_counter(1_000, 1_000.9) == 1_001
+    assert next_counter(5_000, 1_000.0) == 5_001
+
+
+def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
+    """Deployments of several models add up; one of the same model replaces; each under a higher counter."""
+    bench.enrol()
+    for digest in ("a1", "b2", "c3"):
+        bench.release(digest)
+    for digest, model in (("a1", "digits@1"), ("b2", "faces@1"), ("c3", "digits@2")):
+        deploy(bench.database, bench.director, digest, model, ["cam"])
+    told = [{one.model: one.release for one in statement.releases} for statement in bench.signed]
+    assert told == [{"digits": "a1"}, {"digits": "a1", "faces": "b2"}, {"digits": "c3", "faces": "b2"}]
+    counters = [statement.counter for statement in bench.signed]
+    assert counters == sorted(set(counters)) and counters[0] >= bench.now
+    assert bench.director.statements(None) == {"cam": f"cam {counters[-1]}".encode()}
+    assert bench.director.statements(["other"]) == {}
+
+
+def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--now` stands in the signed statement, for the release that it was said of and no other."""
+    bench.enrol()
+    for digest in ("a1", "b1", "b2"):
+        bench.release(digest)
+    stated: list[Statement] = []
+    monkeypatch.setattr(bench.director, "_sign", lambda statement: stated.append(statement) or b"signed")
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
+    deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
+    assert [(one.model, one.now) for one in stated[-1].releases] == [("m", False), ("n", True)]
+    deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
+    assert not any(one.now for one in stated[-1].releases)
+
+
+def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
+    """A fleet that nobody deploys to keeps statements that could still install."""
+    bench.enrol()
+    bench.release("a1")
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
+    bench.now += 499
+    assert bench.director.renew() == []
+    bench.now += 2
+    assert bench.director.renew() == ["cam"]
+    assert bench.signed[-1].expires == bench.now + 1_000 and bench.signed[-1].releases == bench.signed[0].releases
+
+
+def test_what_devices_were_told_is_stated_anew_when_the_keys_change(bench: Bench, tmp_path: Path) -> None:
+    """The same releases, a higher counter; after a kill in between, only what the present director did not sign."""
+    bench.enrol()
+    bench.enrol("other", key="k2")
+    bench.release("a1")
+    repository = Repository(tmp_path / "tuf", now=lambda: bench.now)
+    director = Director(bench.database, repository.sign_statement, statement_s=1_000, now=lambda: bench.now)
+    deploy(bench.database, director, "a1", "m@1", ["cam", "other"])
+    before = director.statements(None)
+
+    assert director.resign_all() == ["cam", "other"]
+    assert all(director.statements(None)[name] != before[name] for name in before)
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
+    assert Rotation(repository).change(KeyChange(anew=("director",)))
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == ["cam", "other"]
+    assert director.resign_all(signed_by=repository.delegated_keys("director")) == []
+
+
+def test_a_revoked_device_is_told_nothing_and_deployed_to_never(bench: Bench) -> None:
+    """Its statement is taken back, and what would still tell it so is refused whole."""
+    bench.enrol()
+    bench.enrol("other", key="k2")
+    bench.release("a1")
+    deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
+    bench.devices.revoke("cam")
+    assert bench.director.statements(None) == {"cam": b""}
+    with pytest.raises(Conflict):
+        deploy(bench.database, bench.director, "a1", "m@1", ["cam", "other"])
+    assert bench.director.desired() == {} and len(bench.director.deployments()) == 1
+
+
+def test_a_write_that_fails_never_happened(bench: Bench) -> None:
+    """Half a transaction is none."""
+    with pytest.raises(RuntimeError), bench.database.write() as session:
+        session.add(
+            Device(
+                name="half",
+                device_class="",
+                group="",
+                labels={},
+                link="",
+                certificate_serial="",
+                public_key_sha256="",
+                enrolled=0.0,
+            )
+        )
+        session.flush()
+        raise RuntimeError
+    with pytest.raises(NotFound):
+        bench.devices.get("half")
+
+
+def test_a_claimed_device_that_has_not_come_yet_is_known(bench: Bench) -> None:
+    """It is shown as claimed, and a deployment to it says that it has not enrolled: not that there is none."""
+    bench.devices.claim(ClaimRequest(device="cam", device_class="raspberrypi4"))
+    found = bench.devices.open_claim("cam")
+    assert found is not None and found.device == "cam"
+    assert bench.devices.open_claim("other") is None
+    with pytest.raises(Conflict, match="cam has not enrolled yet"):
+        bench.devices.select(["cam"])
+    bench.enrol("cam")
+    assert bench.devices.open_claim("cam") is None
+    assert [device.name for device in bench.devices.select(["cam"])] == ["cam"]
+
+
+def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None:
+    """An operator who lists the devices sees at once which of them lives without a model, and why in its page."""
+    from rich.console import Console
+
+    from edgesplit_cli.commands.device import device_table
+    from edgesplit_controller.fleet.device_view import device_to_dict
+    from edgesplit_controller.fleet.listing import Listing
+
+    bench.enrol()
+    state = messages.ModelState("m", "", "a" * 64, "safe mode", "3 starts in a row were not found healthy")
+    bench.hear(messages.Birth(5, 1.0, "1", "raspberrypi4", False, ""))
+    bench.hear(messages.Reported(5, 7, (state,), "3 starts in a row were not found healthy", "it has expired"))
+    listing = Listing(bench.database, stale_after_s=STALE_S, now=lambda: bench.now)
+    device = bench.devices.get("cam")
+    shown = device_to_dict(device, "online", listing.page_of_device(device), bench.now)
+    assert shown["safe_mode"] == "3 starts in a row were not found healthy" and shown["trouble"] == "it has expired"
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(device_table([shown]))
+    assert "online safe mode" in console.export_text()
+
+
+def test_a_device_that_floods_is_held_off_and_comes_back(bench: Bench) -> None:
+    """Its certificate is listed as revoked for a minute, then no more; the next time for two; others never."""
+    serial = x509.load_pem_x509_certificate(bench.enrol().certificate).serial_number
+    bench.enrol("other", "other-key")
+    for times, held_s in ((1, 60), (2, 120)):
+        assert bench.devices.quarantine("cam", 7) and bench.devices.quarantine("cam", 8)  # told twice of one flood
+        assert bench.devices.revoked_serials() == [serial] and bench.devices.release_quarantined() == []
+        flood = bench.devices.floods()["cam"]
+        assert (flood.times, flood.dropped, flood.held_until) == (times, 8, bench.now + held_s)
+        bench.now += held_s
+        assert bench.devices.release_quarantined() == ["cam"] and bench.devices.release_quarantined() == []
+        assert bench.devices.revoked_serials() == []
+    assert bench.devices.state(bench.devices.get("cam")) == "offline"
+    bench.now += devices_module.FLOOD_RESET_S + 1
+    assert bench.devices.quarantine("cam", 0) and bench.devices.floods()["cam"].times == 1
+
+
+def test_nobody_is_held_off_who_is_no_device(bench: Bench) -> None:
+    """The controller's own session connects like others, and is never thrown off; nor is a revoked device listed
+    twice."""
+    bench.enrol()
+    bench.devices.revoke("cam")
+    assert not bench.devices.quarantine("controller", 1) and not bench.devices.quarantine("cam", 1)

@@ -1,0 +1,133 @@
+"""The registry: models by content, immutable, with what helps when a name is wrong; blobs that are what was put."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgesplit.errors import ModelRefused, NotFound, UsageError
+from edgesplit.input_spec import InputSpec
+from edgesplit_controller.errors import Conflict
+from edgesplit_controller.model_registry.golden import golden_pairs
+from edgesplit_controller.model_registry.registry import MOST_SAMPLES
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_partitioner.profiling.layers import synthetic_frame
+from support.registry_harness import Bench, a_model, npz
+
+SPEC = "image/jpeg 64x48 rgb nchw scale=1/255"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_model_is_its_content(bench: Bench) -> None:
+    """The same file, spec and bindings are the same version; any of them changed is the next one."""
+    first = bench.push(a_model())
+    assert bench.push(a_model()).ref == first.ref == "small@1"
+    assert bench.push(a_model(), input_text=SPEC).ref == "small@2"
+    assert bench.push(a_model(), input_text="  image/jpeg   64x48 rgb nchw scale=1/255").ref == "small@2"
+    assert bench.push(a_model(seed=1)).ref == "small@3"
+    assert bench.push(a_model(), name="other").ref == "other@1"
+    assert bench.blobs.get(first.sha256) == a_model()
+
+
+def test_a_refused_file_leaves_nothing(bench: Bench) -> None:
+    """An unbound dimension is told with what to type; neither a row nor an upload stays behind."""
+    with pytest.raises(ModelRefused, match="batch"):
+        bench.push(a_model(batch="batch"))
+    with pytest.raises(ModelRefused):
+        bench.push(a_model()[:500])
+    assert bench.registry.all() == []
+    assert not [path for path in (bench.blobs._folder).rglob("*") if path.is_file()]
+    assert bench.push(a_model(batch="batch"), bindings={"batch": 1}).ref == "small@1"
+
+
+def test_a_wrong_name_brings_the_near_ones(bench: Bench) -> None:
+    """What is meant is usually there."""
+    bench.push(a_model())
+    assert bench.registry.get("small@1").id == bench.registry.get("small").id
+    for wrong, hint in (("smal", "small"), ("small@2", "small@1"), ("xyz", "there is: small")):
+        with pytest.raises(NotFound, match=hint):
+            bench.registry.get(wrong)
+    for malformed in ("Small", "small@x", "small@0", "../small", ""):
+        with pytest.raises(UsageError):
+            bench.registry.get(malformed)
+
+
+def test_a_second_registry_on_the_folder_finds_the_model_ready(bench: Bench, tmp_path: Path) -> None:
+    """Loaded anew it has the same optimised bytes, input layer and layers."""
+    model = bench.push(a_model(), input_text=SPEC)
+
+    again = Bench(tmp_path)
+    loaded = again.registry.load(again.registry.get("small"))
+
+    assert loaded.prepared.raw == again.blobs.get(model.optimised_sha256)
+    assert isinstance(loaded.spec, InputSpec) and loaded.spec.tensor == "image"
+    assert [layer["name"] for layer in model.shown["layers"]] == [layer.name for layer in loaded.graph.layers]
+    assert loaded.graph.layers[0].name == "input"
+
+
+def test_samples_are_checked_and_bounded(bench: Bench) -> None:
+    """Frames for a model with an input spec, exact tensors for one without; duplicates count once."""
+    pictures = bench.push(a_model(), input_text=SPEC)
+    spec = bench.registry.load(pictures).spec
+    assert spec is not None
+    frames = [synthetic_frame(spec, seed) for seed in range(3)]
+    assert bench.registry.add_samples(pictures, frames=[*frames, frames[0]]) == 3
+    assert bench.registry.samples(pictures) == frames
+    tensors = bench.push(a_model())
+    good = npz(image=np.zeros((1, 3, 16, 16), np.float32))
+    assert bench.registry.add_samples(tensors, tensors=[good]) == 1
+    for model, frame, archive in (
+        (pictures, b"no jpeg", None),
+        (pictures, None, good),
+        (tensors, frames[0], None),
+        (tensors, None, npz(image=np.zeros((1, 3, 8, 8), np.float32))),
+        (tensors, None, npz(picture=np.zeros((1, 3, 16, 16), np.float32))),
+        (tensors, None, b"PK\x03\x04 no archive"),
+    ):
+        with pytest.raises(UsageError):
+            bench.registry.add_samples(model, [frame] if frame else [], [archive] if archive else [])
+    with pytest.raises(Conflict):
+        bench.registry.add_samples(
+            pictures, frames=[synthetic_frame(spec, seed) for seed in range(10, 11 + MOST_SAMPLES)]
+        )
+
+
+def test_labels_stay_with_their_samples(bench: Bench) -> None:
+    """A class may be told with a sample or later; one that was never told is None."""
+    pictures = bench.push(a_model(), input_text=SPEC)
+    spec = bench.registry.load(pictures).spec
+    assert spec is not None
+    one, other, third = (synthetic_frame(spec, seed) for seed in range(3))
+    bench.registry.add_samples(pictures, frames=[one, other], labels={one: 7})
+    assert bench.registry.labels(pictures) == [7, None]
+    bench.registry.add_samples(pictures, frames=[other, third], labels={other: 3})
+    assert bench.registry.labels(pictures) == [7, 3, None] and bench.registry.labels(pictures, 1) == [7]
+
+
+def test_golden_inputs_are_what_the_whole_model_answers(bench: Bench) -> None:
+    """The same for every call, and none where a body is too large for a chunk."""
+    loaded = bench.registry.load(bench.push(a_model(), input_text=SPEC))
+    pairs = golden_pairs(loaded, [], "small")
+    assert len(pairs) == 1 and pairs == golden_pairs(loaded, [], "small")
+    assert b'"scores"' in pairs[0].response and b'"frame"' in pairs[0].request
+
+
+def test_a_blob_is_what_was_put_or_an_error(tmp_path: Path) -> None:
+    """A damaged or missing blob is told, never handed out; putting it again mends a lost one."""
+    store = BlobStore(tmp_path)
+    digest = store.put(b"weights")
+    assert store.get(digest) == b"weights" and store.put(b"weights") == digest
+    store.path(digest).write_bytes(b"weightz")
+    with pytest.raises(BlobLost, match="damaged"):
+        store.get(digest)
+    store.path(digest).unlink()
+    with pytest.raises(BlobLost, match="cannot be read"):
+        store.get(digest)
+    assert store.put_all([b"weights", b"weights", b""])[0] == digest
+    assert store.get(digest) == b"weights"

@@ -1,0 +1,422 @@
+"""The controller's smaller parts: settings and ports, bounds, children, wishes, what is measured once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgesplit.errors import Busy, EdgeError, InfeasibleLimits, LinkError, ModelRefused, NotFound, UsageError
+from edgesplit.links import parse_link
+from edgesplit.process.supervised import SupervisedProcess
+from edgesplit_controller.access.request_limits import BodyLimits, RateLimit
+from edgesplit_controller.api.dispatch import HeavyJobQueue
+from edgesplit_controller.api.errors import kind_of, status_of
+from edgesplit_controller.api.request_parsing import parse_bindings
+from edgesplit_controller.app.offload_process import offload_arguments
+from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
+from edgesplit_controller.model_registry.registry import LoadedModel, Registry
+from edgesplit_controller.planning.planner_service import (
+    PlanningService,
+    PlanOptions,
+    device_profile,
+    link_of,
+    slowest_link,
+)
+from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
+from edgesplit_controller.storage.blobs import BlobLost, BlobStore
+from edgesplit_controller.storage.database import Database, Model
+from edgesplit_partitioner import load_costs
+from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.profiling.codec_loss import CodecLoss
+from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
+from edgesplit_partitioner.profiling.layers import TensorMeasurements
+from edgesplit_partitioner.profiling.ort_profile import LayerTime
+from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
+from support.registry_harness import Bench, a_model, npz
+
+PATIENCE_S = 30.0
+
+
+def test_chosen_ports_are_remembered(tmp_path: Path) -> None:
+    """Port 0 is chosen once per folder; a port that is given wins and changes nothing."""
+    first = with_ports(Settings(data=tmp_path, api_port=0, mqtt_port=0, offload_port=0))
+    again = with_ports(Settings(data=tmp_path, api_port=0, mqtt_port=0, offload_port=9))
+    assert (again.api_port, again.mqtt_port, again.offload_port) == (first.api_port, first.mqtt_port, 9)
+    assert len({first.api_port, first.mqtt_port, first.offload_port}) == 3
+    (tmp_path / "ports.json").write_text("{")
+    assert with_ports(Settings(data=tmp_path, api_port=0)).api_port > 0
+
+
+def test_a_taken_port_is_named_with_its_option(tmp_path: Path) -> None:
+    """One line that says what to change."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on 127.0.0.1 is taken.*--offload-port"):
+            await_port(Settings(data=tmp_path, offload_port=port), "offload_port", 0.0)
+    await_port(Settings(data=tmp_path, offload_port=port), "offload_port", 0.0)
+
+
+def test_hosts_decide_where_we_listen_and_what_devices_are_told(tmp_path: Path) -> None:
+    """Loopback alone unless a name is given by which others reach us."""
+    alone, named = Settings(data=tmp_path), Settings(data=tmp_path, hosts=("cloud.example", "10.0.0.1"))
+    assert (alone.address, alone.host) == ("127.0.0.1", "127.0.0.1")
+    assert (named.address, named.host, named.own_address) == ("0.0.0.0", "cloud.example", "127.0.0.1")
+    assert {"cloud.example", "10.0.0.1", "localhost", "::1"} <= set(named.certificate_hosts)
+    assert (url_host("::1"), url_host("a.b"), url_host("127.0.0.1")) == ("[::1]", "a.b", "127.0.0.1")
+
+
+def test_the_offload_servers_command_needs_a_controllers_folder(tmp_path: Path) -> None:
+    """Every path it names is the folder's; without a folder or a port the error says what to do."""
+    with pytest.raises(UsageError, match="up"):
+        offload_arguments(tmp_path, port=1)
+    (tmp_path / "offload").mkdir()
+    (tmp_path / "offload" / "root.json").write_text("{}")
+    with pytest.raises(UsageError, match="--port"):
+        offload_arguments(tmp_path)
+    words = offload_arguments(tmp_path, port=8500)
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert given["--releases"] == str(tmp_path / "offload" / "releases") and given["--port"] == "8500"
+    assert set(given) == {"--releases", "--root", "--cert", "--key", "--ca", "--host", "--port", "--revoked"}
+
+
+CHILD = """
+import os, sys, time
+print("starting", file=sys.stderr)
+print("listening on x", flush=True)
+time.sleep(600)
+"""
+
+
+def child(folder: Path, program: str) -> SupervisedProcess:
+    command = [sys.executable, "-c", program]
+    return SupervisedProcess(
+        "server", command, ready_line="listening on", log_file=folder / "log", pid_file=folder / "pid"
+    )
+
+
+def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
+    """Killed, it comes back under another pid; told to stop, it stays away."""
+    server = child(tmp_path, CHILD)
+    server.start()
+    first = int((tmp_path / "pid").read_text())
+    os.kill(first, signal.SIGKILL)
+    ticks = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.05)):
+        if (second := int((tmp_path / "pid").read_text())) != first:
+            break
+        ticks.wait(0.05)
+    assert second != first and server.restarts == 1
+    server.stop()
+    assert not (tmp_path / "pid").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+
+
+def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    """One line with the reason, and nothing left running."""
+    with pytest.raises(UsageError, match="the server does not start: no such release"):
+        child(tmp_path, "import sys; sys.exit('no such release')").start()
+
+
+def test_calls_are_limited_per_address() -> None:
+    """A burst, then the rate; other addresses have their own."""
+    now = [0.0]
+    limit = RateLimit(per_s=2.0, burst=3, now=lambda: now[0])
+    assert [limit.allow("a") for _ in range(4)] == [True, True, True, False]
+    assert limit.allow("b")
+    now[0] += 0.5
+    assert [limit.allow("a"), limit.allow("a")] == [True, False]
+    limit.refund("a")
+    limit.refund("never seen")
+    assert [limit.allow("a"), limit.allow("a")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "declared", "parts", "status"),
+    [
+        ("/v1/plans", b"10", [b"x" * 10], 200),
+        ("/v1/plans", b"11", [b"x" * 11], 413),
+        ("/v1/plans", b"ten", [b"x"], 413),
+        ("/v1/plans", None, [b"x" * 6, b"x" * 6], 413),
+        ("/v1/models", b"100", [b"x" * 100], 200),
+    ],
+)
+def test_bodies_are_bounded_by_their_path(path: str, declared: bytes | None, parts: list[bytes], status: int) -> None:
+    """By what they declare, and by what comes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def talk() -> int:
+        left = list(parts)
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": left.pop(0) if left else b"", "more_body": bool(left)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-length", declared)] if declared is not None else []
+        bounds = BodyLimits(app, default=10, by_suffix={"/v1/models": 100})
+        await bounds({"type": "http", "path": path, "headers": headers}, receive, send)
+        return int(sent[0]["status"])
+
+    assert asyncio.run(talk()) == status
+
+
+def test_heavy_work_runs_one_at_a_time_and_the_queue_is_bounded() -> None:
+    """Order is kept, errors rise where the work was asked for, and too many are told to come back."""
+    heavy = HeavyJobQueue()
+    gate, ran = threading.Event(), []
+
+    def work(number: int) -> int:
+        gate.wait(PATIENCE_S)
+        ran.append(number)
+        if number == 1:
+            raise UsageError("one")
+        return number
+
+    async def talk() -> list[Any]:
+        waiting = [asyncio.create_task(heavy.run(work, number)) for number in range(16)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await heavy.run(work, 99)
+        gate.set()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    answers = asyncio.run(talk())
+    assert ran == list(range(16)) and answers[0] == 0 and isinstance(answers[1], UsageError)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (UsageError("x"), 400, "UsageError"),
+        (NotFound("x"), 404, "NotFound"),
+        (Conflict("x"), 409, "UsageError"),
+        (Unauthenticated("x"), 401, "UsageError"),
+        (InfeasibleLimits("x"), 409, "InfeasibleLimits"),
+        (ModelRefused("x"), 422, "ModelRefused"),
+        (Busy("x"), 429, "Busy"),
+        (LinkError("x"), 503, "LinkError"),
+        (BlobLost("x"), 500, "EdgeError"),
+        (EdgeError("x"), 500, "EdgeError"),
+    ],
+    ids=lambda one: str(one) if not isinstance(one, EdgeError) else type(one).__name__,
+)
+def test_each_kind_of_error_has_its_status_and_a_name_that_clients_know(
+    error: EdgeError, status: int, kind: str
+) -> None:
+    """Ours are told by the nearest kind that the SDK exports."""
+    assert (status_of(error), kind_of(error)) == (status, kind)
+
+
+def test_bindings_are_read_or_refused() -> None:
+    """DIM=N, the last `=` counting."""
+    assert parse_bindings(["batch=1", "a=b=3"]) == {"batch": 1, "a=b": 3}
+    for wrong in ("batch", "=1", "batch=", "batch=x", "batch=0", "batch=-1", "batch=1e3"):
+        with pytest.raises(UsageError):
+            parse_bindings([wrong])
+
+
+def test_a_name_that_is_not_there_brings_near_ones_or_all() -> None:
+    """Three at most, or what there is, or that there is nothing."""
+    assert "did you mean digits?" in str(not_found("model", "digit", ["digits", "faces"]))
+    assert "there is: digits, faces" in str(not_found("model", "xyzzy", ["faces", "digits"]))
+    assert "no model yet" in str(not_found("model", "digits", []))
+
+
+@pytest.mark.parametrize(
+    ("wish", "limits"),
+    [
+        (PlanOptions(), {}),
+        (PlanOptions(partition="device"), {"force": "device"}),
+        (PlanOptions(partition="cloud", limits={"keep_first": 1}), {"force": "cloud", "keep_first": 1}),
+        (PlanOptions(partition="conv1"), {"force_after": "conv1"}),
+        (PlanOptions(limits={"force": "cloud"}), {"force": "cloud"}),
+    ],
+    ids=str,
+)
+def test_a_partition_is_a_limit_of_the_planners(wish: PlanOptions, limits: dict[str, Any]) -> None:
+    """Words on the left, what the planner takes on the right."""
+    assert wish.planner_limits() == limits
+
+
+def test_a_partition_and_a_forcing_limit_contradict_each_other() -> None:
+    """One of them must go."""
+    with pytest.raises(UsageError):
+        PlanOptions(partition="conv1", limits={"force": "cloud"}).planner_limits()
+
+
+def test_links_come_from_the_operator_then_the_device_then_the_assumption() -> None:
+    """And a class of several devices is planned for the slowest of theirs."""
+    assert link_of("lte", "3g").name == "lte" and link_of("", "3g").name == "3g" and link_of("", "").name == "wifi"
+    assert slowest_link([parse_link("wifi"), parse_link("3g"), parse_link("lte")]).name == "3g"
+
+
+def test_a_device_profile_is_a_shipped_name_never_a_path() -> None:
+    """A path would be one on the controller's machine."""
+    assert device_profile("raspberrypi4").name == "raspberrypi4"
+    for wrong in ("rasberrypi4", "./x.yaml", "/etc/passwd", ""):
+        with pytest.raises(NotFound):
+            device_profile(wrong)
+
+
+@dataclass
+class CountingMeasure:
+    """Invents measurements and counts how often it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        self.asked.append("layers")
+        return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
+        self.asked.append(f"{len(samples)} samples")
+        sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
+        return TensorMeasurements(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
+
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> WholeSliceTimes:
+        self.slices_asked.append([*groups])
+        one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
+        return WholeSliceTimes(slices=(one,), factor=0.5)
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
+        self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
+        lost = CodecLoss(error=0.001, changed=0.0)
+        cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
+        one = CodecMeasurement(cost=cost, packed=cost, chosen=lost, confirmed=lost)
+        return CodecMeasurements({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
+
+
+def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_path: Path) -> None:
+    """This machine's seconds are those of the chosen slices; asked again, nothing is measured again."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    costs = planning.costs(model, "raspberrypi4")
+    wish = PlanOptions(partition="cloud")
+
+    first = planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert len(measure.slices_asked) == 1
+    assert first.row.remote_s == pytest.approx(0.5 * sum(layer.seconds["cloud"] for layer in costs.layers))
+
+    again = planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert again == first and len(measure.slices_asked) == 1
+    assert "slices measured whole" in planning.describe(model, "raspberrypi4", "lte", wish)["basis"]["cloud"]
+
+    planning.profile(model)
+    planning.plan(model, "raspberrypi4", parse_link("lte"), wish)
+    assert len(measure.slices_asked) == 3
+
+
+def test_a_profile_was_no_costs_file_and_measured_no_slice_whole(tmp_path: Path) -> None:
+    """What `edgectl profile --json` writes is what `edgectl plan` reads; the slices that plans choose are in it, and
+    this machine's seconds are theirs."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    told = planning.profile(model, device_class="raspberrypi4")
+    costs = load_costs(told)
+
+    assert costs.device_class == "raspberrypi4" and "slices measured whole" in costs.basis["cloud"]
+    assert [layer.seconds["cloud"] for layer in costs.layers] == pytest.approx([0.0005] * 4)
+    assert [layer["p95_s"] for layer in told["layers"]] == [0.002] * 4
+    assert told["slices"][0]["p95_s"] == 0.002 and told["notes"] == []
+    (groups,) = measure.slices_asked
+    assert {name for group in groups for name in group} == {layer.name for layer in costs.layers}
+
+
+def test_the_costs_that_the_command_line_plans_with_were_sums_over_layers(tmp_path: Path) -> None:
+    """`edgectl plan MODEL` gets this machine's seconds as chosen slices take them whole; measured once."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    whole = planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True)
+
+    assert [layer.seconds["cloud"] for layer in whole.layers] == pytest.approx([0.0005] * 4)
+    assert planning.costs(model, "raspberrypi4", tiers={"edge": "jetson-nano"}, whole=True) == whole
+    assert len(measure.slices_asked) == 1
+
+
+def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path: Path) -> None:
+    """Plans reuse what was measured, also after a restart; `profile` measures anew."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model: Model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    made = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="conv"))
+    planning.costs(model, "jetson-nano")
+    assert measure.asked == ["layers", "0 samples"]
+    assert made.table.model == "small@1" and made.row.after == "conv"
+
+    database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
+    registry = Registry(database, BlobStore(tmp_path / "blobs"), now=lambda: 1.0)
+    again = PlanningService(database, registry, now=lambda: 1.0, measure=measure)
+    again.costs(registry.get("small"), "raspberrypi4")
+    assert measure.asked == ["layers", "0 samples"]
+
+    assert {layer["name"] for layer in again.profile(model)["layers"]} == {"conv", "pool", "flatten", "classify"}
+    assert measure.asked == ["layers", "0 samples", "layers", "0 samples"]
+
+
+def test_lossy_codecs_are_measured_when_a_loss_is_allowed_and_not_before(tmp_path: Path) -> None:
+    """Once, on two samples at least; again when a label comes. A plan without an allowance stays lossless."""
+    bench, measure = Bench(tmp_path), CountingMeasure()
+    model = bench.push(a_model())
+    planning = PlanningService(bench.database, bench.registry, now=lambda: 1.0, measure=measure)
+    lossy = PlanOptions(limits={"max_loss": 0.005})
+    archives = [npz(image=np.full((1, 3, 16, 16), value, np.float32)) for value in range(2)]
+    bench.registry.add_samples(model, tensors=archives[:1])
+    with pytest.raises(UsageError, match=r"two samples at least.*not 1"):
+        planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    assert "two samples at least" in planning.profile(model, codecs=True)["notes"][0]
+    bench.registry.add_samples(model, tensors=archives[1:])
+    planning.plan(model, "raspberrypi4", parse_link("3g"), PlanOptions())
+    assert not [asked for asked in measure.asked if "codecs" in asked]
+
+    made = planning.plan(model, "raspberrypi4", parse_link("3g"), lossy)
+    planning.plan(model, "raspberrypi4", parse_link("lte"), lossy)
+    assert [asked for asked in measure.asked if "codecs" in asked] == ["codecs on 2 samples, labels [None, None]"]
+    used = {codec for row in made.table.rows for codec in row.codecs.values()}
+    assert used <= {"raw", "int8"} and made.limits.max_loss == 0.005
+    lossless = planning.plan(model, "raspberrypi4", parse_link("3g"), PlanOptions())
+    assert not {codec for row in lossless.table.rows for codec in row.codecs.values()} - {"raw"}
+
+    bench.registry.add_samples(model, tensors=archives, labels={archives[0]: 1})
+    told = planning.profile(model, codecs=True)["codecs"]
+    assert measure.asked[-1] == "codecs on 2 samples, labels [1, None]"
+    assert {one["codec"] for one in told} == {"int8"} and all(one["confirmed_loss"] == 0.001 for one in told)
+
+
+@pytest.mark.parametrize("host", ["hub.local", "hub", "10.0.0.2", "fe80::1", "bücher.example", "_edge.local", "hub."])
+def test_names_and_addresses_for_devices(host: str) -> None:
+    """Whatever a device can look up or dial."""
+    assert Settings(data=Path("d"), hosts=(host,)).host == host
+
+
+@pytest.mark.parametrize("host", ["", "https://hub", "hub:8443", "10.0.0.256", "a b", "-x.local", "a..b", "x" * 300])
+def test_a_host_that_no_device_could_reach_is_refused(host: str) -> None:
+    """Before certificates are made for it and claims carry it."""
+    with pytest.raises(UsageError, match="--host"):
+        Settings(data=Path("d"), hosts=(host,))

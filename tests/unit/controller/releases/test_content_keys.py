@@ -1,0 +1,270 @@
+"""The controller's content keys: who gets which, what becomes of a lost secret, and statements that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from edgesplit.crypto.key_wrapping import public_bytes, sign_encryption_key, unwrap
+from edgesplit.errors import EdgeError, MalformedMessage, UsageError
+from edgesplit.limits import LIMITS
+from edgesplit.plan import Plan
+from edgesplit.release.manifest import CompiledSlice, Manifest, Statement, decode_manifest, encode_manifest
+from edgesplit.trust.identity import certificate_request, load_or_make_key
+from edgesplit_controller.errors import Conflict, Unauthenticated
+from edgesplit_controller.fleet.devices import ClaimRequest, Devices
+from edgesplit_controller.model_registry.golden import GoldenPair
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_controller.releases.content_keys import ContentKeys, check_key_ownership, load_or_make_content_keys
+from edgesplit_controller.releases.director import Director
+from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
+from edgesplit_partitioner.slicing import CutSlice
+from support.immediate_deployment import deploy
+from support.signed_repository import sample_release
+from support.slice_chunks import chunk_bytes
+
+KEYS = ContentKeys(b"s" * 32)
+OWN = X25519PrivateKey.generate()
+PAIRS = [GoldenPair(b"a picture", b"its answer"), GoldenPair(b"another", b"and its answer")]
+DIGEST = "ab" * 32
+
+
+def plain_release() -> tuple[Manifest, list[CutSlice]]:
+    """The sample release with a class that runs `head` alone, and one with an accelerator."""
+    raw, chunks = sample_release()
+    manifest = decode_manifest(raw)
+    cut = [
+        CutSlice(one, {file.name: [chunks[part.sha256] for part in file.chunks] for file in one.files})
+        for one in manifest.slices
+    ]
+    (both,) = manifest.plans.values()
+    head_only = msgspec.structs.replace(both, device_class="tiny", rows=both.rows[:1])
+    tpu = CutSlice(msgspec.structs.replace(cut[0].slice, name="tpu01"), cut[0].runs)
+    compiled = CompiledSlice(tpu.slice, "coral", ("head",))
+    coral = msgspec.structs.replace(head_only, device_class="coral")
+    plans: dict[str, Plan] = {"pi4": both, "tiny": head_only, "coral": coral}
+    return msgspec.structs.replace(manifest, plans=plans, compiled=(compiled,)), [*cut, tpu]
+
+
+PLAIN, CUT = plain_release()
+SEALED, CONTENTS, SEALED_PAIRS = KEYS.seal(PLAIN, CUT, PAIRS)
+
+
+def device(device_class: str, name: str = "cam-1") -> Device:
+    return Device(name=name, device_class=device_class, encryption_key=public_bytes(OWN))
+
+
+def given(device_class: str) -> set[str]:
+    """What a device of that class can open."""
+    keys = unwrap(KEYS.wrap_for_device(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
+    names = [*(one.name for one in SEALED.all_slices), "golden"]
+    seals = [*(one.sealed for one in SEALED.all_slices), SEALED.golden[0].sealed]
+    assert len(set(keys)) == len(keys)
+    return {name for name, seal in zip(names, seals, strict=True) if seal is not None and seal.key_id in keys}
+
+
+def test_everything_of_a_release_is_encrypted_and_it_is_still_a_release() -> None:
+    """Device slices, cloud slices, compiled ones and golden inputs; chunks are what the manifest says."""
+    manifest = decode_manifest(encode_manifest(SEALED))
+    assert all(one.sealed is not None for one in (*manifest.all_slices, *manifest.golden))
+    chunks = chunk_bytes(CONTENTS)
+    assert chunks.keys() == manifest.chunk_sizes().keys()
+    clear = [data for one in CUT for data in one.files.values()] + [body for pair in PAIRS for body in (pair.request,)]
+    kept = b"".join([*chunks.values(), *(body for pair in SEALED_PAIRS for body in (pair.request, pair.response))])
+    assert not any(data[:9] in kept for data in clear)
+    assert KEYS.seal(PLAIN, CUT, PAIRS)[0] == SEALED
+
+
+def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
+    """A slice that only the cloud runs stays closed to a device, a compiled one to classes without the accelerator."""
+    assert given("pi4") == {"head", "tail", "golden"}
+    assert given("tiny") == {"head", "golden"}
+    assert given("coral") == {"head", "tpu01", "golden"}
+    assert KEYS.wrap_for_device(device("unplanned"), DIGEST, SEALED) == b""
+    assert KEYS.wrap_for_device(device("pi4"), DIGEST, PLAIN) == b""
+    tail = SEALED.slice("tail").sealed
+    assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id}
+
+
+def test_a_device_without_a_key_of_its_own_is_named() -> None:
+    """Nothing can be wrapped for it, and the error says what to do."""
+    with pytest.raises(Conflict, match=r"cam-7.*--replace"):
+        KEYS.wrap_for_device(Device(name="cam-7", device_class="pi4", encryption_key=b""), DIGEST, SEALED)
+
+
+def test_another_secret_makes_no_keys_for_a_release(tmp_path: Path) -> None:
+    """A secret that was lost and made anew is noticed before wrong keys go out; the old one back opens all again."""
+    path = tmp_path / "content.key"
+    first = load_or_make_content_keys(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    sealed, _, _ = first.seal(PLAIN, CUT, PAIRS)
+    backup = path.read_bytes()
+    path.unlink()
+    with pytest.raises(Conflict, match="restore it"):
+        load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
+    path.write_bytes(backup)
+    assert load_or_make_content_keys(path).wrap_for_device(device("pi4"), DIGEST, sealed)
+    path.write_bytes(backup[:-1])
+    with pytest.raises(UsageError, match="spoiled"):
+        load_or_make_content_keys(path)
+    assert path.read_bytes() == backup[:-1]
+
+
+def test_an_introduction_must_be_the_requests_own(tmp_path: Path) -> None:
+    """A key signed by somebody else, and a request that is none, are refused with the status that fits."""
+    own, thief = (load_or_make_key(tmp_path / name) for name in ("own", "thief"))
+    csr = certificate_request(own, "cam-1").decode()
+    public, signature = sign_encryption_key(OWN, own, csr)
+    check_key_ownership(csr, public, signature)
+    with pytest.raises(Unauthenticated):
+        check_key_ownership(csr, public, sign_encryption_key(OWN, thief, csr)[1])
+    with pytest.raises(MalformedMessage):
+        check_key_ownership(csr, b"short", signature)
+    with pytest.raises(UsageError):
+        check_key_ownership("no request", public, signature)
+
+
+# Statements
+
+
+class Bench:
+    """A director that wraps as it is told."""
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        self.folder, self.now = folder, 1_000_000.0
+        self.database = Database(database_url)
+        self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
+        self.authority = Authority(folder / "keys")
+        self.signed: list[Statement] = []
+        self.wrap: Callable[[Device, str], bytes] = lambda one, digest: one.encryption_key + digest[:4].encode()
+        self.signature = b"signed"
+        self.director = Director(
+            self.database, self._sign, statement_s=1_000, now=lambda: self.now, wrap=lambda *told: self.wrap(*told)
+        )
+        with self.database.write() as session:
+            session.add(
+                Model(
+                    name="m", version=1, sha256="", optimised_sha256="", bytes=0, input_text="", bindings={}, shown={},
+                    created=0.0,
+                )
+            )  # fmt: skip
+            session.flush()
+            session.add(ReleaseRow(digest=DIGEST, model_id=1, created=0.0, options={}))
+
+    def _sign(self, statement: Statement) -> bytes:
+        self.signed.append(statement)
+        return self.signature
+
+    def enrol(self, name: str, key: bytes, hardware: str = "first", *, replace: bool = False) -> None:
+        token, _ = self.devices.claim(ClaimRequest(device=name, device_class="pi4", replace=replace))
+        csr = certificate_request(load_or_make_key(self.folder / f"{name}-{hardware}.key"), name)
+        self.certificate = self.devices.enrol(token, csr, self.authority.sign_request, key).certificate
+
+    def deploy(self, *names: str) -> None:
+        deploy(self.database, self.director, DIGEST, "m@1", names)
+
+    @property
+    def keys(self) -> bytes:
+        """In the newest statement."""
+        return self.signed[-1].releases[0].keys
+
+
+@pytest.fixture
+def bench(tmp_path: Path, database_url: str) -> Bench:
+    return Bench(tmp_path, database_url)
+
+
+def test_statements_carry_keys_for_their_device_and_renewals_carry_them_again(bench: Bench) -> None:
+    """Wrapped at each signing, so that a statement that is renewed or repeated needs nothing else."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.enrol("cam-2", b"2" * 32)
+    bench.deploy("cam-1", "cam-2")
+    assert [one.releases[0].keys[:1] for one in bench.signed] == [b"1", b"2"]
+    bench.now += 600
+    assert bench.director.renew() == ["cam-1", "cam-2"]
+    assert [one.releases[0].keys[:1] for one in bench.signed[2:]] == [b"1", b"2"]
+
+
+def test_hardware_that_is_replaced_has_its_keys_wrapped_anew(bench: Bench) -> None:
+    """At once when the new one enrols, under a higher counter; never again to the old one's key."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    before = bench.signed[-1].counter
+    bench.enrol("cam-1", b"N" * 32, "second", replace=True)
+    assert bench.director.rewrap_keys("cam-1") is True
+    assert bench.keys.startswith(b"N" * 32) and bench.signed[-1].counter > before
+    bench.now += 600
+    bench.director.renew()
+    assert bench.keys.startswith(b"N" * 32)
+
+
+def test_a_revoked_device_gets_no_further_keys(bench: Bench) -> None:
+    """Neither by renewal nor by a deployment; its key is forgotten."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    bench.devices.revoke("cam-1")
+    said = len(bench.signed)
+    bench.now += 600
+    assert bench.director.renew() == [] and bench.director.rewrap_keys("cam-1") is False
+    with pytest.raises(Conflict):
+        bench.deploy("cam-1")
+    assert len(bench.signed) == said
+    assert bench.devices.get("cam-1").encryption_key == b""
+
+
+def test_a_renewed_certificate_leaves_the_encryption_key_as_it_is(bench: Bench) -> None:
+    """Keys go on being wrapped to it, under the new certificate as under the old."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    csr = certificate_request(load_or_make_key(bench.folder / "next.key"), "cam-1")
+    old = x509.load_pem_x509_certificate(bench.certificate)
+    assert bench.devices.renew(old, csr, bench.authority.sign_request).certificate != bench.certificate
+    assert bench.devices.get("cam-1").encryption_key == b"1" * 32
+    bench.now += 600
+    bench.director.renew()
+    assert bench.keys.startswith(b"1" * 32)
+
+
+def test_what_needs_no_keys_is_not_stated_anew(bench: Bench) -> None:
+    """A device that enrols again and runs nothing encrypted keeps its statement; an unknown one has none."""
+    bench.wrap = lambda one, digest: b""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    said = len(bench.signed)
+    assert bench.director.rewrap_keys("cam-1") is False and bench.director.rewrap_keys("nobody") is False
+    assert len(bench.signed) == said
+
+
+def test_one_devices_lost_keys_do_not_keep_others_from_renewal(bench: Bench) -> None:
+    """A secret that is gone fails a deployment, but a renewal only says nothing of keys: devices kept theirs."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.enrol("cam-2", b"2" * 32)
+    bench.deploy("cam-1", "cam-2")
+
+    def lost(one: Device, digest: str) -> bytes:
+        if one.name == "cam-1":
+            raise EdgeError("lost")
+        return b"good"
+
+    bench.wrap = lost
+    bench.now += 600
+    assert bench.director.renew() == ["cam-1", "cam-2"]
+    assert [one.releases[0].keys for one in bench.signed[-2:]] == [b"", b"good"]
+    with pytest.raises(EdgeError, match="lost"):
+        bench.deploy("cam-1")
+
+
+def test_a_statement_too_long_to_send_is_refused_and_changes_nothing(bench: Bench) -> None:
+    """The operator is told what would do; the device's statement stays the one it had."""
+    bench.enrol("cam-1", b"1" * 32)
+    bench.deploy("cam-1")
+    before = bench.devices.get("cam-1").counter
+    bench.signature = bytes(LIMITS.message_bytes + 1)
+    with pytest.raises(Conflict, match="fewer"):
+        bench.deploy("cam-1")
+    assert bench.devices.get("cam-1").counter == before and bench.devices.get("cam-1").statement == b"signed"

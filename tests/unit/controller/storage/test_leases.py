@@ -1,0 +1,191 @@
+"""Leases: one of all processes does what has to run once, and who was overtaken can change nothing any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.leases import LEASE_S, Lease, LeaseLost
+from support.postgres import Postgres
+
+PATIENCE_S = 60.0
+HOLDER = """
+import sys, time
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.leases import Lease
+lease = Lease(Database(sys.argv[1]), "work", life_s=2.0)
+lease.keep_renewed(lambda held: print("held" if held else "lost", flush=True))
+time.sleep(600)
+"""
+
+
+class Times:
+    """A monotonic clock for each process, and the database's, moved together or apart."""
+
+    def __init__(self) -> None:
+        self.database = 1_000_000.0
+        self.process = 5.0
+
+    def pass_s(self, seconds: float) -> None:
+        self.database += seconds
+        self.process += seconds
+
+    def lease(self, database: Database) -> Lease:
+        return Lease(database, "work", clock=lambda _: self.database, monotonic=lambda: self.process)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    opened = Database(database_url)
+    yield opened
+    opened.close()
+
+
+def checked(lease: Lease, database: Database) -> bool:
+    """Does a transaction under the lease go through?"""
+    try:
+        with database.write() as session:
+            lease.check(session)
+            record_event(session, 1.0, "lease", "worked", lease.name)
+    except LeaseLost:
+        return False
+    return True
+
+
+def test_one_holds_it_and_keeps_it_while_it_asks(database: Database) -> None:
+    """The first takes it; the second has it neither now nor as long as the first goes on."""
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held() and not second.held()
+    for _ in range(10):
+        times.pass_s(LEASE_S / 2)
+        assert first.held() and not second.held()
+    assert checked(first, database) and not checked(second, database)
+
+
+def test_who_is_silent_loses_it(database: Database) -> None:
+    """After its life another takes it; the first knows it by its own clock, and could change nothing if it did not."""
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held() and not second.held()
+    times.database += LEASE_S + 1
+    times.process += LEASE_S * 0.9
+    assert second.held()
+    assert not checked(first, database) and checked(second, database)
+    assert not first.held()
+
+
+def test_a_process_that_slept_does_not_hold_it(database: Database) -> None:
+    """Its clock went on while it did not: it asks again before it says yes, and is told no."""
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held() and not second.held()
+    times.pass_s(LEASE_S + 1)
+    assert second.held()
+    assert not first.held()
+
+
+def test_it_comes_back_with_a_higher_token(database: Database) -> None:
+    """A holder that lost it and got it again is fenced off from what it did before."""
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held()
+    times.pass_s(LEASE_S + 1)
+    assert second.held() and not first.held()
+    second.release()
+    times.pass_s(LEASE_S)
+    assert first.held() and checked(first, database) and not checked(second, database)
+
+
+def test_who_stops_lets_go_at_once(database: Database) -> None:
+    """Nobody waits for a process that ended well."""
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held()
+    first.release()
+    first.release()
+    assert second.held()
+
+
+def test_different_leases_are_held_apart(database: Database) -> None:
+    """Two names, two holders."""
+    one, other = Lease(database, "rollouts"), Lease(database, "planning")
+    assert one.held() and other.held()
+
+
+def test_nobody_takes_it_during_a_checked_transaction(postgres: Postgres) -> None:
+    """On PostgreSQL, a holder in the middle of its work is not overtaken although its time is over: the other waits
+    until that has been committed."""
+    database = Database(postgres.database())
+    times = Times()
+    first, second = times.lease(database), times.lease(database)
+    assert first.held()
+    took = threading.Event()
+
+    def take() -> None:
+        assert second.held()
+        took.set()
+
+    thread = threading.Thread(target=take)
+    with database.write() as session:
+        first.check(session)
+        times.pass_s(LEASE_S + 1)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        while not session.connection().exec_driver_sql(waiting).scalar_one():
+            assert not took.is_set()
+        record_event(session, 1.0, "lease", "worked", "")
+    thread.join(PATIENCE_S)
+    assert took.is_set() and not checked(first, database)
+    database.close()
+
+
+def test_a_database_that_is_away_gives_no_lease(postgres: Postgres) -> None:
+    """While it cannot be renewed it is held until its time is over, and not one moment longer."""
+    database = Database(postgres.database())
+    times = Times()
+    lease = times.lease(database)
+    assert lease.held()
+    postgres.kill()
+    try:
+        times.pass_s(LEASE_S * 0.9)
+        assert lease.held()
+        times.pass_s(LEASE_S * 0.2)
+        assert not lease.held()
+    finally:
+        postgres.start()
+    times.pass_s(LEASE_S)
+    assert lease.held()
+    database.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_was_killed_loses_it_within_seconds(database_url: str, number: int) -> None:
+    """Killed or stopped in another process: it is ours soon, and a stopped one that goes on finds that out."""
+    database = Database(database_url)
+    process: subprocess.Popen[Any] = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, database_url], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        took = threading.Event()
+        lease = Lease(database, "work", life_s=2.0)
+        lease.keep_renewed(lambda held: took.set() if held else None)
+        os.kill(process.pid, number)
+        assert took.wait(PATIENCE_S) and lease.held() and checked(lease, database)
+        if number == signal.SIGSTOP:
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout.readline() == "lost\n"
+        lease.release()
+    finally:
+        process.kill()
+        process.wait()
+        database.close()

@@ -1,0 +1,356 @@
+"""Requests that one serving process reads and another runs: handed over, gathered, refused, taken back."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from edgesplit.client.client import Connection, Reply
+from edgesplit.errors import Busy, Crowding, EdgeError, InferenceFailed, MalformedMessage, UsageError
+from edgesplit.oip import protocol as oip
+from edgesplit.release.manifest import Slice
+from edgesplit.runtime import Tensor, Tensors
+from edgesplit_offload.batching import ipc
+from edgesplit_offload.batching.ipc import Failed, Leave, Link, Message, Ran, Run, TensorHeader
+from edgesplit_offload.batching.remote_batcher import RemoteBatcher
+from edgesplit_offload.models.remote_half import RemoteHalf
+from edgesplit_offload.scheduling import arrivals
+from edgesplit_offload.scheduling.run_times import BatchBenefit
+from edgesplit_offload.server import OffloadServer
+from support.handmade_release import CUT, MID, HandmadeRelease
+
+PATIENCE_S = 20.0
+GAINS = BatchBenefit({1: 1.0, 8: 1.0}, 8, 8)
+
+
+class Gate:
+    """A runtime whose runs wait until they may go on."""
+
+    name = "gate"
+
+    def __init__(self) -> None:
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.begun = threading.Semaphore(0)
+        self.fail: Exception | None = None
+
+    def load(self, slice_: Slice, folder: object) -> Gate:
+        return self
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        self.begun.release()
+        assert self.may_run.wait(PATIENCE_S)
+        if self.fail is not None:
+            raise self.fail
+        value = next(iter(tensors.values()))
+        return {"mid": value, "out": 2 * value, "same": value}
+
+
+class Pair:
+    """Two serving processes' servers, of which `other` gathers what `first` reads; `sever` breaks their link."""
+
+    def __init__(self, release: HandmadeRelease) -> None:
+        self.gates = Gate(), Gate()
+        self.sought: list[str] = []
+        self.elsewhere = RemoteBatcher(self.sought.append)
+        self.first = OffloadServer(
+            Path("unused"), b"", open_release=release.open, runtime=self.gates[0], elsewhere=self.elsewhere
+        )
+        self.other = OffloadServer(
+            Path("unused"), b"", open_release=release.open, runtime=self.gates[1], at_once=1, waiting=1,
+            elsewhere=RemoteBatcher(lambda kind: None),
+        )  # fmt: skip
+        for server in (self.first, self.other):
+            server.start()
+            self.half(server).run_times.enable_batching(GAINS)
+
+    def half(self, server: OffloadServer) -> RemoteHalf:
+        return server._models.model(CUT).half
+
+    def link(self) -> None:
+        """As the supervisor does it."""
+        self.ours, theirs = socket.socketpair()
+        self.other.serve_peer(theirs)
+        self.elsewhere.set_remote(self.half(self.first).kind, self.ours)
+
+    def sever(self) -> None:
+        self.ours.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        for gate in self.gates:
+            gate.may_run.set()
+        for server in (self.first, self.other):
+            server.stop(1.0)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(HandmadeRelease(tmp_path))
+    yield made
+    made.stop()
+
+
+def ask(server: OffloadServer, timeout_us: int = 0) -> Reply:
+    with closing(Connection("127.0.0.1", server.port)) as connection:
+        return ask_by(connection, timeout_us)
+
+
+def ask_by(connection: Connection, timeout_us: int = 0) -> Reply:
+    request = oip.InferRequest({"mid": MID}, id="i", parameters={"timeout": timeout_us} if timeout_us else {})
+    buffers, length = oip.encode_request(request)
+    return connection.exchange(
+        "POST", f"/v2/models/{CUT}/infer", deadline=monotonic() + PATIENCE_S,
+        headers={oip.HEADER_LENGTH: str(length)}, body=buffers,
+    )  # fmt: skip
+
+
+def answered(reply: Reply) -> bool:
+    assert reply.status == 200, bytes(reply.body)
+    found = oip.decode_response(reply.body, oip.header_length(reply.headers)).outputs["out"]
+    return bool(np.array_equal(found, 2 * MID))
+
+
+def asking(server: OffloadServer, count: int) -> tuple[list[threading.Thread], list[Reply]]:
+    replies: list[Reply] = []
+    threads = [threading.Thread(target=lambda: replies.append(ask(server))) for _ in range(count)]
+    for one in threads:
+        one.start()
+    return threads, replies
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = monotonic() + PATIENCE_S
+    while not holds():
+        assert monotonic() < end
+        threading.Event().wait(0.002)
+
+
+def begins(gate: Gate) -> None:
+    assert gate.begun.acquire(timeout=PATIENCE_S)
+
+
+def test_until_it_is_known_who_gathers_a_kind_its_requests_run_where_they_are_read(pair: Pair) -> None:
+    """The supervisor is asked, and nobody waits for what it says; where it is this process itself, that is all."""
+    assert answered(ask(pair.first)) and answered(ask(pair.first))
+    assert pair.sought == [pair.half(pair.first).kind]
+    begins(pair.gates[0])
+    pair.elsewhere.set_local(pair.sought[0])
+    assert answered(ask(pair.first))
+    assert not pair.gates[1].begun.acquire(blocking=False)
+
+
+def test_requests_of_two_processes_share_a_run_and_each_gets_its_own_answer(pair: Pair) -> None:
+    """Both wait for the run that is on, and are in the next one together."""
+    pair.link()
+    pair.gates[1].may_run.clear()
+    blocking, first = asking(pair.other, 1)
+    begins(pair.gates[1])
+    beside, second = asking(pair.first, 1)  # as many as run: it begins beside
+    begins(pair.gates[1])
+    others = [asking(server, 2) for server in (pair.first, pair.other)]
+    until(lambda: pair.other._scheduler.waiting == 4)
+    pair.gates[1].may_run.set()
+    for threads in (blocking, beside, others[0][0], others[1][0]):
+        for one in threads:
+            one.join(PATIENCE_S)
+    replies = [*first, *second, *others[0][1], *others[1][1]]
+    assert len(replies) == 6 and all(map(answered, replies))
+    assert not pair.gates[0].begun.acquire(blocking=False)
+    (told,) = pair.first._statistics.snapshot()
+    assert told["inference_count"] == 3
+    executions = [server._statistics.snapshot()[0]["execution_count"] for server in (pair.first, pair.other)]
+    assert sum(executions) == 3
+
+
+@pytest.mark.parametrize("reader", ["first", "other"])
+def test_who_asks_again_and_again_is_known_to_the_process_that_gathers(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    """By its connection, whichever process reads it: others that share its runs may wait for it."""
+    monkeypatch.setattr(arrivals, "LONGEST_S", 60.0)
+    pair.link()
+    with closing(Connection("127.0.0.1", getattr(pair, reader).port)) as connection:
+        for _ in range(2):
+            assert answered(ask_by(connection))
+        assert pair.half(pair.other).run_times.returns.forecast(0.0).clients == 1
+
+
+def test_a_link_that_breaks_costs_a_second_run_and_no_answer(pair: Pair) -> None:
+    """What waited for it runs here; so does what comes after, until the supervisor has found another."""
+    pair.link()
+    pair.gates[1].may_run.clear()
+    threads, replies = asking(pair.first, 2)
+    begins(pair.gates[1])
+    pair.sever()
+    for one in threads:
+        one.join(PATIENCE_S)
+    assert len(replies) == 2 and all(map(answered, replies))
+    assert answered(ask(pair.first))
+    assert pair.sought
+
+
+def test_a_process_that_hangs_holds_nobody_up_for_long(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stopped takes what it is sent and says nothing: requests run here, and it is left alone."""
+    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_S", 0.0)
+    monkeypatch.setattr("edgesplit_offload.batching.remote_batcher.SILENT_RUNS", 0.0)
+    ours, theirs = socket.socketpair()
+    with theirs:  # whom nobody reads from
+        pair.elsewhere.set_remote(pair.half(pair.first).kind, ours)
+        assert answered(ask(pair.first)) and answered(ask(pair.first))
+        assert not pair.sought
+
+
+def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -> None:
+    """A full queue there is 503 with Retry-After here; a model that fails there is 500 with its words."""
+    pair.link()
+    pair.gates[1].fail = InferenceFailed("no such thing")
+    failed = ask(pair.first)
+    assert (failed.status, b"no such thing" in bytes(failed.body)) == (500, True)
+    pair.gates[1].fail = None
+    pair.gates[1].may_run.clear()
+    pair.half(pair.other).run_times.disable_batching()
+    running = asking(pair.first, 1)[0]
+    while not pair.other._scheduler.running:
+        threading.Event().wait(0.002)
+    running += asking(pair.first, 1)[0]
+    until(lambda: pair.other._scheduler.waiting == 1)
+    refused = ask(pair.first)
+    assert (refused.status, "retry-after" in refused.headers) == (503, True)
+    pair.gates[1].may_run.set()
+    for one in running:
+        one.join(PATIENCE_S)
+
+
+def test_a_kind_that_gains_nothing_there_runs_here_from_then_on(pair: Pair) -> None:
+    """Two processes may measure differently; one that gathers against its own measurement would only cost."""
+    pair.link()
+    there = pair.half(pair.other)
+    there.run_times.disable_batching()
+    there.is_measured = True
+    assert answered(ask(pair.first)) and answered(ask(pair.first))
+    assert not pair.gates[1].begun.acquire(blocking=False)
+
+
+def test_who_leaves_is_not_run_for(pair: Pair) -> None:
+    """A client that goes away here is told to the process where its request waits."""
+    pair.link()
+    pair.gates[1].may_run.clear()
+    threads: list[threading.Thread] = []
+    for _ in range(2):  # one runs, and one beside it
+        threads += asking(pair.other, 1)[0]
+        begins(pair.gates[1])
+    buffers, length = oip.encode_request(oip.InferRequest({"mid": MID}))
+    body = b"".join(buffers)
+    head = f"POST /v2/models/{CUT}/infer HTTP/1.1\r\nhost: x\r\n{oip.HEADER_LENGTH}: {length}\r\n"
+    with socket.create_connection(("127.0.0.1", pair.first.port)) as leaving:
+        leaving.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: pair.other._scheduler.waiting == 1)
+    (left,) = pair.other._scheduler._queue.queue
+    until(lambda: left.is_client_gone())
+    pair.gates[1].may_run.set()
+    for one in threads:
+        one.join(PATIENCE_S)
+    until(lambda: not pair.other._scheduler.waiting)
+    assert not pair.gates[1].begun.acquire(blocking=False)
+
+
+def test_handing_over_must_be_worth_it(pair: Pair) -> None:
+    """A run that saves less than messages and copies cost stays where it was read."""
+    half = pair.half(pair.first)
+    assert half.worth_forwarding
+    half.run_times.enable_batching(BatchBenefit({1: 2e-4, 8: 8e-4}, 8, 8))
+    assert not half.worth_forwarding
+
+
+# On the wire
+
+
+def test_tensors_travel_as_they_are() -> None:
+    """Types, shapes and bits; views of one body at the other end."""
+    tensors = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.float32([[1.5]]), "c": np.zeros((0, 4), bool)}
+    told, buffers = ipc.encode_tensors(tensors)
+    found = ipc.decode_tensors(told, memoryview(b"".join(buffers)))
+    assert {name: (one.dtype, one.shape, one.tobytes()) for name, one in found.items()} == {
+        name: (one.dtype, one.shape, one.tobytes()) for name, one in tensors.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "body"),
+    [
+        (TensorHeader("a", "FP32", (2,)), bytes(7)),
+        (TensorHeader("a", "FP32", (2,)), bytes(9)),
+        (TensorHeader("a", "FP33", (2,)), bytes(8)),
+        (TensorHeader("a", "BYTES", (2,)), bytes(8)),
+        (TensorHeader("a", "FP32", (-2,)), bytes(8)),
+    ],
+)
+def test_tensors_that_do_not_fill_their_shape_are_refused(told: TensorHeader, body: bytes) -> None:
+    """Whatever is said of them."""
+    with pytest.raises(MalformedMessage):
+        ipc.decode_tensors([told], memoryview(body))
+
+
+def test_messages_arrive_in_order_whatever_their_size() -> None:
+    """Small ones many at a time, large bodies in one piece; the end of the other end is the end."""
+    ours, theirs = (Link(one) for one in socket.socketpair())
+    said = [
+        (Run(1, "m", 0.5, "camera-1", 7, (TensorHeader("a", "UINT8", (3,)),)), [memoryview(b"abc")]),
+        (Leave(1), []),
+        (Ran(2, 0.1, 3, True, 1.5, ()), [memoryview(bytes(300_000))]),
+        *((Failed(number, "Busy", "full", 1.0), [memoryview(b"x" * number)]) for number in range(500)),
+    ]
+
+    for message, buffers in said:
+        ours.send(message, buffers)
+    heard: list[tuple[Message, bytes]] = []
+    while ours.flush() or ours.is_stuck:
+        heard += [(message, bytes(body)) for message, body in theirs.received()]
+    ours.release()
+    heard += [(message, bytes(body)) for message, body in theirs.received()]
+    assert heard == [(message, b"".join(buffers)) for message, buffers in said]
+    assert theirs.is_closed
+    theirs.release()
+
+
+def test_a_link_whose_other_end_reads_nothing_is_given_up() -> None:
+    """What it did not take within its time is not kept, and both ends see that it is over."""
+    ours, theirs = (Link(one) for one in socket.socketpair())
+    ours.send(Leave(1), [memoryview(bytes(10_000_000))])
+    ours.flush()
+    ours.check_progress(monotonic() + ipc.STUCK_AFTER_S / 2)
+    assert ours.is_stuck and not ours.is_closed
+    ours.check_progress(monotonic() + 2 * ipc.STUCK_AFTER_S)
+    assert ours.is_closed and not ours.is_stuck
+    assert list(theirs.received()) == [] and theirs.is_closed
+    for one in (ours, theirs):
+        one.release()
+
+
+@pytest.mark.parametrize("spoilt", [b"\xff" * 64, b"\0\0\0\1" + bytes(8) + b"\xc1", b"\0\0\0\5"])
+def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
+    """Nothing is raised, and no memory is taken by its word."""
+    ours, theirs = socket.socketpair()
+    ours.sendall(spoilt)
+    ours.close()
+    link = Link(theirs)
+    assert list(link.received()) == [] and link.is_closed
+    link.release()
+
+
+@pytest.mark.parametrize("error", [Busy("full"), Crowding("greedy"), UsageError("odd"), RuntimeError("secret")])
+def test_errors_arrive_as_what_they_are(error: Exception) -> None:
+    """With the time to come back; what is no error of ours is told by its kind alone."""
+    error.retry_after_s = 3.0  # type: ignore[attr-defined]
+    found = ipc.decode_error(ipc.encode_error(1, error))
+    expected = type(error) if isinstance(error, EdgeError) else InferenceFailed
+    assert type(found) is expected
+    assert ("secret" in str(found)) is False
+    assert not isinstance(found, Busy) or found.retry_after_s == 3.0

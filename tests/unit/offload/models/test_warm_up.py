@@ -1,0 +1,120 @@
+"""New releases are ready before anybody asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgesplit.errors import InferenceFailed, TrustError
+from edgesplit.release.manifest import Slice
+from edgesplit.runtime import Tensor, Tensors
+from edgesplit_offload.models.repository import ModelRepository
+from edgesplit_offload.models.slice_cache import SliceCache
+from edgesplit_offload.models.warm_up import TRIES, WarmUp
+from support.handmade_release import CUT, DIGEST, HandmadeRelease
+
+OLD = "a" * 64
+
+
+class Engine:
+    """Counts what it loads and runs; breaks where it is told to."""
+
+    name = "counted"
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.runs = 0
+        self.breaks = False
+
+    def load(self, slice_: Slice, folder: object) -> Engine:
+        self.loaded.append(slice_.name)
+        return self
+
+    def run(self, tensors: Tensors) -> dict[str, Tensor]:
+        self.runs += 1
+        if self.breaks:
+            raise InferenceFailed("no noise, please")
+        value = next(iter(tensors.values()))
+        return {"mid": value, "out": value, "same": value}
+
+
+class World:
+    """A folder of releases, and a shelf that opens the handmade one."""
+
+    def __init__(self, folder: Path, memory: SliceCache | None = None) -> None:
+        self.folder = folder / "releases"
+        self.folder.mkdir()
+        (self.folder / OLD).mkdir()
+        self.engine = Engine()
+        self.release = HandmadeRelease(folder)
+        self.refusals = 0
+        self.shelf = ModelRepository(self.open, self.engine, memory)
+        self.warming = WarmUp(self.folder, self.shelf)
+
+    def open(self, digest: str) -> HandmadeRelease:
+        if self.refusals:
+            self.refusals -= 1
+            raise TrustError("half of it is here")
+        return self.release.open(digest)
+
+    def publish(self) -> None:
+        (self.folder / DIGEST).mkdir()
+
+
+def test_a_release_that_comes_is_loaded_and_run_once(tmp_path: Path) -> None:
+    """Each slice once, however many rows share it; what was there before is loaded when somebody asks."""
+    world = World(tmp_path)
+    world.warming.check()
+    assert world.engine.loaded == []
+    world.publish()
+    world.warming.check()
+    assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
+    assert world.shelf.model(CUT).half.is_loaded
+    runs = world.engine.runs
+    assert runs
+    world.warming.check()
+    assert world.engine.runs == runs
+
+
+def test_one_that_is_still_being_written_is_looked_at_again(tmp_path: Path) -> None:
+    """A few times; then it is left to whoever asks."""
+    world = World(tmp_path)
+    world.publish()
+    world.refusals = 2
+    for _ in range(3):
+        assert world.engine.loaded == []
+        world.warming.check()
+    assert world.engine.loaded
+    other = World(tmp_path / "other") if (tmp_path / "other").mkdir() is None else world
+    other.publish()
+    other.refusals = TRIES
+    for _ in range(TRIES + 3):
+        other.warming.check()
+    assert other.engine.loaded == []
+
+
+def test_nothing_is_let_go_for_what_nobody_asked_for(tmp_path: Path) -> None:
+    """Where the memory for models is too small, it stays for those that are asked."""
+    world = World(tmp_path, SliceCache(1))
+    world.publish()
+    world.warming.check()
+    assert world.engine.loaded == []
+
+
+def test_a_model_that_takes_no_noise_is_loaded_all_the_same(tmp_path: Path) -> None:
+    """What is wrong with it is told to the first who asks."""
+    world = World(tmp_path)
+    world.engine.breaks = True
+    world.publish()
+    world.warming.check()
+    assert sorted(world.engine.loaded) == ["s01-head", "s02-tail"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_server_without_a_folder_warms_nothing(tmp_path: Path, there: bool) -> None:
+    """And ends at once."""
+    folder = tmp_path if there else tmp_path / "nowhere"
+    warming = WarmUp(folder, World(tmp_path).shelf, interval_s=60.0)
+    warming.start()
+    warming.stop()

@@ -1,0 +1,224 @@
+"""What Triton and KServe are given, as they read it; and addresses of servers that are not ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.errors import MalformedMessage, ModelRefused, TrustError, UsageError
+from edgesplit.foreign_server import ForeignServer
+from edgesplit.release.manifest import decode_manifest, encode_manifest
+from edgesplit.release.recut import check_recut
+from edgesplit_cli.commands.export import select_halves
+from edgesplit_cli.export_files import inference_service, service_name, triton_config, write_model
+from edgesplit_cli.main import cli
+from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
+from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
+from support import onnx_models as tiny
+from support.recut_repository import CLASS, anatomy_for, made
+
+RELEASE = "ab" * 32
+NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=30)
+
+
+def triton_schema() -> Any:
+    """Triton's own, as its client carries it; the rest of the client's gRPC half needs packages that are not here."""
+    found = importlib.util.find_spec("tritonclient")
+    assert found is not None and found.submodule_search_locations
+    file = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("triton_model_config_pb2", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCHEMA = triton_schema()
+
+
+def tensor(name: str, *shape: int, datatype: str = "FP32") -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape)}
+
+
+@given(NAMES, NAMES, st.lists(st.integers(-1, 4096).filter(bool), min_size=1, max_size=6))
+def test_the_configuration_is_what_triton_reads(name: str, end: str, shape: list[int]) -> None:
+    """Parsed by Triton's schema: any name survives, shapes stand whole, and batching is off."""
+    text = triton_config(name, [tensor(end, *shape)], [tensor("y", 1, datatype="INT64")], instances=3)
+    config = text_format.Parse(text, SCHEMA.ModelConfig())
+    assert (config.name, config.backend, config.max_batch_size) == (name, "onnxruntime", 0)
+    assert [(one.name, list(one.dims), one.data_type) for one in config.input] == [(end, shape, SCHEMA.TYPE_FP32)]
+    assert config.output[0].data_type == SCHEMA.TYPE_INT64
+    assert [(one.kind, one.count) for one in config.instance_group] == [(SCHEMA.ModelInstanceGroup.KIND_CPU, 3)]
+
+
+@pytest.mark.parametrize("kind", ["BOOL", "UINT8", "UINT64", "INT8", "INT64", "FP16", "FP32", "FP64"])
+def test_every_type_that_crosses_a_cut_has_tritons_name(kind: str) -> None:
+    """`TYPE_` and the protocol's own name."""
+    text_format.Parse(triton_config("m", [tensor("x", 1, datatype=kind)], []), SCHEMA.ModelConfig())
+
+
+def test_a_number_without_dimensions_is_refused() -> None:
+    """Triton demands dimensions."""
+    with pytest.raises(ModelRefused, match="without dimensions"):
+        triton_config("m", [tensor("x")], [])
+
+
+def test_a_repository_is_laid_out_and_can_be_written_again(tmp_path: Path) -> None:
+    """The same release twice, and another beside it."""
+    for model in (b"one", b"one again"):
+        home = write_model(tmp_path, f"{RELEASE}.pi4.cut-1", "config", model)
+    assert (home / "1" / "model.onnx").read_bytes() == b"one again"
+    assert (home / "config.pbtxt").read_text() == "config"
+    assert [one.name for one in tmp_path.iterdir()] == [f"{RELEASE}.pi4.cut-1"]
+
+
+@pytest.mark.parametrize("model", ["digits@1", "Weird__Name@12", "8ball@3", "x" * 80 + "@1", "-.-@1"])
+def test_the_kserve_manifest_names_the_release_by_a_name_that_kubernetes_takes(model: str) -> None:
+    """A label of a host name, with the release's digest in it; protocol version 2, Triton's runtime, the storage."""
+    manifest = yaml.safe_load(inference_service(RELEASE, model, "s3://bucket/models", namespace="edge"))
+    name = manifest["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 50 and name.endswith(RELEASE[:12])
+    assert (manifest["apiVersion"], manifest["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert manifest["metadata"]["annotations"] == {"edgesplit/release": RELEASE}
+    served = manifest["spec"]["predictor"]["model"]
+    assert (served["protocolVersion"], served["storageUri"]) == ("v2", "s3://bucket/models")
+    assert service_name(model, RELEASE) != service_name(model, "cd" * 32)
+
+
+def test_storage_that_is_no_uri_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    """KServe would look for it for a long time."""
+    words = ["export", "kserve", "m", "--out", str(tmp_path / "o"), "--storage", "/models"]
+    done = CliRunner().invoke(cli, words, obj=tmp_path)
+    assert isinstance(done.exception, UsageError) and "s3://" in str(done.exception)
+
+
+def half(device_class: str, row: str, refusal: str = "") -> dict[str, Any]:
+    return {"device_class": device_class, "row": row, "refusal": refusal}
+
+
+def test_the_halves_that_can_be_exported_are_chosen() -> None:
+    """All that can be, or the one that was named; nothing to choose says why."""
+    some = [half("pi4", "remote", "it sends a picture"), half("pi4", "cut-1"), half("nano", "cut-1")]
+    assert select_halves(some, "", "") == some[1:]
+    assert select_halves(some, "pi4", "") == [some[1]]
+    with pytest.raises(ModelRefused, match="picture"):
+        select_halves(some, "pi4", "remote")
+    with pytest.raises(UsageError, match="pi4 cut-1"):
+        select_halves(some, "pi4", "cut-9")
+    with pytest.raises(ModelRefused, match="answers alone"):
+        select_halves([], "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("triton://gpu", "http://gpu:8000"),
+        ("triton://gpu:9000", "http://gpu:9000"),
+        ("http://kserve.example/models/", "http://kserve.example:80/models"),
+        ("https://kserve.example", "https://kserve.example:443"),
+        ("https://kserve.example/v2/", "https://kserve.example:443"),
+        ("triton://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_addresses(text: str, url: str) -> None:
+    """Triton's port where none is given; a path is what stands before /v2."""
+    server = ForeignServer.parse(text)
+    assert (server.url, server.tls) == (url, text.startswith("https"))
+    assert server.accepts_gzip == text.startswith("triton")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "gpu:8000", "grpc://gpu", "triton://", "http://u:p@gpu", "http://gpu?x=1", "http://gpu#x", "http://gpu:99999",
+     "http://gpu:0", "http://g pu", "http://" + "x" * 600, "http://gp\nu", "http://[::1", "https://ü.example"],
+)  # fmt: skip
+def test_what_is_no_address_says_what_would_be(text: str) -> None:
+    """Secrets, other protocols, nonsense."""
+    with pytest.raises(UsageError, match=r"triton://HOST"):
+        ForeignServer.parse(text)
+
+
+def test_a_manifest_with_a_spoiled_address_is_none() -> None:
+    """Whoever reads it refuses it; a good one is kept."""
+    one = made("chain", [tiny.prepared("chain").graph.layers[0].name]).with_plan(offload="triton://gpu")
+    assert decode_manifest(encode_manifest(one.manifest)).plans[CLASS].offload == "triton://gpu"
+    with pytest.raises(MalformedMessage, match="not the address"):
+        decode_manifest(one.with_plan(offload="file:///etc").raw)
+
+
+def test_the_planner_sends_nowhere_else_than_the_base_does() -> None:
+    """A thief of its key who names a server of his own, or drops the one that was signed for, is refused."""
+    layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
+    base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
+    recut = made("chain", layers[:4], recut_of=base.digest)
+    anatomy = anatomy_for("chain")
+    check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, anatomy)
+    for address in ("triton://thief", ""):
+        with pytest.raises(TrustError, match="sends to"):
+            check_recut(recut.with_plan(offload=address).manifest, base.manifest, anatomy)
+
+
+def costs() -> Costs:
+    """A picture is decoded, then one layer."""
+    packed = CodecCost(bytes=100, encode_s={"device": 0.003}, decode_s={"cloud": 0.002})
+    plain = CodecCost(bytes=200, encode_s={"device": 0.001}, decode_s={"cloud": 0.001})
+    tensor_cost = TensorCost(bytes=400, codecs={"raw+zstd": packed, "int8": plain, "int8+zstd": packed})
+    seconds = {"device": 0.01, "cloud": 0.001}
+    return Costs(
+        model="m@1",
+        tiers=("device", "cloud"),
+        inputs={"frame": TensorCost(bytes=50)},
+        outputs=("y",),
+        layers=(
+            LayerCost(name="input", reads=("frame",), writes={"x": tensor_cost}, seconds=seconds),
+            LayerCost(name="conv", reads=("x",), writes={"y": TensorCost(bytes=4)}, seconds=seconds),
+        ),
+    )
+
+
+def test_for_a_foreign_server_pictures_are_decoded_on_the_device_and_nothing_is_sent_by_zstd() -> None:
+    """Triton is sent gzip, at gzip's price; others nothing compressed. Lossy codecs stay: the export undoes them."""
+    triton = costs_for_foreign_server(costs(), ForeignServer.parse("triton://gpu"))
+    other = costs_for_foreign_server(costs(), ForeignServer.parse("https://gpu"))
+    for one in (triton, other):
+        assert one.layers[0].tiers == ("device",) and one.layers[1].tiers == ()
+    assert set(other.layers[0].writes["x"].codecs) == {"int8"}
+    zstd, gzip = costs().layers[0].writes["x"].codecs, triton.layers[0].writes["x"].codecs
+    assert gzip["int8"] == zstd["int8"]
+    for name in ("raw+zstd", "int8+zstd"):
+        assert gzip[name].bytes > zstd[name].bytes
+        assert gzip[name].encode_s["device"] > zstd[name].encode_s["device"]
+    assert gzip["raw+zstd"].encode_s["device"] == pytest.approx(5.1 * 0.003)
+    assert gzip["int8+zstd"].encode_s["device"] == pytest.approx(0.001 + 5.1 * 0.002)
+
+
+def test_a_model_that_foreign_servers_do_not_run_is_refused_before_it_is_released() -> None:
+    """And the refusal says what would do."""
+    check_servable("digits@1", "onnx")
+    with pytest.raises(ModelRefused, match=r"digits@1 is TFLITE.*push it so"):
+        check_servable("digits@1", "tflite")
+
+
+def test_all_in_the_cloud_means_all_but_the_decoding_of_pictures() -> None:
+    """Which a foreign server does not do."""
+    assert adapt_limits({"force": "cloud", "keep_first": 1}, costs()) == {"force_after": "input", "keep_first": 1}
+    assert adapt_limits({"force": "device"}, costs()) == {"force": "device"}
+
+
+@given(st.one_of(st.text(max_size=60), st.text(max_size=40).map("http://{}".format)))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    """An address comes in a signed manifest and from a command line; what is taken can be asked for again."""
+    try:
+        server = ForeignServer.parse(text)
+    except UsageError:
+        return
+    assert ForeignServer.parse(server.url).url == server.url

@@ -1,0 +1,277 @@
+"""What is pushed as a model and is none, or not quite, is refused with the reason that is true."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edgesplit.errors import ModelRefused, UsageError
+from edgesplit_partitioner.onnx_format import archive as bundle
+from edgesplit_partitioner.onnx_format import optimise
+from edgesplit_partitioner.onnx_format.model import prepare_model
+from support import onnx_models as tiny
+
+
+def zipped(member: str) -> bytes:
+    """A zip archive that holds one file."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(member, b"something")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x20\x00\x00\x00TFL3" + bytes(40), "TFLite"),
+        (zipped("archive/data.pkl"), "PyTorch"),
+        (zipped("model.json"), "zip archive"),
+        (pickle.dumps({"weights": [1.0]}), "pickle"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5"),
+        (b"\x1f\x8b\x08\x00" + bytes(40), "compressed"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "Git LFS"),
+        (b"<html>404</html>", "text"),
+        (bytes(1000), "truncated or damaged"),
+        (np.random.default_rng(0).bytes(4000), "truncated or damaged"),
+        (b"\x08\x08", "no graph"),
+    ],
+)
+def test_what_is_no_onnx_model_is_refused_by_name(raw: bytes, reason: str) -> None:
+    """Whoever pushes the wrong file learns which file it is."""
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(raw)
+
+
+def test_every_prefix_of_a_good_model_is_refused() -> None:
+    """A download that stopped half-way is never taken for a model, wherever it stopped."""
+    raw = tiny.chain()
+    lengths = {*range(0, len(raw), 997), *range(64), *range(len(raw) - 64, len(raw))}
+    for length in sorted(lengths):
+        with pytest.raises(ModelRefused):
+            prepare_model(raw[:length])
+
+
+def test_damaged_bytes_never_crash_us() -> None:
+    """A model with bytes overwritten is taken or refused, nothing else."""
+    seed = 20260101
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    good = tiny.listed_weights()
+    for _ in range(12):
+        raw = bytearray(good)
+        for place in rng.integers(0, len(raw), 4):
+            raw[place] = int(rng.integers(0, 256))
+        try:
+            prepare_model(bytes(raw))
+        except ModelRefused as refusal:
+            assert str(refusal)
+
+
+def one_node(operator: str, domain: str = "") -> bytes:
+    """A model of one operator."""
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["y"], domain=domain)], "g", [tiny.value("x", [2])], [tiny.value("y", None)]
+    )
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("my.own", 1)]
+    return bytes(helper.make_model(graph, opset_imports=sets, ir_version=8).SerializeToString())
+
+
+@pytest.mark.parametrize(("raw", "name"), [(one_node("Fooify"), "Fooify"), (one_node("Relu", "my.own"), "my.own:Relu")])
+def test_unknown_operator_is_named(raw: bytes, name: str) -> None:
+    """An operator that onnxruntime does not have is refused by its name."""
+    with pytest.raises(ModelRefused, match=f"unknown operator '{name}'"):
+        prepare_model(raw)
+
+
+def test_weights_in_another_file_are_missed() -> None:
+    """External data that was not given is named, and the way out is told; no path in the model is ever opened."""
+    model = onnx.load_model_from_string(tiny.listed_weights())
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../etc/passwd")
+    with pytest.raises(ModelRefused, match=r"etc/passwd.*save_as_external_data=False"):
+        prepare_model(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("graph_inputs", "reason"),
+    [
+        (tiny.value("x", [2], TensorProto.STRING), "not a tensor of numbers"),
+        (tiny.value("x", None), "how many dimensions"),
+        (tiny.value("x", [2, 0]), r"--bind x:1=LENGTH"),
+    ],
+)
+def test_inputs_that_cannot_be_fed_are_refused(graph_inputs: onnx.ValueInfoProto, reason: str) -> None:
+    """Strings, unknown rank and zero lengths are refused each with its own reason."""
+    raw = tiny.build([helper.make_node("Identity", ["x"], ["y"])], [graph_inputs], [tiny.value("y", None)])
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(raw)
+
+
+def test_free_dimensions_are_bound_or_asked_for() -> None:
+    """A free dimension is refused with what to type, and what is typed settles every shape inside."""
+    with pytest.raises(ModelRefused, match=r"--bind batch=1 --bind image:3=LENGTH"):
+        prepare_model(tiny.free_batch())
+
+    model = prepare_model(tiny.free_batch(), {"batch": 2, "image:3": 5})
+
+    assert model.inputs[0].shape == (2, 3, 4, 5)
+    assert model.outputs[0].shape == (2, 60)
+    assert all(-1 not in tensor.shape for tensor in model.graph.tensors.values())
+
+
+@pytest.mark.parametrize("bindings", [{"bach": 1}, {"batch": 0}, {"batch": 2**40}])
+def test_binding_that_fits_nothing_is_a_usage_error(bindings: dict[str, int]) -> None:
+    """A mistyped binding is the caller's mistake, and the names that exist are listed where it is the name."""
+    with pytest.raises(UsageError, match="batch"):
+        prepare_model(tiny.free_batch(), {"image:3": 4, **bindings})
+
+
+def test_crash_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on which onnxruntime dies is refused, and we live on."""
+    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+    with pytest.raises(ModelRefused, match="SIGSEGV"):
+        prepare_model(tiny.chain())
+
+
+def test_hang_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on which onnxruntime never ends is refused after the time limit."""
+    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import signal; signal.pause()"))
+    monkeypatch.setattr(optimise, "TIMEOUT_S", 0.2)
+    with pytest.raises(ModelRefused, match="not done"):
+        prepare_model(tiny.chain())
+
+
+def test_memory_bomb_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that asks for more memory than a model may have is refused."""
+    monkeypatch.setattr(optimise, "MEMORY_BYTES", 2**26)
+    with pytest.raises(ModelRefused):
+        prepare_model(tiny.chain())
+
+
+def test_two_preparations_give_the_same_bytes() -> None:
+    """What is stored by content hash must not depend on the run."""
+    assert prepare_model(tiny.state()).raw == tiny.prepared("state").raw
+
+
+def test_binding_is_named_when_it_is_what_does_not_fit() -> None:
+    """A length that makes the operators inside disagree is refused with the binding that was given."""
+    raw = tiny.build(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [tiny.value("x", ["n"])],
+        [tiny.value("y", None)],
+        [tiny.weight("w", 4)],
+    )
+    with pytest.raises(ModelRefused, match=r"with --bind n=3: .*"):
+        prepare_model(raw, {"n": 3})
+
+
+def test_a_whole_number_that_is_bound_decides_its_branch() -> None:
+    """An input bound to a value is no input any more, and of an If on it only the branch taken is left to cut."""
+    node = helper.make_node
+    then = helper.make_graph(
+        [node("Exp", ["x"], ["e"]), node("Neg", ["e"], ["t"])], "then", [], [tiny.value("t", None)]
+    )
+    other = helper.make_graph([node("Reshape", ["x", "eight"], ["o"])], "else", [], [tiny.value("o", None)])
+    raw = tiny.build(
+        [
+            node("Equal", ["rate", "known"], ["fast"], name="fast"),
+            node("If", ["fast"], ["chosen"], name="choice", then_branch=then, else_branch=other),
+            node("Tanh", ["chosen"], ["y"], name="y"),
+        ],
+        [tiny.value("x", ["n"]), tiny.value("rate", [], TensorProto.INT64)],
+        [tiny.value("y", None)],
+        [tiny.scalar("known", 16000, np.int64), tiny.ints("eight", 2, 4)],
+    )
+    with pytest.raises(ModelRefused, match=r"--bind rate=VALUE"):
+        prepare_model(raw, {"n": 6})
+    model = prepare_model(raw, {"n": 6, "rate": 16000})
+    assert [one.name for one in model.inputs] == ["x"]
+    assert [model.proto.graph.node[place].op_type for layer in model.graph.layers for place in layer.nodes] == [
+        "Exp",
+        "Neg",
+        "Tanh",
+    ]
+    with pytest.raises(UsageError, match="no such dimension"):
+        prepare_model(raw, {"n": 6, "speed": 3})
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    """onnxruntime refuses two nodes of one name; names mean nothing to the answer, so the model is cut all the same."""
+    node = helper.make_node
+    raw = tiny.build(
+        [node("Sin", ["x"], ["a"], name="n"), node("Cos", ["a"], ["b"], name="n"), node("Neg", ["b"], ["y"])],
+        [tiny.value("x", [2])],
+        [tiny.value("y", [2])],
+    )
+    assert [layer.name for layer in prepare_model(raw).graph.layers] == ["sin1", "cos1", "neg1"]
+
+
+def test_an_output_listed_twice_is_one_output() -> None:
+    """Answers go by name."""
+    ends = [tiny.value("x", [2])], [tiny.value("y", [2]), tiny.value("y", [2])]
+    model = prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
+    assert [one.name for one in model.outputs] == ["y"]
+
+
+def test_folding_makes_no_gigabytes() -> None:
+    """A model of a few bytes whose constant would fill 1.2 GB keeps the operator that makes it."""
+    node = helper.make_node
+    raw = tiny.build(
+        [
+            node("ConstantOfShape", ["shape"], ["ones"], value=tiny.scalar("one", 1, np.float32)),
+            node("Add", ["x", "ones"], ["sum"]),
+            node("ReduceMax", ["sum"], ["y"], keepdims=0),
+        ],
+        [tiny.value("x", [1])],
+        [tiny.value("y", [])],
+        [tiny.ints("shape", 300_000_000)],
+    )
+    one = onnx.load_model_from_string(raw)
+    one.graph.node[0].attribute[0].t.dims.append(1)
+    assert len(prepare_model(one.SerializeToString()).raw) < 10_000
+
+
+def test_a_tensor_that_no_request_could_carry_is_refused() -> None:
+    """Inputs of 2^60 elements can be declared, and never fed."""
+    ends = [tiny.value("x", [2**30, 2**30])], [tiny.value("y", [2**30, 2**30])]
+    with pytest.raises(ModelRefused, match=r"'x' has 4611686018427387904 bytes"):
+        prepare_model(tiny.build([helper.make_node("Sin", ["x"], ["y"])], *ends))
+
+
+def test_weights_inside_a_function_cannot_name_other_files() -> None:
+    """A constant in a model's own function that says its bytes are in a file of this machine is refused unread."""
+    leak = helper.make_node("Constant", [], ["k"])
+    place = leak.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+    place.t.CopyFrom(onnx.TensorProto(data_type=TensorProto.UINT8, dims=[8]))
+    bundle.set_external_location(place.t, "/etc/hostname", 0, 8)
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    nodes = [leak, helper.make_node("Cast", ["k"], ["f"], to=1), helper.make_node("Add", ["a", "f"], ["c"])]
+    function = helper.make_function("own", "Leak", ["a"], ["c"], nodes, sets[:1])
+    graph = helper.make_graph(
+        [helper.make_node("Leak", ["x"], ["y"], domain="own")], "g", [tiny.value("x", [8])], [tiny.value("y", [8])]
+    )
+    model = helper.make_model(graph, functions=[function], opset_imports=sets, ir_version=8)
+    with pytest.raises(ModelRefused, match=r"'/etc/hostname'.*which was not given"):
+        prepare_model(model.SerializeToString())
+
+
+def test_a_smaller_limit_of_the_callers_holds() -> None:
+    """Where the process may already use less address space than a model's child, the child takes that, and works."""
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))\n"
+        "from edgesplit_partitioner.onnx_format.model import prepare_model\n"
+        "print(len(prepare_model(sys.stdin.buffer.read()).graph.layers))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=tiny.chain(), capture_output=True, check=True)
+    assert int(done.stdout) == len(tiny.prepared("chain").graph.layers)

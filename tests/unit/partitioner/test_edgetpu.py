@@ -1,0 +1,218 @@
+"""Device halves for an Edge TPU, with a stand-in on the PATH for a compiler that is not ours.
+
+What is compiled, what the release says of it, what an agent runs with an Edge TPU and without. What the real compiler
+makes is not tested here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.device_profile import load_profile
+from edgesplit.errors import InferenceFailed, MalformedMessage, ModelRefused
+from edgesplit.plan import Link, Plan, Row
+from edgesplit.release.manifest import CompiledSlice, decode_manifest, device_slices, encode_manifest
+from edgesplit.runtime import run_slices, tflite
+from edgesplit.runtime.tflite import LiteRtRuntime
+from edgesplit_controller.model_registry.registry import LoadedModel
+from edgesplit_controller.releases.build import compiled_for
+from edgesplit_partitioner import edgetpu
+from edgesplit_partitioner.ir.prepared_model import whole_model_slice
+from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR
+from edgesplit_partitioner.tflite_format.model import prepare_model
+from support import tflite_models
+from support.agent_engine import CUT, EXPECTED, INPUT, LOCAL, Step, active, programs
+
+CORAL = "coral-usb-rpi4"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program called edgetpu_compiler that answers every model with the same compiled file, and notes what it got."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "compiled").write_bytes(tflite_models.custom(EDGE_TPU_OPERATOR))
+    program = folder / edgetpu.COMPILER
+    program.write_text(
+        f'#!/bin/sh\n# -s -o FOLDER FILE\ncp "$4" "{folder}/given"\ncp "{folder}/compiled" "$3/half_edgetpu.tflite"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def halves() -> tuple[list[CutSlice], list[frozenset[str]]]:
+    """The quantised model cut for a table of two cuts, and its rows."""
+    model = tflite_models.prepared("quantised")
+    layers = [layer.name for layer in model.graph.layers]
+    sets = [frozenset(layers[:2]), frozenset(layers[:3])]
+    slices = cut_slices(model, model.graph, atoms(model.graph, sets), None)
+    names = [one.slice.name for one in slices]
+    return slices, [frozenset(names[:1]), frozenset(names[:2]), frozenset()]
+
+
+def test_each_cut_is_compiled_beside_its_twins(compiler: Path) -> None:
+    """One compiled slice per row that runs anything on the device: the row's whole half in one file, with the tensors
+    that its twins take and give together."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    made = edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows)
+
+    assert [one.compiled.covers for one in made] == [
+        (slices[0].slice.name,),
+        tuple(one.slice.name for one in slices[:2]),
+    ]
+    assert [one.cut.slice.kernels for one in made] == ["edgetpu"] * 2
+    assert made[1].cut.slice.inputs == slices[0].slice.inputs
+    assert made[1].cut.slice.outputs == slices[1].slice.outputs
+    assert [one.cut.files["model.tflite"] for one in made] == [(compiler / "compiled").read_bytes()] * 2
+    given = prepare_model((compiler / "given").read_bytes())
+    assert [len(layer.nodes) for layer in given.graph.layers] == [1, 1, 1]
+
+
+def test_a_half_that_the_compiler_refuses_runs_on_the_cpu(compiler: Path) -> None:
+    """A compiler that fails, or that puts nothing on the Edge TPU, leaves the twins alone."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    (compiler / "compiled").write_bytes(tflite_models.quantised())
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+    (compiler / "compiled").unlink()
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_the_plan_says_what_was_done(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiler, without it, and for a model that no compiler takes; other devices say nothing of it."""
+    coral = load_profile(CORAL)
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+    assert "compiled per cut by edgetpu_compiler" in edgetpu.compilation_note(coral, model.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.compilation_note(coral, floats.graph, "tflite")
+    assert "only int8 TFLite models" in edgetpu.compilation_note(coral, model.graph, "onnx")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "edgetpu_compiler is not on the PATH" in edgetpu.compilation_note(coral, model.graph, "tflite")
+    assert edgetpu.compilation_note(load_profile("raspberrypi4"), model.graph, "tflite") == ""
+    slices, rows = halves()
+    assert edgetpu.compiled_cuts(model, model.graph, slices, CORAL, rows) == []
+
+
+def test_a_model_on_an_idle_edge_tpu_was_planned_as_if_it_ran_there(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the compiler, or with a model that it does not take, the host's processor runs it and predicts it."""
+    coral, host = load_profile(CORAL), load_profile("raspberrypi4")
+    model, floats = tflite_models.prepared("quantised"), tflite_models.prepared("chain")
+
+    assert edgetpu.effective_profile(coral, model.graph, "tflite") == coral
+    assert edgetpu.effective_profile(coral, floats.graph, "tflite").rates == host.rates
+    monkeypatch.setenv("PATH", "/nowhere")
+    idle = edgetpu.effective_profile(coral, model.graph, "tflite")
+    assert idle.rates == host.rates and idle.name == CORAL
+    assert edgetpu.effective_profile(host, model.graph, "tflite") == host
+
+
+def test_a_release_carries_what_was_compiled(compiler: Path) -> None:
+    """For a class with an Edge TPU the rows' device halves are compiled; for any other class nothing is."""
+    model = tflite_models.prepared("quantised")
+    slices, rows = halves()
+    table = Plan(
+        model="small@1",
+        device_class=CORAL,
+        rows=tuple(Row(name=f"cut-{place}", device=tuple(sorted(row))) for place, row in enumerate(rows)),
+        link=Link(up_bytes_per_s=1.0, down_bytes_per_s=1.0, rtt_s=0.0),
+    )
+    loaded = LoadedModel(model, model.graph, None)
+    assert len(compiled_for(loaded, slices, CORAL, table)) == 2
+    assert compiled_for(loaded, slices, "raspberrypi4", table) == []
+
+
+def with_compiled(covers: tuple[str, ...]) -> CompiledSlice:
+    """A compiled slice of the agent's tiny model."""
+    first = active(LOCAL).manifest.slices[0]
+    one = msgspec.structs.replace(first, name="tpu01", kernels="edgetpu")
+    return CompiledSlice(slice=one, device_class="pi4", covers=covers)
+
+
+def test_an_agent_runs_what_was_compiled_in_place_of_its_twins() -> None:
+    """Where it is loaded it stands for exactly the slices it covers; a tail, or a device without it, runs the twins."""
+    steps = programs() | {"tpu01": Step("x", "y", lambda x: (x + np.float32(1)) * np.float32(2))}
+    release = active(LOCAL, CUT, steps=steps)
+    manifest = msgspec.structs.replace(release.manifest, compiled=(with_compiled(("a", "b")),))
+    object.__setattr__(release, "manifest", manifest)
+
+    assert release.order(LOCAL.device) == ["tpu01"]
+    assert release.order(CUT.device) == ["a"]
+    assert np.array_equal(run_slices(steps, release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
+    assert device_slices(release.plan, manifest) == {"a", "b", "tpu01"}
+    without = active(LOCAL)
+    object.__setattr__(without, "manifest", manifest)
+    assert without.order(LOCAL.device) == ["a", "b"]
+
+
+def test_an_edge_tpu_that_is_unplugged_leaves_the_work_to_the_twins() -> None:
+    """The request in which it fails is answered all the same, later ones do not try it again, and it is said."""
+    steps = programs() | {"tpu01": Step("x", "y", lambda x: x)}
+    steps["tpu01"].error = InferenceFailed("no device")
+    release = active(LOCAL, CUT, steps=steps)
+    object.__setattr__(
+        release, "manifest", msgspec.structs.replace(release.manifest, compiled=(with_compiled(("a", "b")),))
+    )
+    assert not release.trouble
+    for _ in range(2):
+        assert np.array_equal(release.run(release.order(LOCAL.device), {"x": INPUT})["y"], EXPECTED)
+    assert steps["tpu01"].runs == 1
+    assert "accelerator gone" in release.trouble and "no device" in release.trouble
+
+
+def test_a_manifest_with_compiled_slices_is_checked() -> None:
+    """It travels like any other; one that covers what is not there is malformed."""
+    manifest = active(LOCAL).manifest
+    sound = msgspec.structs.replace(manifest, compiled=(with_compiled(("a", "b")),))
+    assert decode_manifest(encode_manifest(sound)) == sound
+    assert sound.slice("tpu01").kernels == "edgetpu"
+    for covers in ((), ("c",)):
+        with pytest.raises(MalformedMessage, match="covers slices"):
+            decode_manifest(encode_manifest(msgspec.structs.replace(manifest, compiled=(with_compiled(covers),))))
+
+
+def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here there is none, and the refusal says so; the agent goes on with the twins."""
+    model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
+    assert model.kernels == "edgetpu"
+    (tmp_path / "model.tflite").write_bytes(model.raw)
+    monkeypatch.setattr(tflite, "EDGE_TPU_LIBRARY", "no-such-library.so")
+    with pytest.raises(ModelRefused, match="no Edge TPU runs it here"):
+        LiteRtRuntime().load(whole_model_slice(model), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 3", "kill -9 $$", "true", 'head -c 100000 /dev/urandom > "$3/half_edgetpu.tflite"', "yes"],
+    ids=["fails", "dies", "writes nothing", "writes garbage", "never ends and talks"],
+)
+def test_a_compiler_that_misbehaves_leaves_the_half_to_the_cpu(
+    compiler: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the compiler does, the plan goes on with the CPU slices."""
+    (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\n{script}\n")
+    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
+    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+
+
+def test_what_a_hanging_compiler_started_ends_with_it(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is a script that waits for another program: both are gone."""
+    note = tmp_path / "started"
+    (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {note}\nwait\n")
+    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
+    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+    with suppress(ProcessLookupError):  # else it is gone already
+        started = os.pidfd_open(int(note.read_text()))
+        assert select.select([started], [], [], 20)[0]

@@ -1,0 +1,183 @@
+"""Files that are no TFLite model, or one that cannot be cut, are refused with a reason that is true; none harms us."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import flatbuffers
+import pytest
+
+from edgesplit.errors import EdgeError, ModelRefused, UsageError
+from edgesplit.input_spec import parse_input_spec
+from edgesplit_partitioner.model_loader import prepare_model
+from edgesplit_partitioner.onnx_format.model import with_input_layer
+from edgesplit_partitioner.tflite_format import trial_run
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR, read_model
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph
+from support import tflite_models
+
+SEED = 5
+
+
+def test_content_decides_what_a_file_is() -> None:
+    """A file that says TFL3 is prepared as TFLite, whatever anybody calls it."""
+    assert prepare_model(tflite_models.chain()).format == "tflite"
+
+
+def test_every_truncated_file_is_refused() -> None:
+    """A file that was cut off is refused while it is read, before LiteRT meets it."""
+    raw = tflite_models.chain()
+    for length in range(8, len(raw), max(1, len(raw) // 60)):
+        try:
+            model = read_model(raw[:length])
+        except ModelRefused:
+            continue
+        pytest.fail(f"{length} of {len(raw)} bytes were read as {len(model.buffers)} buffers")
+
+
+def test_spoilt_bytes_are_refused_or_read() -> None:
+    """Whatever bytes are spoilt in the graph, reading gives a model whose indices all lead somewhere, or a refusal."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    for name in ("branches", "looped", "quantised"):
+        whole = tflite_models.MODELS[name]()
+        for _ in range(200):
+            raw = bytearray(whole)
+            for _ in range(rng.randint(1, 4)):
+                raw[rng.randrange(8, len(raw))] = rng.randrange(256)
+            try:
+                graph = TfliteGraph(read_model(bytes(raw)))
+            except ModelRefused:
+                continue
+            assert len(set(graph.names)) == len(graph.main.tensors)
+
+
+def test_spoilt_bytes_harm_nobody() -> None:
+    """A few spoilt files go all the way to LiteRT: what comes back is a model or a refusal."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    whole = tflite_models.branches()
+    for _ in range(6):
+        raw = bytearray(whole)
+        for _ in range(3):
+            raw[rng.randrange(8, len(raw))] = rng.randrange(256)
+        try:
+            assert prepare_model(bytes(raw)).graph.layers
+        except EdgeError as error:
+            print(error)
+
+
+def test_unknown_custom_operator_is_named() -> None:
+    """A custom operator that LiteRT does not have is refused with its name."""
+    with pytest.raises(ModelRefused, match="unknown operator 'TakeOver'"):
+        prepare_model(tflite_models.custom("TakeOver"))
+
+
+def test_state_in_the_runtime_is_refused() -> None:
+    """A variable that lives in the interpreter cannot be cut: the refusal says what to do."""
+    with pytest.raises(ModelRefused, match=r"VAR_HANDLE keeps state inside the runtime.*state as inputs and outputs"):
+        prepare_model(tflite_models.state_outside())
+
+
+def test_compiled_model_is_one_layer() -> None:
+    """What was compiled for an Edge TPU is one layer, and LiteRT, which cannot run it here, is not asked."""
+    model = prepare_model(tflite_models.custom(EDGE_TPU_OPERATOR))
+    assert len(model.graph.layers) == 1
+    assert model.graph.layers[0].nodes == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"LiteRT crashed on this model \(SIGSEGV\)"),
+        ("import sys; sys.exit('out of luck')", "LiteRT could not look at the model: out of luck"),
+    ],
+)
+def test_a_model_that_kills_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch, program: str, reason: str) -> None:
+    """Whatever the child does, it is the model's refusal and not our end."""
+    monkeypatch.setattr(trial_run, "CHILD", (sys.executable, "-c", program))
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(tflite_models.chain())
+
+
+def test_a_model_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is still at it after the limit is killed, and the model refused."""
+    monkeypatch.setattr(trial_run, "TIMEOUT_S", 0.01)
+    with pytest.raises(ModelRefused, match="not done with the model"):
+        prepare_model(tflite_models.chain())
+
+
+def test_free_lengths_are_the_files_unless_bound() -> None:
+    """An open dimension has the length that the file runs with; a binding changes it, everywhere inside too."""
+    assert tflite_models.prepared("free_batch").inputs[0].shape == (1, 4)
+    bound = prepare_model(tflite_models.free_batch(), {"x:0": 3})
+    assert [bound.types[name].shape for name in ("x", "h", "y")] == [(3, 4)] * 3
+
+
+@pytest.mark.parametrize("bindings", [{"y:0": 3}, {"x:1": 3}, {"x:0": 0}])
+def test_bindings_that_fit_nothing_are_refused(bindings: dict[str, int]) -> None:
+    """A binding of no free dimension is the caller's error, and so is a length of nothing."""
+    with pytest.raises(UsageError, match="--bind"):
+        prepare_model(tflite_models.free_batch(), bindings)
+
+
+def test_input_spec_feeds_an_nhwc_model() -> None:
+    """A camera's frame feeds a TFLite model's picture, in its layout."""
+    graph, spec = with_input_layer(
+        tflite_models.prepared("chain"), parse_input_spec("image/jpeg 64x48 rgb nhwc scale=1/255")
+    )
+    assert graph.layers[0].writes == ("image",)
+    assert (spec.tensor, spec.tensor_width, spec.tensor_height) == ("image", 16, 16)
+
+
+def test_raw_input_stays_in_sight_through_padding() -> None:
+    """Padding moves the picture only; what a convolution made of it is no longer raw."""
+    assert tflite_models.prepared("chain").graph.raw_tensors == {"image"}
+
+
+@pytest.mark.parametrize(
+    ("operators", "outputs", "reason"),
+    [
+        ([("COS", "a", "y"), ("TANH", "x", "a")], ["y"], "'a' is read before it is computed"),
+        ([("COS", "a", "b"), ("TANH", "b", "a"), ("TANH", "a", "y")], ["y"], "'a' is read before it is computed"),
+        ([("COS", "x", "a"), ("TANH", "x", "a"), ("TANH", "a", "y")], ["y"], "'a' is written twice"),
+        ([("COS", "x", "a"), ("TANH", "a", "x"), ("TANH", "x", "y")], ["y"], "'x' is written twice"),
+        ([("COS", "x", "a")], ["y"], "'y' is computed by no operator"),
+    ],
+    ids=["later", "circle", "twice", "input", "never"],
+)
+def test_operators_out_of_order_are_refused(
+    operators: list[tuple[str, str, str]], outputs: list[str], reason: str
+) -> None:
+    """LiteRT would read whatever lies in memory, and a cut would read something else."""
+    with pytest.raises(ModelRefused, match=reason):
+        prepare_model(tflite_models.ordered(operators, outputs))
+
+
+def test_state_as_an_output_is_refused() -> None:
+    """A variable tensor that the file lists among its outputs belongs to no slice."""
+    raw = tflite_models.ordered([("COS", "x", "y")], ["y", "b"], variable="b")
+    with pytest.raises(ModelRefused, match="'b' is state that LiteRT keeps"):
+        prepare_model(raw)
+
+
+def test_a_graph_without_tensors_is_refused() -> None:
+    """An operator that names tensors of a list that is missing."""
+    model = read_model(tflite_models.chain())
+    model.subgraphs[0].tensors = None
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    with pytest.raises(ModelRefused, match="uses a tensor that is not there"):
+        prepare_model(bytes(builder.Output()))
+
+
+def test_tensors_larger_than_memory_are_refused() -> None:
+    """A shape of 2^60 elements, which LiteRT refuses without a word."""
+    model = read_model(tflite_models.free_batch())
+    for tensor in model.subgraphs[0].tensors:
+        tensor.shape, tensor.shapeSignature = [2**30, 2**30], None
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    with pytest.raises(ModelRefused, match="larger than memory"):
+        prepare_model(bytes(builder.Output()))

@@ -1,0 +1,150 @@
+"""`edgectl flash --batch`: many cards, a name and a claim for each, and no card twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgesplit.errors import MediumFailed, NotFound
+from edgesplit_cli.main import cli
+from edgesplit_provisioning.image import card as cards
+from edgesplit_provisioning.image import flash as session
+from edgesplit_provisioning.image.target_checks import resolve_target
+from support.card_images import CLAIM, MIB, TRIXIE, Machine, boot_of, make_image, make_kit, needs_card_tools
+
+
+class Controller:
+    """Makes claims, each with a token of its own; knows no device."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(body)
+        return {**CLAIM, "device": body["device"], "token": f"token-{len(self.asked)}"}
+
+    def get(self, path: str, **query: Any) -> Any:
+        raise NotFound("no such device")
+
+
+class Bench:
+    """Types `edgectl flash` with an image of Trixie."""
+
+    def __init__(self, folder: Path, controller: Controller) -> None:
+        self.folder, self.controller = folder, controller
+        self.image = make_image(folder / "trixie.img", TRIXIE)
+        self.kit = make_kit(folder / "kit", "3.13")
+
+    def flash(self, *words: str, typed: str = "") -> Result:
+        """Its error rises."""
+        asked = [
+            "flash",
+            "--device",
+            "raspberrypi4",
+            "--image",
+            str(self.image),
+            "--kit",
+            str(self.kit),
+            "--yes",
+            *words,
+        ]
+        result = CliRunner().invoke(cli, asked, input=typed)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    def table(self, name: str, *lines: str) -> Path:
+        """A table of devices."""
+        file = self.folder / name
+        file.write_text("\n".join(("hostname,group,labels", *lines)) + "\n")
+        return file
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    needs_card_tools()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Controller()
+    monkeypatch.setattr("edgesplit_cli.commands.flash.connect", lambda data: made)
+    return Bench(tmp_path, made)
+
+
+def claim_on(card: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(boot_of(card).read("edgesplit/claim.json"))
+    return found
+
+
+def test_a_batch_gives_each_card_a_name_and_a_claim_and_goes_on_where_it_was(bench: Bench) -> None:
+    """What the journal says is done is not written again; a second call finds nothing to do."""
+    table = bench.table("cams.csv", "hall-1,halls,room=a;floor=1", "hall-2,halls,", "hall-3,,")
+    (bench.folder / "cams.csv.journal").write_text('{"hostname": "hall-2"}\n{"hostname": "hal')
+
+    told = json.loads(bench.flash("--batch", str(table), "--to", str(bench.folder / "{hostname}.img"), "--json").stdout)
+
+    assert [one["device"] for one in told] == ["hall-1", "hall-3"]
+    claims = [claim_on(bench.folder / f"{name}.img") for name in ("hall-1", "hall-3")]
+    assert [one["device"] for one in claims] == ["hall-1", "hall-3"] and claims[0]["token"] != claims[1]["token"]
+    assert not (bench.folder / "hall-2.img").exists()
+    assert bench.controller.asked[0]["group"] == "halls"
+    assert bench.controller.asked[0]["labels"] == {"room": "a", "floor": "1"}
+    again = bench.flash("--batch", str(table), "--to", str(bench.folder / "{hostname}.img"))
+    assert "has its card" in again.stdout
+
+
+def test_a_batch_through_one_reader_asks_for_cards_and_keeps_those_that_are_done(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second card is the first, put in again: it is refused, and asked for anew until another is there."""
+    machine = Machine(bench.folder / "machine")
+    node = machine.disk("sdb", 48 * MIB)
+    monkeypatch.setattr(session, "resolve_target", functools.partial(resolve_target, root=machine.root))
+    first, write = bench.folder / "first.img", cards.write
+    blank = iter([False, True])
+
+    def another_card(*arguments: Any) -> None:
+        write(*arguments)
+        if not first.exists():
+            first.write_bytes(node.read_bytes())
+
+    whose = cards.card_owner
+
+    def looked_at(path: Path) -> str:
+        """Before the last try, somebody puts in another card."""
+        if first.exists() and next(blank):
+            node.write_bytes(bytes(48 * MIB))
+        return whose(path)
+
+    monkeypatch.setattr(cards, "write", another_card)
+    monkeypatch.setattr(cards, "card_owner", looked_at)
+    table = bench.table("two.csv", "door-1,,", "door-2,,")
+
+    result = bench.flash("--batch", str(table), "--to", "/dev/sdb", typed="\n\n\n")
+
+    assert "this is the card of door-1, which is done" in result.stderr
+    assert result.stderr.count("press Enter") == 3
+    assert claim_on(first)["device"] == "door-1" and claim_on(node)["device"] == "door-2"
+
+
+def test_a_batch_whose_card_fails_goes_on_with_that_card(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that is pulled out is in no journal, has no table, and its device gets another."""
+    table, write = bench.table("fails.csv", "gate-1,,", "gate-2,,"), cards.write
+
+    def pulled_out(image: Any, medium: Any, files: Any, *rest: Any) -> None:
+        if b"gate-2" in files.files["edgesplit/card.json"]:
+            raise MediumFailed("it was pulled out")
+        write(image, medium, files, *rest)
+
+    to = str(bench.folder / "{hostname}.img")
+    with monkeypatch.context() as patched:
+        patched.setattr(cards, "write", pulled_out)
+        with pytest.raises(MediumFailed):
+            bench.flash("--batch", str(table), "--to", to)
+    assert (bench.folder / "gate-2.img").read_bytes()[:512] == bytes(512)
+
+    told = json.loads(bench.flash("--batch", str(table), "--to", to, "--json").stdout)
+    assert [one["device"] for one in told] == ["gate-2"]

@@ -1,0 +1,411 @@
+"""The pure parts of flashing: tables, the kernel's line, networks, names, formats, batches."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgesplit.errors import LinkError, NotFound, UsageError
+from edgesplit_provisioning.image import cmdline, detect, installer, options, root_filesystem, wifi
+from edgesplit_provisioning.image.batch import Journal, read_rows
+from edgesplit_provisioning.image.detect import Format
+from edgesplit_provisioning.image.device_config import check_name_is_free, profile_of, read_claim, why_unreachable
+from edgesplit_provisioning.image.partition_table import read_table
+from edgesplit_provisioning.image.root_filesystem import OperatingSystem
+from edgesplit_provisioning.image.wait_online import WaitProgress, wait_online
+from edgesplit_provisioning.kit import Target
+from support.card_images import (
+    BOOKWORM,
+    BOOT_OFFSET,
+    BOOT_SIZE,
+    CMDLINE,
+    MIB,
+    PI_FILES,
+    PUBLIC_KEY,
+    SEEDS,
+    gpt,
+    make_claim,
+    mbr,
+)
+
+PARTS = [(BOOT_OFFSET, BOOT_SIZE, True), (BOOT_OFFSET + BOOT_SIZE, MIB, False)]
+BOOKWORM_SYSTEM = OperatingSystem(identity="debian", python="3.11", machine="aarch64", has_first_run=True)
+
+
+@pytest.mark.parametrize("kind", ["MBR", "GPT"])
+def test_both_kinds_of_table_name_the_boot_and_the_root_partition(kind: str) -> None:
+    """The FAT that the firmware reads, and the Linux partition behind it, by their bytes on the disk."""
+    table = read_table({"MBR": mbr, "GPT": gpt}[kind](PARTS))
+
+    assert table.kind == kind
+    assert (table.boot.offset, table.boot.size) == (BOOT_OFFSET, BOOT_SIZE)
+    assert table.root is not None and table.root.offset == BOOT_OFFSET + BOOT_SIZE
+    assert table.end == BOOT_OFFSET + BOOT_SIZE + MIB
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"", "no partition table"),
+        (bytes(4096), "no partition table"),
+        (mbr([]), "lists no partition"),
+        (mbr([(BOOT_OFFSET, BOOT_SIZE, True), (BOOT_OFFSET + MIB, BOOT_SIZE, False)]), "overlap"),
+        (gpt(PARTS)[:512] + bytes(512 * 40), "GPT that is not there"),
+        (gpt(PARTS)[:530] + b"\xff" + gpt(PARTS)[531:], "header of its GPT is damaged"),
+        (gpt(PARTS)[:1100] + b"\xff" + gpt(PARTS)[1101:], "entries of its GPT are damaged"),
+        (gpt(PARTS)[:2048], "entries of its GPT are damaged"),
+    ],
+)
+def test_a_table_that_is_not_whole_is_refused_with_what_is_wrong(head: bytes, why: str) -> None:
+    """Nothing is guessed about a disk whose table is damaged."""
+    with pytest.raises(UsageError, match=why):
+        read_table(head)
+
+
+def test_a_disk_without_a_fat_boots_no_raspberry_pi() -> None:
+    """A table of Linux partitions alone is no image for these devices."""
+    with pytest.raises(UsageError, match="no FAT partition"):
+        _ = read_table(mbr([(BOOT_OFFSET, BOOT_SIZE, False)])).boot
+
+
+@given(st.binary(max_size=2_000), st.integers(0, 1_200), st.booleans())
+def test_a_spoilt_table_is_an_error_of_ours_or_a_table(noise: bytes, place: int, is_gpt: bool) -> None:
+    """Whatever lies at a disk's beginning, reading it raises nothing else."""
+    head = (gpt if is_gpt else mbr)(PARTS)
+    try:
+        table = read_table(head[:place] + noise + head[place + len(noise) :])
+        assert table.end > table.start >= 512
+    except UsageError:
+        pass
+
+
+def test_the_kernels_line_stays_one_line_and_parameters_replace_their_own() -> None:
+    """What is asked for comes last and once; everything else stays in its order."""
+    raw = f"{CMDLINE} ds=nocloud;i=old\r\n\n".encode()
+
+    made = cmdline.with_parameters(raw, ["ds=nocloud;i=new"])
+
+    assert made == f"{CMDLINE} ds=nocloud;i=new\n".encode()
+    assert cmdline.with_parameters(made, ["ds=nocloud;i=new"]) == made
+
+
+@pytest.mark.parametrize("raw", [b"", b"\n\n", b"a\nb\n", "r\u00f6ot=1\n".encode(), b"a" * 3_000])
+def test_a_kernels_line_that_is_none_is_refused(raw: bytes) -> None:
+    """No line, two lines, no text, or more than a kernel reads."""
+    with pytest.raises(UsageError, match=r"cmdline\.txt"):
+        cmdline.with_parameters(raw, ["x=1"])
+
+
+def test_spaces_in_quotes_are_one_parameter() -> None:
+    """As the kernel takes them."""
+    assert cmdline.parameters(b'a="b c"  d\n') == ['a="b c"', "d"]
+
+
+def test_the_key_of_a_network_is_the_one_of_the_standard() -> None:
+    """IEEE 802.11i, annex H.4.3: its first two test vectors."""
+    assert wifi.derived_key(b"IEEE", "password") == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
+    assert wifi.derived_key(b"ThisIsASSID", "ThisIsAPassword") == (
+        "0dc0d6eb90555ed6419756b9a15ec3e3209b63df707dd508d14581f8982721af"
+    )
+
+
+@given(st.text(min_size=8, max_size=20).filter(lambda text: 8 <= len(text.encode("utf-8", "surrogatepass")) <= 63))
+def test_any_passphrase_gives_its_key_or_is_refused(passphrase: str) -> None:
+    """Line ends that were pasted do not count; whatever else is in it goes through the derivation unchanged."""
+    try:
+        key = wifi.derived_key(b"net", f"{passphrase}\r\n")
+    except (UsageError, UnicodeEncodeError):
+        return
+    clean = passphrase.strip("\r\n")
+    assert key == hashlib.pbkdf2_hmac("sha1", clean.encode("utf-8", "surrogateescape"), b"net", 4096, 32).hex()
+
+
+@pytest.mark.parametrize("passphrase", ["", "short", "x" * 65, "two\nlines of it", "nul\0 in the middle"])
+def test_a_passphrase_that_cannot_be_is_refused(passphrase: str) -> None:
+    """Before a card is written that never joins; what it was is not repeated."""
+    with pytest.raises(UsageError) as refused:
+        wifi.derived_key(b"net", passphrase)
+    assert not passphrase or passphrase not in str(refused.value)
+
+
+def test_a_key_of_64_digits_is_taken_as_it_is() -> None:
+    """It is what would have been derived."""
+    assert wifi.derived_key(b"net", "AB" * 32) == "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("ssid", "country"), [("", "DE"), ("x" * 33, "DE"), ("net", "de"), ("net", "DEU"), ("net", "")]
+)
+def test_a_network_that_cannot_be_is_refused(ssid: str, country: str) -> None:
+    """1 to 32 bytes, and a country in capitals."""
+    with pytest.raises(UsageError):
+        wifi.make_wifi(ssid, "passphrase", country)
+
+
+def test_secrets_are_in_no_representation() -> None:
+    """A log or a traceback shows no key."""
+    made = wifi.make_wifi("net", "passphrase", "DE")
+    assert made.key not in repr(made)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "a-", "A", "a_b", "a.b", "a" * 64, "localhost", "caf\u00e9", "a\nb", "$(reboot)"]
+)
+def test_a_host_name_that_cannot_be_is_refused(name: str) -> None:
+    """RFC 1123, in small letters."""
+    with pytest.raises(UsageError):
+        options.checked_hostname(name)
+
+
+def test_names_that_are_made_up_differ() -> None:
+    """Two cards without a name get two."""
+    made = {options.random_hostname("raspberrypi3b+") for _ in range(20)}
+    assert len(made) == 20 and all(options.checked_hostname(one) == one for one in made)
+
+
+def test_a_private_key_goes_on_no_card(tmp_path: Path) -> None:
+    """Whoever names id_ed25519 instead of id_ed25519.pub is told so."""
+    file = tmp_path / "id"
+    file.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
+    with pytest.raises(UsageError, match="private key"):
+        options.read_ssh_keys(file)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "hello",
+        "ssh-ed25519",
+        "ssh-ed25519 AAAA",
+        'command="x" ' + PUBLIC_KEY,
+        PUBLIC_KEY.replace("ed25519", "rsa", 1),
+    ],
+)
+def test_what_is_no_public_key_is_refused(tmp_path: Path, line: str) -> None:
+    """Its own bytes must name the type that is written before them."""
+    file = tmp_path / "id.pub"
+    file.write_text(line + "\n")
+    with pytest.raises(UsageError):
+        options.read_ssh_keys(file)
+
+
+def test_a_keys_comment_carries_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """The key stays as it is."""
+    file = tmp_path / "id.pub"
+    file.write_text(f"# mine\n{PUBLIC_KEY} me\x1b[2J@h\u00f6re\n\n")
+    assert options.read_ssh_keys(file) == (f"{PUBLIC_KEY} me[2J@h\u00f6re",)
+
+
+def test_formats_are_told_apart_by_what_lies_in_the_image() -> None:
+    """Bookworm without cloud-init's files is configured by firstrun.sh; where those and cloud-init are, by them."""
+    issue = PI_FILES["issue.txt"]
+    with_seeds = [*PI_FILES, *SEEDS]
+    cloud = OperatingSystem(identity="debian", python="3.13", machine="aarch64", has_cloud_init=True)
+
+    assert detect.detect(PI_FILES, issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
+    assert detect.detect([name.upper() for name in PI_FILES], issue, BOOKWORM_SYSTEM).format is Format.FIRSTRUN
+    assert detect.detect(with_seeds, issue, cloud).format is Format.CLOUD_INIT
+    assert (
+        detect.detect(["cmdline.txt", *SEEDS], "", OperatingSystem(identity="ubuntu", has_cloud_init=True)).default_user
+        == "ubuntu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "issue", "system", "why"),
+    [
+        (["config.txt"], "", OperatingSystem(), "no cmdline.txt"),
+        (["cmdline.txt"], "", OperatingSystem(name="Some Linux"), "neither Raspberry Pi OS.*Some Linux"),
+        (["cmdline.txt", "rpi-preseed.toml"], "", OperatingSystem(), "rpi-preseed"),
+        (PI_FILES, "Raspberry Pi reference 2022-09-22", OperatingSystem(), "older than Bookworm"),
+        (
+            PI_FILES,
+            PI_FILES["issue.txt"],
+            OperatingSystem(identity="debian", python="3.11"),
+            "none of its first-boot scripts",
+        ),
+        ([*PI_FILES, *SEEDS], "", OperatingSystem(identity="debian"), "no cloud-init"),
+        (PI_FILES, PI_FILES["issue.txt"], OperatingSystem(machine="armhf (32-bit)"), "64-bit image"),
+        (PI_FILES, PI_FILES["issue.txt"], OperatingSystem(name="Debian 11", python="3.9"), "Debian 11 has Python 3.9"),
+    ],
+)
+def test_an_image_that_cannot_be_configured_is_refused_with_what_was_found(
+    names: list[str], issue: str, system: OperatingSystem, why: str
+) -> None:
+    """Settings that nothing would read are never written."""
+    with pytest.raises(UsageError, match=why):
+        detect.detect(names, issue, system)
+
+
+def test_a_board_without_its_device_tree_is_told() -> None:
+    """An image from before a board does not boot on it."""
+    assert detect.why_board_may_not_boot("raspberrypi5", ["bcm2711-rpi-4-b.dtb"])
+    assert not detect.why_board_may_not_boot("raspberrypi5", BOOKWORM.boot)
+
+
+def test_os_release_and_fstab_are_read_as_their_manuals_say() -> None:
+    """Quotes, comments and tabs."""
+    assert root_filesystem.parse_os_release(b'# x\nID=debian\nPRETTY_NAME=\'A "b"\'\nBROKEN="\n') == {
+        "ID": "debian",
+        "PRETTY_NAME": 'A "b"',
+    }
+    assert (
+        root_filesystem.boot_mount(b"#LABEL=x /boot vfat\nLABEL=y\t/boot/firmware\tvfat\tdefaults\n")
+        == "/boot/firmware"
+    )
+    assert root_filesystem.boot_mount(b"UUID=1 / ext4 defaults\n") == ""
+    assert root_filesystem.elf_machine(b"\x7fELF".ljust(18, b"\0") + struct.pack("<H", 40)).startswith("armhf")
+    assert root_filesystem.elf_machine(b"#!/bin/sh") == ""
+
+
+def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
+    """Columns in any order, a byte order mark from a spreadsheet, empty lines."""
+    file = tmp_path / "devices.csv"
+    file.write_bytes("\ufeffgroup,hostname,labels\ncams, cam-1, room=a;floor=2\n,,\n,cam-2,\n".encode())
+
+    one, two = read_rows(file)
+
+    assert (one.hostname, one.group, dict(one.labels)) == ("cam-1", "cams", {"room": "a", "floor": "2"})
+    assert (two.hostname, two.group, dict(two.labels)) == ("cam-2", None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "names the columns"),
+        ("name\ncam-1\n", "names the columns"),
+        ("hostname,colour\ncam-1,red\n", "names the columns"),
+        ("hostname\n", "lists no device"),
+        ("hostname\ncam-1\ncam-1\n", "line 3: cam-1 is in line 2"),
+        ("hostname\nCam 1\n", "line 2: not a host name"),
+        ("hostname\nbroker\n", "line 2: not a device name"),
+        ("hostname,labels\ncam-1,room\n", "line 2: label 'room'"),
+        ("hostname\ncam-1,x\n", "line 2: more fields"),
+    ],
+)
+def test_a_table_that_cannot_be_names_its_line(tmp_path: Path, text: str, why: str) -> None:
+    """Before the first card is written."""
+    file = tmp_path / "devices.csv"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=why):
+        read_rows(file)
+
+
+def test_a_journal_that_was_cut_off_counts_whole_lines(tmp_path: Path) -> None:
+    """The card whose line is not whole is written again; a later line is not swallowed by it."""
+    journal = Journal(tmp_path / "j")
+    journal.add("cam-1", "i-1", "/dev/sdx")
+    with (tmp_path / "j").open("ab") as opened:
+        opened.write(b'{"hostname": "cam-2", "ins')
+
+    again = Journal(tmp_path / "j")
+    assert again.done == {"cam-1"}
+    again.add("cam-3", "i-3", "/dev/sdx")
+    assert Journal(tmp_path / "j").done == {"cam-1", "cam-3"}
+
+
+class Controller:
+    """Answers with a list of states, one after another."""
+
+    def __init__(self, *states: str | Exception) -> None:
+        self.states = list(states)
+
+    def get(self, path: str, **query: object) -> object:
+        said = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(said, Exception):
+            raise said
+        return {"state": said}
+
+
+def test_waiting_ends_when_the_device_is_online_and_outlives_a_controller_that_is_away() -> None:
+    """A controller that restarts meanwhile is asked again."""
+    told: list[WaitProgress] = []
+    clock = iter(range(100))
+    api = Controller("claimed", LinkError("away"), "online")
+
+    seen = wait_online(api, ["cam-1"], 50, told.append, lambda: float(next(clock)), lambda _: None)
+
+    assert seen.online == ["cam-1"]
+    assert [one.states["cam-1"] for one in told] == ["claimed", "claimed", "online"]
+
+
+def test_waiting_for_too_long_names_those_that_are_missing() -> None:
+    """An error of the network, by which a script may wait again."""
+    clock = iter(range(100))
+    with pytest.raises(LinkError, match=r"not online within .* cam-1.*first-boot\.log"):
+        wait_online(Controller("claimed"), ["cam-1"], 3, lambda _: None, lambda: float(next(clock)), lambda _: None)
+
+
+def test_a_device_that_is_revoked_meanwhile_ends_the_wait() -> None:
+    """It will never come."""
+    with pytest.raises(UsageError, match="revoked"):
+        wait_online(Controller("revoked"), ["cam-1"], 3, lambda _: None, lambda: 0.0, lambda _: None)
+
+
+def test_a_name_that_a_device_has_is_refused_unless_it_is_to_be_replaced() -> None:
+    """Its card would boot, and find its claim refused."""
+    with pytest.raises(UsageError, match="--replace"):
+        check_name_is_free(Controller("online"), "cam-1", False)  # type: ignore[arg-type]
+    check_name_is_free(Controller("online"), "cam-1", True)  # type: ignore[arg-type]
+    check_name_is_free(Controller("claimed"), "cam-1", False)  # type: ignore[arg-type]
+    check_name_is_free(Controller(NotFound("no such device")), "cam-1", False)  # type: ignore[arg-type]
+
+
+def test_a_claim_is_for_the_device_that_gets_it(tmp_path: Path) -> None:
+    """The name on the card and that in the claim are one."""
+    file = make_claim(tmp_path / "claim.json")
+    assert read_claim(file, None)[0].device == "cam-1"
+    with pytest.raises(UsageError, match="for cam-1, not for cam-2"):
+        read_claim(file, "cam-2")
+
+
+def test_a_controller_at_a_loopback_address_is_warned_of(tmp_path: Path) -> None:
+    """No device would find it."""
+    at = make_claim(tmp_path / "claim.json", controller_url="https://127.0.0.1:8443")
+    assert "no device finds it" in why_unreachable(at.read_bytes())
+    assert not why_unreachable(make_claim(at).read_bytes())
+
+
+class EdgeTpu:
+    """Packages for an accelerator."""
+
+    def archive(self, machine: str, folder: Path) -> Path:
+        made = folder / "coral.tar"
+        made.write_text(f"for {machine}")
+        return made
+
+
+def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the image's machine and Python; and its device profile is the one of a board with an accelerator."""
+    asked: dict[str, Any] = {}
+
+    def build_kit(target: Target, *, more: dict[str, Path], **other: Any) -> None:
+        asked.update(other, target=target, coral=more["coral.tar"].read_text())
+
+    monkeypatch.setattr(installer, "build_kit", build_kit)
+    found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem(python="3.13", machine="aarch64"))
+    source = installer.KitSource(cache=tmp_path, extras=("otel",), coral=EdgeTpu())  # type: ignore[arg-type]
+
+    installer.kit_for(found, source, lambda _: None)
+
+    assert asked["target"] == Target(python="3.13", machine="aarch64") and asked["coral"] == "for aarch64"
+    assert asked["extras"] == ["otel", "tflite"]
+    assert profile_of("raspberrypi4", coral=True) == "coral-usb-rpi4"
+    assert profile_of("raspberrypi4", coral=False) == "raspberrypi4"
+    assert profile_of("raspberrypi5", coral=True) == "raspberrypi5"  # no profile of that pair: by its CPU
+
+
+def test_without_a_python_in_sight_no_kit_is_guessed(tmp_path: Path) -> None:
+    """A root file system that is no ext4: the kit must be given."""
+    found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem())
+    with pytest.raises(UsageError, match="--kit"):
+        installer.kit_for(found, installer.KitSource(cache=tmp_path), lambda _: None)

@@ -1,0 +1,84 @@
+"""What a device does not read is left away from a kit's wheels, and what is left works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgesplit_provisioning.kit.wheel_slimming import REMOVED_FILES, files_to_keep, slim_wheel, strip_elf
+from support.kits import made_up_wheel, repacked
+
+TRIED = """
+import io, sys
+sys.path.insert(0, sys.argv[1])
+from PIL import Image, features
+assert Image.__file__.startswith(sys.argv[1])
+held = io.BytesIO()
+Image.new("RGB", (64, 48), (200, 30, 30)).save(held, "JPEG")
+seen = Image.open(io.BytesIO(held.getvalue()))
+seen.draft("RGB", (32, 24))
+seen.load()
+assert seen.resize((16, 12)).getpixel((3, 3))[0] > 150
+"""
+
+
+def test_a_library_that_something_kept_needs_is_kept_too() -> None:
+    """By its name in what stays, and so on for what it needs itself."""
+    content = {
+        "p/kept.so": b"..libone-1.so\0..",
+        "p/away.so": b"..libthree.so\0",
+        "p.libs/libone-1.so": b"..libtwo.so.6\0",
+        "p.libs/libtwo.so.6": b"",
+        "p.libs/libthree.so": b"",
+        "p/tests/test.py": b"libone-1.so\0",
+    }
+    kept = files_to_keep(content, ("p/away.*", "p.libs/*", "p/tests/*"))
+    assert kept == {"p/kept.so", "p.libs/libone-1.so", "p.libs/libtwo.so.6"}
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"\x7fELF\x02\x01", b"\x7fELF\x01\x01" + bytes(60), bytes(200)])
+def test_what_is_no_shared_object_stays_as_it_is(data: bytes) -> None:
+    """Nor is anything cut off that is shorter than it says."""
+    assert strip_elf(data) == data
+
+
+def test_a_wheel_without_anything_to_leave_away_says_what_it_said(tmp_path: Path) -> None:
+    """Same name, same files, a RECORD that fits; made once, and the same bytes again."""
+    wheel = made_up_wheel(tmp_path, "plain", files={"plain/__init__.py": "x = 1", "plain/a,b.txt": "odd"})
+    made = slim_wheel(wheel, tmp_path / "cache")
+    assert made.name == wheel.name and slim_wheel(wheel, tmp_path / "cache") == made
+    assert slim_wheel(wheel, tmp_path / "other").read_bytes() == made.read_bytes()
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(made) as after:
+        assert sorted(before.namelist()) == sorted(after.namelist())
+        assert '"plain/a,b.txt",sha256=' in after.read("plain-1.0.dist-info/RECORD").decode()
+
+
+def test_pillow_without_other_formats_still_reads_what_cameras_send(tmp_path: Path) -> None:
+    """The one that is installed here, slimmed, in a process of its own: its libraries load without section tables."""
+    whole = repacked(tmp_path, "pillow")
+    made = slim_wheel(whole, tmp_path / "cache")
+    with zipfile.ZipFile(made) as archive:
+        names = archive.namelist()
+        assert not [name for name in names if "avif" in name.lower() and ".so" in name]
+        archive.extractall(tmp_path / "unpacked")
+        slim = sum(one.file_size for one in archive.infolist())
+    with zipfile.ZipFile(whole) as archive:
+        assert slim < 0.8 * sum(one.file_size for one in archive.infolist())
+    subprocess.run([sys.executable, "-I", "-c", TRIED, str(tmp_path / "unpacked")], check=True, timeout=120)
+
+
+def test_nothing_is_left_away_of_distributions_that_are_not_named() -> None:
+    """Patterns belong to one distribution each, and name no whole one."""
+    assert not [pattern for each in REMOVED_FILES.values() for pattern in each if pattern.startswith("*")]
+
+
+def test_what_would_break_an_older_numpy_is_left_in_it(tmp_path: Path) -> None:
+    """Importing numpy 1 loads parts that numpy 2 loads when they are used."""
+    for version, kept in (("1.26.4", True), ("2.4.6", False)):
+        wheel = made_up_wheel(tmp_path, "numpy", version, files={"numpy/ma/core.py": "", "numpy/__init__.py": ""})
+        with zipfile.ZipFile(slim_wheel(wheel, tmp_path / "cache")) as made:
+            assert ("numpy/ma/core.py" in made.namelist()) is kept

@@ -1,0 +1,421 @@
+"""The HTTP/1.1 server: whole requests only, bounded in every way, and alive whatever arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import logging
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
+from edgesplit.http1 import head as http_head
+from edgesplit.http1 import server as http1
+from edgesplit.http1.server import Request, Response, Server, json_response
+from edgesplit.limits import LIMITS
+from edgesplit_controller.pki.authority import Authority
+from edgesplit_offload.frontend import connection as conversation
+from edgesplit_offload.frontend import server as front
+from support.agent_engine import eventually
+from support.http_frontends import LoopServer
+
+PATIENCE_S = 20.0
+AnyServer = Server | LoopServer
+Kind = Callable[..., AnyServer]
+
+
+def mirror(request: Request) -> Response:
+    """Tells what arrived; some paths fail."""
+    if request.path == "/boom":
+        raise RuntimeError("a secret")
+    if request.path == "/blob":
+        return Response(200, {}, [request.body, memoryview(b"tail")])
+    return json_response(200, {"method": request.method, "path": request.path, "query": request.query,
+                               "size": len(request.body), "headers": dict(request.headers)})  # fmt: skip
+
+
+@pytest.fixture(params=[Server, LoopServer], ids=["threads", "loop"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Both servers keep the same promises."""
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture
+def server(kind: Kind) -> Iterator[AnyServer]:
+    running = kind(mirror)
+    running.start()
+    yield running
+    running.stop(0.5)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's patience, short enough for a test."""
+    quick = dataclasses.replace(LIMITS, handshake_s=0.15, idle_connection_s=0.3, http_body_bytes=100_000)
+    for module in (http1, http_head, conversation, front):
+        monkeypatch.setattr(module, "LIMITS", quick)
+    for module in (http1, conversation):
+        monkeypatch.setattr(module, "LINGER_S", 0.2)
+
+
+def raw(server: AnyServer, *pieces: bytes, finish: bool = False) -> bytes:
+    """All that comes back for these bytes until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+        if finish:
+            sock.shutdown(socket.SHUT_WR)
+        parts = []
+        while part := sock.recv(65_536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def statuses(answer: bytes) -> list[int]:
+    """Of every response in `answer`, one after the other."""
+    found = []
+    while answer:
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        found.append(int(head.split()[1]))
+        lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        answer = rest[int(lengths[0]) :] if lengths else rest
+    return found
+
+
+def test_a_request_arrives_decoded(server: AnyServer) -> None:
+    """Path decoded, query apart, header names in lower case, repeated headers joined."""
+    text = b"GET http://host/v2/m%C3%B6del?x=%20 HTTP/1.1\r\nHost: h\r\nX-A: 1\r\nx-a:  2 \r\nConnection: close\r\n\r\n"
+    body = raw(server, text).partition(b"\r\n\r\n")[2]
+    seen = msgspec.json.decode(body)
+    assert (seen["method"], seen["path"], seen["query"]) == ("GET", "/v2/mödel", "x=%20")
+    assert seen["headers"]["x-a"] == "1, 2"
+
+
+def test_one_connection_serves_many_requests_and_large_bodies(server: AnyServer) -> None:
+    """Keep-alive, with bodies that do not fit a buffer, sent back from the receiving buffer itself."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        for size in (0, 1, 70_000, 3_000_000):
+            data = random.randbytes(size)
+            connection.request("POST", "/blob", data)
+            response = connection.getresponse()
+            assert (response.status, response.read() == data + b"tail") == (200, True)
+
+
+def test_a_request_like_the_last_one_is_told_from_one_that_only_looks_like_it(server: AnyServer) -> None:
+    """The same head with other bytes behind it, another head as long, a shorter and a longer one, wherever the bytes
+    are cut, and with the next request behind."""
+
+    def request(path: str, body: bytes) -> bytes:
+        return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
+
+    same = request("/blob", b"abcd" * 30)
+    others = [same[:-1] + b"!", request("/path", b"abcd" * 30), request("/blob", b"ab"), request("/blob/of/more", b"")]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answers = sock.makefile("rb")
+
+        def body() -> bytes:
+            head = iter(answers.readline, b"\r\n")
+            (length,) = (int(line.split(b":")[1]) for line in head if line.lower().startswith(b"content-length"))
+            return answers.read(length)
+
+        sock.sendall(same)
+        assert body() == b"abcd" * 30 + b"tail"
+        for other in others:
+            for cut in (0, 1, 10, same.index(b"\r\n\r\n") + 4, len(other) - 1):
+                for stream in (other, same + other + same, other + other):
+                    sock.sendall(stream[:cut])
+                    sock.sendall(stream[cut:])
+                wanted = [other, same, other, same, other, other]
+                for one in wanted:
+                    given = body()
+                    sent = one.partition(b"\r\n\r\n")[2]
+                    if b"/blob " in one:
+                        assert given == sent + b"tail"
+                    else:
+                        assert msgspec.json.decode(given)["size"] == len(sent)
+
+
+def test_requests_sent_in_one_go_are_answered_in_order(server: AnyServer) -> None:
+    """What lies behind a body is the next request, however the bytes were cut into packets."""
+    one = b"POST /%d HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello"
+    last = b"GET /last HTTP/1.1\r\nConnection: close\r\n\r\n"
+    stream = b"".join(one % n for n in range(5)) + b"\r\n\r\n" + last
+    for pieces in ([stream], [stream[:30], stream[30:]], [stream[n : n + 7] for n in range(0, len(stream), 7)]):
+        answer = raw(server, *pieces)
+        assert statuses(answer) == [200] * 6
+        order = [msgspec.json.decode(part[part.index(b"{") : part.rindex(b"}") + 1])["path"]
+                 for part in answer.split(b"HTTP/1.1 ")[1:]]  # fmt: skip
+        assert order == ["/0", "/1", "/2", "/3", "/4", "/last"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 5", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\nContent-Length: 5", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked", 411),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5, 5", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: -5", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: +5", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 0x5", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length : 5", 400),
+        (b"POST / HTTP/1.1\r\nX: a\r\n b", 400),
+        (b"POST / HTTP/1.1\r\nX\0: a", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: %d" % (LIMITS.http_body_bytes + 1), 413),
+        (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nExpect: miracles", 417),
+        (b"GET /%ff HTTP/1.1", 400),
+        (b"GET * HTTP/1.1", 400),
+        (b"GET / HTTP/2.0", 400),
+        (b"PRI * HTTP/2.0", 400),
+        (b"GET / SMTP/1.1", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000, 431),
+    ],
+)
+def test_what_is_not_one_clear_request_is_refused_and_left(server: AnyServer, head: bytes, status: int) -> None:
+    """Two readings of a request's length are two requests to somebody: refused, and nothing behind it is read."""
+    answer = raw(server, head + b"\r\n\r\n" + b"GET /smuggled HTTP/1.1\r\n\r\n", finish=True)
+    assert statuses(answer) in ([status], [505] if b"2.0" in head else [status])
+    assert b"smuggled" not in answer
+    assert b'{"error":' in answer
+    assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
+
+
+def test_endless_headers_are_bounded(server: AnyServer) -> None:
+    """A block that never ends is refused once it is too long, not kept."""
+    answer = raw(server, b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 10_000, finish=True)
+    assert statuses(answer) == [431]
+
+
+def test_body_over_the_limit_is_refused_before_it_is_sent(server: AnyServer) -> None:
+    """A client that asked for leave gets the refusal in its place."""
+    head = b"POST / HTTP/1.1\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % 10**12
+    assert statuses(raw(server, head)) == [413]
+
+
+def test_leave_to_send_a_body_is_given(server: AnyServer) -> None:
+    """Expect: 100-continue is answered before the body is awaited, and the request goes on."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert sock.recv(1_000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"abc")
+        assert b'"size":3' in b"".join(iter(lambda: sock.recv(1_000), b""))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("start", "answer"),
+    [(b"", []), (b"GET / HT", [408]), (b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc", [408])],
+)
+def test_a_silent_or_dawdling_peer_is_left(server: AnyServer, start: bytes, answer: list[int]) -> None:
+    """An idle connection ends without a word; half a header block or half a body is refused after a while."""
+    assert statuses(raw(server, start)) == answer
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_header_block_that_drips_is_refused(server: AnyServer) -> None:
+    """The limit is on the whole block: a byte now and then does not extend it."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        sock.settimeout(0.02)
+        answer = b""
+        for _ in range(500):
+            try:
+                sock.sendall(b"X: a\r\n")
+                answer = sock.recv(1_000)
+                break
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_the_bodies_of_errors_tell_and_secrets_do_not_leave(
+    server: AnyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that raises is a 500 and a line in the log with the reason; the connection serves on."""
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
+        with caplog.at_level(logging.ERROR, logger="edgesplit.http1.server"):
+            connection.request("POST", "/boom", b"x")
+            response = connection.getresponse()
+            body = msgspec.json.decode(response.read())
+        assert response.status == 500
+        assert body == {"error": "internal error: RuntimeError"}
+        assert "a secret" in caplog.text
+        connection.request("GET", "/after")
+        assert connection.getresponse().status == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotFound("n"), 404), (UsageError("u"), 400), (MalformedMessage("m"), 400), (Busy("b"), 503),
+     (DeadlineExceeded("d"), 504), (InferenceFailed("i"), 500)],
+)  # fmt: skip
+def test_our_errors_become_their_status(kind: Kind, error: Exception, status: int) -> None:
+    """Whoever must act is told by the status, why by the text; Busy says when to come back."""
+
+    def fail(_: Request) -> Response:
+        raise error
+
+    running = kind(fail)
+    running.start()
+    answer = raw(running, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    running.stop()
+    assert statuses(answer) == [status]
+    assert b'{"error":"%s"}' % str(error).encode() in answer
+    assert (b"retry-after" in answer) == (status == 503)
+
+
+def test_head_and_http10_are_spoken(server: AnyServer) -> None:
+    """HEAD has no body; HTTP/1.0 closes unless asked to keep."""
+    answer = raw(server, b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"content-length: 0" not in answer
+    assert statuses(raw(server, b"GET / HTTP/1.0\r\n\r\n")) == [200]
+
+
+def test_the_handler_sees_that_its_client_has_gone(kind: Kind) -> None:
+    """So that work for nobody can be skipped."""
+    arrived, seen = threading.Event(), threading.Event()
+    gone: list[Callable[[], bool]] = []
+
+    def wait(request: Request) -> Response:
+        assert not request.is_closed()
+        gone.append(request.is_closed)
+        arrived.set()
+        while not request.is_closed():
+            threading.Event().wait(0.005)
+        seen.set()
+        return Response()
+
+    running = kind(wait)
+    running.start()
+    with socket.create_connection(("127.0.0.1", running.port)) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert arrived.wait(PATIENCE_S)
+    assert seen.wait(PATIENCE_S)
+    running.stop()
+
+
+def test_stop_lets_running_requests_finish(kind: Kind) -> None:
+    """The one that runs gets its answer, its connection's last; idle connections end; new ones are refused."""
+    running_now, finish = threading.Event(), threading.Event()
+
+    def slow(request: Request) -> Response:
+        if request.path == "/slow":
+            running_now.set()
+            assert finish.wait(PATIENCE_S)
+        return Response(200, {}, [b"done"])
+
+    server = kind(slow)
+    server.start()
+    idle = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    idle.request("GET", "/")
+    assert idle.getresponse().read() == b"done"
+    busy = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    busy.request("GET", "/slow")
+    assert running_now.wait(PATIENCE_S)
+    stopper = threading.Thread(target=server.stop, args=(PATIENCE_S,))
+    stopper.start()
+    while not server.is_stopping:
+        threading.Event().wait(0.001)
+    finish.set()
+    response = busy.getresponse()
+    assert (response.read(), response.getheader("connection")) == (b"done", "close")
+    stopper.join(PATIENCE_S)
+    assert idle.sock.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    idle.close()
+    busy.close()
+
+
+def test_more_connections_than_allowed_are_turned_away(kind: Kind) -> None:
+    """Bounded in number: one too many hears 503 at once, and there is room again when another has left."""
+    server = kind(lambda _: Response(200, {}, [b"in"]), max_connections=2)
+    server.start()
+    text = b"GET / HTTP/1.1\r\n\r\n"
+    inside = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(2)]
+    for sock in inside:
+        sock.sendall(text)
+        assert sock.recv(1_000).startswith(b"HTTP/1.1 200")
+    assert statuses(raw(server)) == [503]
+    inside[0].close()
+    answer = b""
+    while not answer.startswith(b"HTTP/1.1 200"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as sock:
+            try:
+                sock.sendall(text)
+                answer = sock.recv(1_000)
+            except ConnectionError:
+                continue
+    inside[1].close()
+    server.stop()
+
+
+def test_a_taken_port_is_one_clear_line(kind: Kind, server: AnyServer) -> None:
+    """UsageError with host, port and the system's reason; a host that is none of ours likewise."""
+    with pytest.raises(UsageError, match=rf"127\.0\.0\.1 port {server.port}: .*in use"):
+        kind(mirror, port=server.port).start()
+    with pytest.raises(UsageError, match="cannot listen"):
+        kind(mirror, host="192.0.2.1").start()
+
+
+def test_a_client_that_says_no_more_is_answered_and_left(server: AnyServer) -> None:
+    """Its end comes with its last request, in one packet: it is seen, and the connection ends at once."""
+    assert statuses(raw(server, b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nok", finish=True)) == [200]
+
+
+def test_random_bytes_never_take_the_server_down(server: AnyServer) -> None:
+    """Whatever arrives, the next client is served. Prints its seed."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    good = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nbody"
+    for _ in range(60):
+        damaged = bytearray(good)
+        for _ in range(rng.randint(1, 5)):
+            at = rng.randrange(len(damaged))
+            damaged[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        with suppress(ConnectionError):
+            raw(server, bytes(damaged), finish=True)
+    assert statuses(raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")) == [200]
+
+
+def test_line_breaks_in_a_response_header_never_leave(kind: Kind) -> None:
+    """A header made from foreign text cannot become two."""
+    server = kind(lambda _: Response(200, {"x": "a\r\nset-cookie: b"}))
+    server.start()
+    answer = raw(server, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert b"set-cookie" not in answer
+    eventually("it does not count as running, or a stop would wait for it", lambda: server._running == 0)
+    server.stop()
+
+
+def test_the_handler_is_told_who_the_verified_client_is(kind: Kind, tmp_path: Path) -> None:
+    """The certificate's common name, in each request of the connection; a peer that speaks no TLS is left."""
+    authority = Authority(tmp_path)
+    context = authority.issue_server("offload", ["127.0.0.1"]).server_context()
+    server = kind(lambda request: json_response(200, request.peer), tls=context)
+    server.start()
+    with suppress(OSError):  # it may be left before it has said all
+        assert raw(server, b"GET / HTTP/1.1\r\n\r\n", finish=True)[:4] != b"HTTP"
+    device = authority.issue_client("camera-1").client_context()
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=device)
+    with closing(connection):
+        for _ in range(2):
+            connection.request("POST", "/", bytes(300_000))
+            assert connection.getresponse().read() == b'"camera-1"'
+    server.stop(1.0)

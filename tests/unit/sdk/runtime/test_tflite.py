@@ -1,0 +1,106 @@
+"""The LiteRT runtime: what it takes, what it refuses, and what it says where LiteRT is missing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit.errors import InferenceFailed, ModelRefused
+from edgesplit.release.manifest import Slice
+from edgesplit.runtime import tflite
+from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit.runtime.onnx import OnnxRuntime
+from edgesplit.runtime.tflite import LiteRtRuntime
+from edgesplit_partitioner.ir.prepared_model import whole_model_slice
+from support import tflite_models
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Slice:
+    """The chain model as one slice, its file in the test's folder."""
+    model = tflite_models.prepared("chain")
+    (tmp_path / tflite.FILE).write_bytes(model.raw)
+    return whole_model_slice(model)
+
+
+def test_without_litert_the_error_says_what_to_install(
+    whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without LiteRT refuses TFLite slices with the words that help, and goes on running others."""
+    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter",))
+    with pytest.raises(ModelRefused, match=r"LiteRT is not installed here: pip install 'edgesplit\[tflite\]'"):
+        DispatchingRuntime().load(whole, tmp_path)
+
+
+def test_the_older_interpreter_will_do(whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only another module of the same interface is there (tflite-runtime), that one runs the slice."""
+    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter", "ai_edge_litert.interpreter"))
+    assert LiteRtRuntime().load(whole, tmp_path).run(tflite_models.feeds_of(tflite_models.prepared("chain")))
+
+
+def test_each_engine_refuses_the_others_slices(whole: Slice, tmp_path: Path) -> None:
+    """A slice of another format is refused by name; the engine by format refuses what no engine runs."""
+    with pytest.raises(ModelRefused, match="'tflite', which is not onnxruntime's"):
+        OnnxRuntime().load(whole, tmp_path)
+    with pytest.raises(ModelRefused, match="'onnx', which is not LiteRT's"):
+        LiteRtRuntime().load(msgspec.structs.replace(whole, format="onnx"), tmp_path)
+    with pytest.raises(ModelRefused, match="'input', which no engine"):
+        DispatchingRuntime().load(msgspec.structs.replace(whole, format="input"), tmp_path)
+
+
+def test_missing_and_wrong_inputs_are_inference_failures(whole: Slice, tmp_path: Path) -> None:
+    """An input that is not there, or of another type, fails that inference and no other."""
+    program = LiteRtRuntime().load(whole, tmp_path)
+    feeds = tflite_models.feeds_of(tflite_models.prepared("chain"))
+    with pytest.raises(InferenceFailed, match="lacks its inputs"):
+        program.run({})
+    with pytest.raises(InferenceFailed, match="whole"):
+        program.run({"image": feeds["image"].astype(np.int8)})
+    assert program.run(feeds)["probabilities"].shape == (1, 10)
+
+
+def test_spoilt_file_is_refused(whole: Slice, tmp_path: Path) -> None:
+    """A file that LiteRT cannot read is refused."""
+    (tmp_path / "model.tflite").write_bytes(b"\0" * 64)
+    with pytest.raises(ModelRefused, match="LiteRT cannot load it"):
+        LiteRtRuntime().load(whole, tmp_path)
+
+
+def test_other_tensors_than_the_manifests_are_refused(whole: Slice, tmp_path: Path) -> None:
+    """A file whose inputs are not those that were signed is refused."""
+    with pytest.raises(ModelRefused, match="other tensors than its manifest says"):
+        LiteRtRuntime().load(msgspec.structs.replace(whole, inputs=()), tmp_path)
+
+
+def test_plain_kernels_run_where_they_are_asked_for(whole: Slice, tmp_path: Path) -> None:
+    """A slice of a model that the default delegate refuses runs without that delegate, though it might take it."""
+    feeds = tflite_models.feeds_of(tflite_models.prepared("chain"))
+    plain = LiteRtRuntime().load(msgspec.structs.replace(whole, kernels="plain"), tmp_path).run(feeds)
+    usual = LiteRtRuntime().load(whole, tmp_path).run(feeds)
+    np.testing.assert_allclose(plain["probabilities"], usual["probabilities"], atol=1e-5)
+    _, kernels = tflite.open_interpreter(tmp_path / "model.tflite", kernels="plain")
+    assert kernels == "plain"
+
+
+def test_threads_take_turns(whole: Slice, tmp_path: Path) -> None:
+    """One program asked by several threads gives each its own answer."""
+    program = LiteRtRuntime().load(whole, tmp_path)
+    model = tflite_models.prepared("chain")
+    feeds = [tflite_models.feeds_of(model, seed) for seed in range(4)]
+    wanted = [program.run(one)["probabilities"].tobytes() for one in feeds]
+    got: dict[int, set[bytes]] = {number: set() for number in range(4)}
+
+    def ask(number: int) -> None:
+        for _ in range(20):
+            got[number].add(program.run(feeds[number])["probabilities"].tobytes())
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert got == {number: {answer} for number, answer in enumerate(wanted)}

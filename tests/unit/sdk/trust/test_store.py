@@ -1,0 +1,755 @@
+"""What a device believes. Each test is an attack or a fault, and the one thing it must not achieve."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from securesystemslib.signer import CryptoSigner
+from tuf.api.exceptions import DownloadHTTPError
+from tuf.api.metadata import Metadata, Root
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
+
+from edgesplit.errors import EdgeError, LinkError, MalformedMessage, TrustError
+from edgesplit.limits import LIMITS
+from edgesplit.mqtt import messages
+from edgesplit.release.manifest import Signature, Signed, Statement
+from edgesplit.trust.identity import load_or_make_key
+from edgesplit.trust.store import TrustStore, target_path, verify_manifest, verify_statement_offline
+from edgesplit_controller.tuf import key_folder, repository
+from edgesplit_controller.tuf.repository import Repository
+from support.signed_repository import DAY, DEVICE, START, World, sample_release
+
+
+@pytest.fixture()
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def refreshed(world: World) -> TrustStore:
+    store = world.store()
+    store.refresh(world.fetch)
+    return store
+
+
+def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
+    bad = bytearray(raw)
+    bad[at] ^= 1 << bit
+    return bytes(bad)
+
+
+# The way it is meant
+
+
+def test_a_signed_release_reaches_the_device(world: World) -> None:
+    """Refresh, statement, manifest: what the repository signed is what the device gets, and proves again offline."""
+    digest = world.add()
+    store = refreshed(world)
+
+    raw_statement = world.state(counter=7, digest=digest)
+    statement = store.verify_statement(raw_statement, DEVICE, for_install=True)
+    raw = store.manifest(statement.releases[0].release, world.fetch)
+
+    assert raw == sample_release()[0]
+    assert verify_manifest(raw, store.proof(), world.bootstrap).model == "tiny@1"
+    assert verify_statement_offline(raw_statement, DEVICE, store.proof(), world.bootstrap) == statement
+    assert verify_manifest(raw, world.repository.proof(digest), world.bootstrap).model == "tiny@1"
+
+
+def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: World) -> None:
+    """A warm refresh fetches the next root (there is none) and the timestamp, nothing else."""
+    store = refreshed(world)
+    world.fetched.clear()
+
+    store.refresh(world.fetch)
+
+    assert world.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
+
+
+def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) -> None:
+    """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
+    digest = world.add()
+    raw = world.state(counter=7, digest=digest)
+    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
+
+    restarted = world.store()
+
+    assert restarted.verify_statement(raw, DEVICE, for_install=False).counter == 7
+    assert restarted.proof().keys() == {"1.root.json", "targets.json"}
+    for forbidden in (
+        lambda: restarted.verify_statement(raw, DEVICE, for_install=True),
+        lambda: restarted.manifest(digest, world.fetch),
+    ):
+        with pytest.raises(LinkError, match="refresh"):
+            forbidden()
+
+
+def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: World) -> None:
+    """The thread that brings the metadata may also bring a statement: neither waits for the other."""
+    store = refreshed(world)
+    raw = world.state(counter=5)
+    judged: list[int] = []
+
+    def fetch(path: str, most: int) -> bytes:
+        other = threading.Thread(
+            target=lambda: judged.append(store.verify_statement(raw, DEVICE, for_install=True).counter)
+        )
+        other.start()
+        other.join(10.0)
+        return world.fetch(path, most)
+
+    store.refresh(fetch)
+    assert judged == [5, 5]
+
+
+def test_a_new_device_without_a_network_only_has_to_wait(world: World) -> None:
+    """With no metadata yet, the error is the link's: try again."""
+    with pytest.raises(LinkError):
+        world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
+
+
+def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_path: Path) -> None:
+    """The director's delegation has no metadata file, and no TUF client ever asks for one."""
+    path = target_path(world.add())
+    config = UpdaterConfig(prefix_targets_with_hash=False)
+    updater = Updater(
+        str(tmp_path / "plain"), "metadata/", fetcher=Plain(world), config=config, bootstrap=world.bootstrap
+    )
+    # a plain client has the real clock: let the metadata's be the same
+    updater._trusted_set.reference_time = datetime.fromtimestamp(world.now, timezone.utc)
+
+    found = updater.get_targetinfo(path)
+
+    assert found is not None and found.path == path
+    assert updater.get_targetinfo(target_path("0" * 64)) is None
+    assert not [one for one in world.fetched if "director" in one]
+
+
+class Plain(FetcherInterface):
+    """What python-tuf asks of any transport."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _fetch(self, url: str) -> Any:
+        try:
+            return iter([self._world.fetch(url, 0)])
+        except FileNotFoundError as error:
+            raise DownloadHTTPError(url, 404) from error
+
+
+# Statements
+
+
+def test_another_devices_statement_is_refused(world: World) -> None:
+    """C2: a statement signed for one device moves no other."""
+    store = refreshed(world)
+    with pytest.raises(TrustError, match="for device 'cam-2'"):
+        store.verify_statement(world.state("cam-2", counter=9), DEVICE, for_install=True)
+    assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
+
+
+def test_a_replayed_older_statement_is_refused(world: World) -> None:
+    """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
+    store = refreshed(world)
+    old, new = world.state(counter=5), world.state(counter=6)
+    store.verify_statement(new, DEVICE, for_install=True)
+
+    for device in (store, world.store()):
+        assert device.verify_statement(new, DEVICE, for_install=False).counter == 6
+        with pytest.raises(TrustError, match="older than 6"):
+            device.verify_statement(old, DEVICE, for_install=False)
+
+
+def test_a_refused_statement_moves_no_counter(world: World) -> None:
+    """A statement that is refused for another reason leaves the way free for the true one."""
+    store = refreshed(world)
+    with pytest.raises(TrustError):
+        store.verify_statement(world.state(counter=99, lasts_s=-1), DEVICE, for_install=True)
+    assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
+
+
+def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
+    """Whatever bit changes on the way, the statement is refused with our own error."""
+    store = refreshed(world)
+    raw = world.state(counter=5, digest="0" * 64)
+    for at in range(len(raw)):
+        with pytest.raises((TrustError, MalformedMessage)):
+            store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
+
+
+def test_every_cut_statement_is_refused(world: World) -> None:
+    """Each prefix of a good statement, and a good one with trailing bytes, is malformed."""
+    store = refreshed(world)
+    raw = world.state(counter=5)
+    for bad in (*(raw[:length] for length in range(len(raw))), raw + b"\0", b"\0" * (LIMITS.message_bytes + 1)):
+        with pytest.raises(MalformedMessage):
+            store.verify_statement(bad, DEVICE, for_install=False)
+
+
+def resigned(world: World, change: Callable[[Signed], Signed]) -> bytes:
+    return messages.encode(change(messages.decode(world.state(counter=5), Signed)))
+
+
+def stranger(signed: Signed) -> Signed:
+    signer = CryptoSigner.generate_ed25519()
+    made = signer.sign(signed.payload)
+    return Signed(signed.payload, (Signature(made.keyid, made.signature),))
+
+
+def borrowed_id(signed: Signed) -> Signed:
+    made = CryptoSigner.generate_ed25519().sign(signed.payload)
+    return Signed(signed.payload, (Signature(signed.signatures[0].keyid, made.signature),))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda signed: Signed(signed.payload, ()), "not signed"),
+        (stranger, "not the director's"),
+        (borrowed_id, "bad signature"),
+        (lambda signed: Signed(signed.payload, (Signature(signed.signatures[0].keyid, ""),)), "bad signature"),
+        (lambda signed: Signed(signed.payload, (Signature(signed.signatures[0].keyid, "zz"),)), "bad signature"),
+        (lambda signed: Signed(signed.payload, signed.signatures * 2), "repeat"),
+        (lambda signed: Signed(signed.payload, tuple(Signature(str(n), "") for n in range(99))), "too many"),
+        (lambda signed: Signed(signed.payload + b" ", signed.signatures), "bad signature"),
+    ],
+)
+def test_only_the_directors_signature_counts(world: World, change: Callable[[Signed], Signed], why: str) -> None:
+    """C10: stripped, foreign, borrowed, empty and repeated signatures are refused, each with its own reason."""
+    store = refreshed(world)
+    with pytest.raises(TrustError, match=why):
+        store.verify_statement(resigned(world, change), DEVICE, for_install=False)
+
+
+@pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
+def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> None:
+    """A stolen snapshot or timestamp key, or even the release key, states nothing."""
+    store = refreshed(world)
+    signer = CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
+
+    def by_role(signed: Signed) -> Signed:
+        made = signer.sign(signed.payload)
+        return Signed(signed.payload, (Signature(made.keyid, made.signature),))
+
+    with pytest.raises(TrustError, match="not the director's"):
+        store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
+
+
+def test_an_expired_statement_is_kept_and_installs_nothing(world: World) -> None:
+    """What runs by an expired statement goes on; nothing new is installed by it."""
+    store = refreshed(world)
+    raw = world.state(counter=5, lasts_s=60)
+    world.now += 61
+    with pytest.raises(TrustError, match="expired"):
+        store.verify_statement(raw, DEVICE, for_install=True)
+    assert store.verify_statement(raw, DEVICE, for_install=False).counter == 5
+
+
+# Metadata that goes back
+
+
+def lose(*names: str) -> Callable[[Path], None]:
+    """A fault: these files of the device are gone."""
+
+    def fault(folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lose("cache/timestamp.json"),
+        lose("cache/snapshot.json"),
+        lose("cache/timestamp.json", "cache/snapshot.json"),
+        lose("cache/timestamp.json", "cache/snapshot.json", "cache/targets.json"),
+        lose("cache"),
+        lose("cache", "proof.json"),
+    ],
+)
+def test_older_metadata_is_refused_whatever_the_cache_lost(world: World, fault: Callable[[Path], None]) -> None:
+    """A6: python-tuf forgets what it saw with its cache; our own record does not. The true repository goes on."""
+    world.add(1)
+    old = world.backup()
+    world.now += 60
+    newer = world.add(2)
+    refreshed(world)
+    fault(world.folder / DEVICE)
+
+    present = world.repository
+    world.repository = Repository(old, now=world.clock)
+    restarted = world.store()
+    with pytest.raises(TrustError):
+        restarted.refresh(world.fetch)
+    with pytest.raises(LinkError):
+        restarted.manifest(newer, world.fetch)
+
+    world.repository = present
+    restarted.refresh(world.fetch)
+    assert restarted.manifest(newer, world.fetch) == sample_release(2)[0]
+
+
+def test_a_planted_older_proof_is_not_used(world: World) -> None:
+    """Our own stored proof may not be older than our record either."""
+    raw = world.state(counter=1)
+    refreshed(world)
+    old = (world.folder / DEVICE / "proof.json").read_bytes()
+    world.now += 60
+    world.add()
+    refreshed(world)
+    (world.folder / DEVICE / "proof.json").write_bytes(old)
+
+    with pytest.raises(LinkError, match="older"):
+        world.store().verify_statement(raw, DEVICE, for_install=False)
+
+
+def test_a_restored_repository_goes_forward(world: World) -> None:
+    """F4: yesterday's backup signs versions above all that devices saw since, because the clock went on."""
+    saved = world.backup()
+    for version in range(1, 4):
+        world.now += 10
+        world.add(version)
+    store = refreshed(world)
+
+    world.now += 10
+    world.restore(saved)
+    digest = world.add(9)
+    store.refresh(world.fetch)
+
+    assert store.manifest(digest, world.fetch) == sample_release(9)[0]
+
+
+# Expiry and clocks
+
+
+def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
+    """C5, C7: a frozen timestamp ends installing after its week; what was installed still verifies."""
+    digest = world.add()
+    raw_statement = world.state(counter=5, digest=digest, lasts_s=30 * DAY)
+    store = refreshed(world)
+    raw = store.manifest(digest, world.fetch)
+    world.now += 8 * DAY
+
+    with pytest.raises(TrustError, match="expired"):
+        store.refresh(world.fetch)
+    with pytest.raises(TrustError, match="expired"):
+        store.manifest(digest, world.fetch)
+    with pytest.raises(TrustError, match="expired"):
+        store.verify_statement(raw_statement, DEVICE, for_install=True)
+    assert store.verify_statement(raw_statement, DEVICE, for_install=False).counter == 5
+    assert verify_manifest(raw, store.proof(), world.bootstrap).model == "tiny@1"
+
+    assert world.repository.refresh_timestamp()
+    store.refresh(world.fetch)
+    assert store.manifest(digest, world.fetch) == raw
+
+
+@pytest.mark.parametrize("years", [-10, 10])
+def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
+    """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
+    raw = world.state(counter=5)
+    refreshed(world).verify_statement(raw, DEVICE, for_install=True)
+    world.now = START + years * 365 * DAY
+
+    device = world.store()
+    assert device.verify_statement(raw, DEVICE, for_install=False).counter == 5
+    if years > 0:
+        with pytest.raises(TrustError):
+            device.refresh(world.fetch)
+
+    world.now = START
+    device.refresh(world.fetch)
+    assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
+
+
+def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
+    """Called now and then, the controller signs anew what has passed half its life, and only that."""
+    assert not world.repository.refresh_timestamp()
+    store = refreshed(world)
+    for _ in range(200):
+        world.now += 3 * DAY
+        world.repository.refresh_timestamp()
+        store.refresh(world.fetch)
+
+
+# Bytes that are not what was signed
+
+
+@pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets", "releases"])
+def test_flipped_bits_on_the_way_are_noticed(world: World, name: str) -> None:
+    """A bit flipped anywhere in metadata or manifest installs nothing."""
+    digest = world.add()
+    length = len(next(raw for raw in served(world, digest) if raw[0].find(name) >= 0)[1])
+    for at in range(0, length, 7):
+        store = TrustStore(world.folder / f"{name}-{at}", world.bootstrap, now=world.clock)
+        world.twist = lambda path, raw, at=at: flipped(raw, at, at % 7) if name in path else raw  # type: ignore[misc]
+        with suppress(EdgeError):  # a bit of the unsigned envelope may differ; what is signed may not
+            store.refresh(world.fetch)
+            assert store.manifest(digest, world.fetch) == sample_release()[0]
+            assert name == "timestamp"  # everything else is bound by a hash
+
+
+def served(world: World, digest: str) -> list[tuple[str, bytes]]:
+    """What a cold device fetches."""
+    seen: list[tuple[str, bytes]] = []
+    store = TrustStore(world.folder / "probe", world.bootstrap, now=world.clock)
+
+    def fetch(path: str, max_bytes: int) -> bytes:
+        raw = world.repository.read(path)
+        seen.append((path, raw))
+        return raw
+
+    store.refresh(fetch)
+    store.manifest(digest, fetch)
+    return seen
+
+
+def test_a_forged_next_root_is_refused(world: World) -> None:
+    """A root signed by a stranger, by nobody, or with a flipped bit is not followed."""
+    good = Metadata[Root].from_bytes(world.bootstrap)
+    good.signed.version = 2
+    good.sign(CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / "root.pem")))
+    raw = good.to_bytes()
+    stranger_signed = Metadata(good.signed)
+    stranger_signed.sign(CryptoSigner.generate_ed25519())
+    for bad in (
+        stranger_signed.to_bytes(),
+        Metadata(good.signed).to_bytes(),
+        raw.replace(b"2035", b"2036"),
+        b"{}",
+        b"",
+    ):
+        device = TrustStore(world.folder / "fresh", world.bootstrap, now=world.clock)
+        with pytest.raises(TrustError):
+            device.refresh(with_root(world, bad))
+    device.refresh(with_root(world, raw))
+    assert "2.root.json" in device.proof()
+
+
+def with_root(world: World, raw: bytes) -> Callable[[str, int], bytes]:
+    return lambda path, most: raw if path == "metadata/2.root.json" else world.fetch(path, most)
+
+
+def test_a_release_that_is_not_listed_is_refused(world: World) -> None:
+    """The manifest of a release that the release key never signed is not even asked for."""
+    store = refreshed(world)
+    world.fetched.clear()
+    with pytest.raises(TrustError, match="not one that the release key signed"):
+        store.manifest("0" * 64, world.fetch)
+    with pytest.raises(MalformedMessage):
+        store.manifest("../../etc/passwd", world.fetch)
+    assert world.fetched == []
+
+
+def test_another_releases_manifest_is_refused(world: World) -> None:
+    """C4: one signed manifest does not pass for another."""
+    first, second = world.add(1), world.add(2)
+    store = refreshed(world)
+    world.twist = lambda path, raw: raw if second in path or "metadata" in path else sample_release(2)[0]
+    with pytest.raises(TrustError):
+        store.manifest(first, world.fetch)
+
+
+@pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets.json", "2.root", "releases"])
+def test_over_long_answers_are_cut_off(world: World, name: str) -> None:
+    """B8: more bytes than allowed are refused, and the transport is told the bound beforehand."""
+    digest = world.add()
+    store = world.store()
+    bounds: list[int] = []
+
+    def fetch(path: str, most: int) -> bytes:
+        if name in path:
+            bounds.append(most)
+            return b" " * (most + 1)
+        return world.fetch(path, most)
+
+    with pytest.raises(TrustError):
+        store.refresh(fetch)
+        store.manifest(digest, fetch)
+    assert 0 < bounds[0] <= LIMITS.metadata_bytes
+
+
+def test_deep_and_huge_metadata_is_refused(world: World) -> None:
+    """Nesting and numbers beyond reason are refused, not crashed on."""
+    for bomb in (
+        b"[" * 10_000,
+        b'{"signed":' * 5_000,
+        b'{"signed": ' + b"9" * 10_000 + b"}",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+    ):
+        world.twist = lambda path, raw, bomb=bomb: bomb if "timestamp" in path else raw  # type: ignore[misc]
+        with pytest.raises(TrustError):
+            world.store().refresh(world.fetch)
+
+
+@pytest.mark.parametrize("failure", [LinkError("gone"), FileNotFoundError(), TimeoutError("slow"), ConnectionError()])
+def test_a_lost_link_is_never_a_matter_of_trust(world: World, failure: Exception) -> None:
+    """Whatever the link does, the answer is: try again. What was trusted stays."""
+    digest = world.add()
+    store = refreshed(world)
+    world.now += 60
+    world.add(2)
+
+    def broken(path: str, most: int) -> bytes:
+        if "snapshot" in path:
+            raise failure
+        return world.fetch(path, most)
+
+    with pytest.raises(LinkError):
+        store.refresh(broken)
+    assert store.manifest(digest, world.fetch) == sample_release()[0]
+
+
+# Spoiled disks
+
+
+ROOTS = ("root.json", "root_history/1.root.json", "root_history/2.root.json")
+CACHED = (*ROOTS, "timestamp.json", "snapshot.json", "targets.json")
+
+
+def spoilings() -> list[tuple[str, Callable[[Path], None]]]:
+    def random_bytes(path: Path) -> None:
+        path.write_bytes(bytes(range(256)) * 3)
+
+    return [
+        ("missing", lambda path: path.unlink()),
+        ("empty", lambda path: path.write_bytes(b"")),
+        ("cut", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("random", random_bytes),
+        ("a folder", lambda path: (path.unlink(), path.mkdir())),  # type: ignore[arg-type,return-value]
+    ]
+
+
+@pytest.mark.parametrize("file", CACHED)
+@pytest.mark.parametrize(("how", "spoil"), spoilings())
+def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+    """A5: any file of TUF's cache missing, empty, cut or random: the next refresh repairs it."""
+    refreshed(world)
+    world.now += 60
+    digest = world.add(2)
+    path = world.folder / DEVICE / "cache" / file
+    if not path.exists():
+        path.write_bytes(b"{}")
+    spoil(path)
+
+    store = refreshed(world)
+
+    assert store.manifest(digest, world.fetch) == sample_release(2)[0]
+
+
+@pytest.mark.parametrize("file", ["proof.json", "counters.json"])
+@pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
+def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+    """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
+    refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
+    spoil(world.folder / DEVICE / file)
+
+    assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
+
+
+def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement whose counter cannot be written is not accepted."""
+    store = refreshed(world)
+
+    def full(path: Path, data: bytes, mode: int = 0o644) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edgesplit.trust.store.write_durably", full)
+    with pytest.raises(OSError, match="space"):
+        store.verify_statement(world.state(counter=5), DEVICE, for_install=True)
+
+
+# Keys that change
+
+
+def rotate(world: World, *roles: str) -> None:
+    """Root version 2, in which these roles have new keys; the repository's key folder knows them too."""
+    folder = world.folder / "repository"
+    root = Metadata[Root].from_bytes((folder / "metadata" / "1.root.json").read_bytes())
+    table = msgspec.json.decode((folder / "keys" / "keys.json").read_bytes())
+    for role in roles:
+        root.signed.revoke_key(root.signed.roles[role].keyids[0], role)
+        (folder / "keys" / f"{role}.pem").unlink()
+        table.pop(role)
+    (folder / "keys" / "keys.json").write_bytes(msgspec.json.encode(table))
+    ring = key_folder.KeyFolder(folder / "keys")
+    for role in roles:
+        root.signed.add_key(ring.signers(role)[0].public_key, role)
+    root.signed.version = 2
+    root.sign(ring.signers("root")[0])
+    (folder / "metadata" / "2.root.json").write_bytes(root.to_bytes())
+
+
+def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: World) -> None:
+    """C6: a thief of the online keys counts years ahead; a root with new keys starts the count anew."""
+    honest = world.backup()
+    world.now = START + 9 * 365 * DAY
+    world.repository.refresh_timestamp()
+    world.now = START
+    refreshed(world)
+
+    world.restore(honest)
+    with pytest.raises(TrustError):
+        refreshed(world)
+    rotate(world, "timestamp", "snapshot", "targets")
+    digest = world.add()
+
+    store = refreshed(world)
+    assert store.proof().keys() == {"1.root.json", "2.root.json", "targets.json"}
+    assert store.manifest(digest, world.fetch) == sample_release()[0]
+
+
+def test_a_withheld_new_root_is_noticed(world: World) -> None:
+    """Once a device has seen root 2, a broker that hides it cannot make the device believe root 1's keys again."""
+    backup = world.backup()
+    rotate(world, "timestamp")
+    world.now += 60
+    world.add()
+    refreshed(world)
+    shutil.rmtree(world.folder / DEVICE / "cache")
+
+    world.repository = Repository(backup, now=world.clock)
+    with pytest.raises(TrustError, match="root version 1 is older than 2"):
+        refreshed(world)
+
+
+# The repository itself
+
+
+def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:
+    """Run `call`, dying at the `stop_at`-th durable write; how many there were."""
+    count = 0
+    real = repository.write_durably
+
+    def counted(path: Path, data: bytes, mode: int = 0o644) -> None:
+        nonlocal count
+        if count == stop_at:
+            raise KeyboardInterrupt
+        count += 1
+        real(path, data, mode)
+
+    with monkeypatch.context() as patch:
+        for module in (repository, key_folder):
+            patch.setattr(module, "write_durably", counted)
+        patch.setattr("edgesplit.trust.identity.write_durably", counted)
+        try:
+            call()
+        except KeyboardInterrupt:
+            assert stop_at is not None
+    return count
+
+
+def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
+    total = writes(lambda: World(tmp_path / "count").add(2), monkeypatch, None)
+    first = writes(lambda: World(tmp_path / "first"), monkeypatch, None)
+    assert total - first == 4  # manifest, targets, snapshot, timestamp
+    for stop_at in range(total - first):
+        world = World(tmp_path / str(stop_at))
+        old = world.add(1)
+        writes(lambda world=world: world.add(2), monkeypatch, stop_at)  # type: ignore[misc]
+
+        world.repository = world.reopened()
+        store = refreshed(world)
+        assert store.manifest(old, world.fetch) == sample_release(1)[0]
+        with pytest.raises(TrustError):
+            store.manifest(repository.release.release_digest(sample_release(2)[0]), world.fetch)
+        again = world.add(2)
+        store.refresh(world.fetch)
+        assert store.manifest(again, world.fetch) == sample_release(2)[0]
+
+
+def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die at each write of making a repository: the next start completes it, with keys that fit."""
+    total = writes(lambda: World(tmp_path / "count"), monkeypatch, None)
+    for stop_at in range(total):
+        writes(lambda at=stop_at: World(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
+
+        world = World(tmp_path / str(stop_at))
+        digest = world.add()
+        assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
+
+
+def test_adding_a_release_again_changes_nothing(world: World) -> None:
+    """The same manifest is the same release: no new version, no new bytes."""
+    digest = world.add()
+    before = world.repository.read("metadata/timestamp.json")
+    world.now += 60
+    assert world.add() == digest
+    assert world.repository.read("metadata/timestamp.json") == before
+    assert world.repository.releases() == [digest]
+
+
+def test_old_metadata_is_pruned_but_not_at_once(world: World) -> None:
+    """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
+    for version in range(1, 40):
+        world.now += 1
+        world.add(version)
+    files = list((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
+    assert len(files) == repository.KEPT_VERSIONS
+    refreshed(world)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "metadata/../keys/root.pem",
+        "keys/root.pem",
+        "/etc/passwd",
+        "metadata/",
+        "targets/releases/../../x",
+        "metadata/timestamp.json\n",
+        "metadata/" + "9" * 100 + ".root.json",
+        "\0",
+        "",
+    ],
+)
+def test_the_repository_serves_nothing_else(world: World, path: str) -> None:
+    """C11: keys, other folders and odd names are simply not there."""
+    with pytest.raises(FileNotFoundError):
+        world.repository.read(path)
+
+
+def test_private_keys_are_closed_to_others(world: World) -> None:
+    """Every signing key is a file of mode 0600 in a folder of mode 0700."""
+    folder = world.folder / "repository" / "keys"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in key_folder.ROLES}
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
+
+
+def test_a_signer_may_live_elsewhere(world: World, tmp_path: Path) -> None:
+    """A role's signer is a URI: moving the release key to another place changes a table and no code."""
+    folder = world.folder / "repository" / "keys"
+    (tmp_path / "vault").mkdir()
+    (folder / "targets.pem").rename(tmp_path / "vault" / "release.pem")
+    table = msgspec.json.decode((folder / "keys.json").read_bytes())
+    table["targets"][0]["uri"] = f"file2:{tmp_path / 'vault' / 'release.pem'}"
+    (folder / "keys.json").write_bytes(msgspec.json.encode(table))
+
+    digest = world.add()
+
+    assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
+
+
+def test_statement_and_metadata_cannot_be_taken_for_each_other(world: World) -> None:
+    """What the director signs is MessagePack, what TUF signs is JSON: no bytes are both."""
+    payload = messages.decode(world.state(counter=5), Signed).payload
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(payload)
+    signed = Metadata.from_bytes(world.repository.read("metadata/timestamp.json")).signed_bytes
+    with pytest.raises(msgspec.MsgspecError):
+        msgspec.msgpack.decode(signed, type=Statement)
