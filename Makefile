@@ -58,8 +58,8 @@ soak: $(VENV)/.dev
 pages: $(VENV)/.dev
 	$(BIN)/python -m edgesplit_cli.reference > docs/cli.md
 	$(BIN)/python -m edgesplit.observability.metrics_reference > docs/metrics.md
-	$(BIN)/python -m edgesplit_controller.api.openapi > docs/openapi.json
-	$(BIN)/python -m edgesplit_controller.api.access_reference > docs/access.md
+	$(BIN)/python -m edgesplit_controller.api.reference openapi > docs/openapi.json
+	$(BIN)/python -m edgesplit_controller.api.reference access > docs/access.md
 
 format: $(VENV)/.dev
 	tools/dashboard format

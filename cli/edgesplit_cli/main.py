@@ -16,8 +16,8 @@ import click
 from edgesplit import __version__
 from edgesplit.controller_client.settings import CREDENTIALS_VARIABLE, DATA_VARIABLE, default_data_folder
 from edgesplit.errors import EdgeError, InfeasibleLimits
-from edgesplit_cli.commands.options.plan_limits import LIMIT_PATTERN, to_options
 from edgesplit_cli.lazy_commands import LazyCommands
+from edgesplit_cli.options.plan_limits import LIMIT_PATTERN, to_options
 
 COMMANDS = {
     "up": "up", "demo": "demo", "sim": "sim", "model": "model", "profile": "model", "profiles": "profiles",

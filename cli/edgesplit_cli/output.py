@@ -49,16 +49,6 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def printable(data: Any) -> Any:
-    """Text from a device with unprintable characters escaped, so that it cannot control the terminal; recurses into
-    lists and dicts."""
-    if isinstance(data, str):
-        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in data)
-    if isinstance(data, dict):
-        return {printable(key): printable(value) for key, value in data.items()}
-    return [printable(item) for item in data] if isinstance(data, list) else data
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> Table:
     """A table; a column whose heading begins with `>` is aligned to the right, and its figures are not wrapped."""
     result = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -94,17 +84,6 @@ def percent_text(fraction: float | None) -> str:
         if fraction >= 1e-3 or not fraction
         else f"{fraction:.1e}".replace("e-0", "e-")
     )
-
-
-def size(count: float | None) -> str:
-    """A size in binary units."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def rate(bytes_per_s: float | None) -> str:

@@ -23,7 +23,7 @@ from tuf.api.serialization.json import JSONSerializer
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.agent_release import agent_builds, is_agent_release
 from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
-from edgesplit_cli.output import size
+from edgesplit.terminal_text import size
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,

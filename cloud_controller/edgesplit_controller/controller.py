@@ -62,7 +62,8 @@ from edgesplit_controller.rollout.commands import Verb
 from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Device, Event, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Event, Model
 
 
 class Authority(Protocol):

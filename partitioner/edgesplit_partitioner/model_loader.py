@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgesplit.errors import ModelRefused
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.onnx_format import model as onnx_model
-from edgesplit_partitioner.onnx_format.archive import Data
 
 TFLITE_IDENTIFIER = b"TFL3"
 """Bytes 4 to 8 of a TFLite flatbuffer."""

@@ -1,4 +1,4 @@
-"""Provisioning: brings the agent onto machines. Flashes SD cards and Jetson boards, adopts running machines over ssh,
-builds offline kits, and writes release bundles for devices without a network. Imports the SDK (`edgesplit`) and, until
-output is moved out of here, `edgesplit_cli.output`.
+"""Provisioning: brings the agent onto machines. Writes system images with the agent to SD cards, prepares Jetson root
+file systems, adopts running machines over SSH, builds offline kits, and writes release bundles for devices without a
+network. Imports the SDK (`edgesplit`) only; the command line asks, prints and draws progress.
 """

@@ -31,7 +31,8 @@ from edgesplit_controller.rollout.engine import Rollouts, RolloutSpec
 from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Model
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_simulation.releases import SimulatedRelease
 

@@ -25,7 +25,7 @@ from schemathesis.checks import CHECKS
 from edgesplit_controller.api.access_reference import declared_routes
 from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.openapi import document_of_routers
-from edgesplit_controller.storage.database import TelemetryRow
+from edgesplit_controller.storage.tables.core import TelemetryRow
 from support import REPOSITORY
 from support.controller_api import Person, World
 from support.registry_harness import a_model
@@ -54,7 +54,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_the_description_is_current() -> None:
-    """Run `python -m edgesplit_controller.api.openapi > docs/openapi.json` after a change of the API."""
+    """Run `python -m edgesplit_controller.api.reference openapi > docs/openapi.json` after a change of the API."""
     assert json.loads(PAGE.read_text("utf-8")) == DESCRIPTION
 
 

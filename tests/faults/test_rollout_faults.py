@@ -22,7 +22,7 @@ import pytest
 from sqlalchemy import event
 
 from edgesplit_controller.backup.rows import export_rows, import_rows
-from edgesplit_controller.storage.database import Desired, Device
+from edgesplit_controller.storage.tables.core import Desired, Device
 from support.rollout_harness import BAD, NEW, NEWER, OLD, StandIn, World
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))

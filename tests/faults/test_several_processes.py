@@ -18,8 +18,9 @@ from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.settings import find_free_port
-from edgesplit_controller.storage.database import Database, Desired
-from edgesplit_controller.storage.database import Device as Row
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Desired
+from edgesplit_controller.storage.tables.core import Device as Row
 from edgesplit_controller.storage.tables.leases import LeaseRow
 from support.controller_process import PATIENCE_S, Device, Up, enrolled, eventually, tiny_model
 from support.mosquitto import Elsewhere

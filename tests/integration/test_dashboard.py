@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from sqlalchemy import update
 
 from edgesplit.release.agent_release import AGENT_MODEL
-from edgesplit_controller.storage.database import Device, Model
+from edgesplit_controller.storage.tables.core import Device, Model
 from support import REPOSITORY
 from support.browser import DESKTOP, PHONE, Browser, chromium, needs_browser
 from support.dashboard_server import Dashboard

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from edgesplit_controller.storage.database import Device
+from edgesplit_controller.storage.tables.core import Device
 from support.controller_process import PATIENCE_S
 from support.dashboard_server import Dashboard
 from support.postgres import Postgres

@@ -30,7 +30,9 @@ from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.caller import OWNER, Caller, Role
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.rollout.request import ALL_AT_ONCE, parse_terms
-from edgesplit_controller.storage.database import Database, Deployment, Device, Model, ReleaseRow, Table
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.base import Table
+from edgesplit_controller.storage.tables.core import Deployment, Device, Model, ReleaseRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 from support.controller_parts import assembled
 

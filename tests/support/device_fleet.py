@@ -13,7 +13,8 @@ from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.fleet.listing import Listing, ListingQuery
 from edgesplit_controller.fleet.overview import FleetOverview
 from edgesplit_controller.history.rollup import RollUp
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, Model, ReleaseRow
 
 NOW = 1_800_000_000.0
 STALE_S = 10.0

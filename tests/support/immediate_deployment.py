@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.database import Database, Deployment
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment
 
 
 def deploy(

@@ -10,7 +10,8 @@ import onnx
 
 from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Model
 
 
 def a_model(seed: int = 0, batch: int | str = 1) -> bytes:

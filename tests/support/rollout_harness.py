@@ -18,7 +18,8 @@ from edgesplit_controller.rollout.engine import RolloutSpec as WantedRollout
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.request import RolloutRequest
 from edgesplit_controller.rollout.states import Member, Rollout
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, Model, ReleaseRow
 
 OLD, NEW, NEWER, BAD = "0" * 64, "1" * 64, "2" * 64, "b" * 64
 Mood = Literal["good", "silent", "stuck", "frail"]

@@ -19,7 +19,8 @@ from edgesplit_controller.history.buckets import (
     merged,
 )
 from edgesplit_controller.rollout.terms import Portion, Rate, RateState, Terms
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, TelemetryRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import DeviceBucketRow, DeviceSessionRow, ModelBucketRow
 from edgesplit_controller.storage.tables.replan import ProposalRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow

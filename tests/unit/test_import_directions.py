@@ -38,7 +38,7 @@ MAY_IMPORT = {
 }
 LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
-        "atomic_files backoff concurrency errors lazy_import limits msgspec_warmup",
+        "atomic_files backoff concurrency errors lazy_import limits msgspec_warmup terminal_text",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "link_emulation links observability release testing",
         "oip trust",
@@ -48,8 +48,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     PARTITIONER: (
         "arrays ir sandbox",
-        "algorithms onnx_format",
-        "slicing tflite_format",
+        "algorithms onnx_format slicing tflite_format",
         "edgetpu model_loader",
         "costs",
         "formulation profiling",
@@ -90,9 +89,9 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("kit", "bundle image", "jetson ssh"),
+    PROVISIONING: ("bundle jetson kit profiles", "image", "ssh"),
     SIMULATION: (
-        "invariants releases",
+        "invariants quantities releases",
         "controller device",
         "fleet_members",
         "fleet real_controller",
@@ -101,12 +100,10 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "run",
     ),
     CLI: (
-        "export_files lazy_commands option_types output settings",
-        "demo doctor local signing views",
-        "operator_keys",
-        "commands",
-        "main",
-        "reference start",
+        "export_files lazy_commands output settings",
+        "demo doctor flash local options signing",
+        "main operator_keys views",
+        "commands reference start",
     ),
 }
 """Packages and root modules of each room in their order: whatever stands in a line imports from lines above it only."""

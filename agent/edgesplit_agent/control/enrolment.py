@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.backoff import Backoff
 from edgesplit.crypto.key_wrapping import load_or_make_encryption_key, sign_encryption_key
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.trust.identity import (
@@ -32,9 +33,11 @@ from edgesplit.trust.identity import (
     load_or_make_key,
 )
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.updates.reconciler import backoff_s
 
 log = logging.getLogger(__name__)
+
+RETRY = Backoff(first_s=0.5, longest_s=30.0)
+"""Back-off between requests for a certificate."""
 
 TIMEOUT_S = 15.0
 """Timeout of one request to the controller."""
@@ -109,7 +112,7 @@ def enrol_with_retries(
             return enrol(folder, claim, controller_url)
         except LinkError as error:
             log.warning("not enrolled yet, trying again: %s", error)
-            if wait(backoff_s(min(tries, 5), 0.5)):
+            if wait(RETRY.pause_s(min(tries, 5), 0.5)):
                 return None
             tries += 1
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from edgesplit.backoff import Backoff
 from edgesplit.concurrency import THREAD_CONCURRENCY
 from edgesplit.errors import (
     EdgeError,
@@ -47,10 +48,8 @@ from edgesplit_agent.updates.download_window import NotNow
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.5
-"""Back-off before the first retry, before jitter, which at most halves it."""
-LONGEST_PAUSE_S = 30.0
-"""Longest back-off before a retry, before jitter."""
+RETRY = Backoff(first_s=0.5, longest_s=30.0)
+"""Back-off of steps that failed."""
 BUNDLE_TRIES, BUNDLE_BACKOFF_TRIES = 1_800, 2
 """Number of attempts to read a release bundle, and the largest exponent of the back-off between them: a bundle whose
 USB stick was pulled is retried every second or two, for about an hour."""
@@ -443,7 +442,7 @@ def after_failure(state: ReleaseProgress, error: Exception, now: float, jitter: 
         return replace(state, waits_for=text, trouble="", tries=1, retry_at=now + error.retry_after_s)
     # A lost link is common and short: exponential back-off, and no report before the fourth failure in a row. Anything
     # else that is retried (a full disk, a programming error) waits the longest time and is reported at once.
-    delay_s = backoff_s(state.tries, jitter) if isinstance(error, LinkError) else LONGEST_PAUSE_S
+    delay_s = RETRY.pause_s(state.tries, jitter) if isinstance(error, LinkError) else RETRY.longest_s
     trouble = "" if isinstance(error, LinkError) and state.tries < 3 else text
     return replace(state, trouble=trouble, tries=state.tries + 1, retry_at=now + delay_s)
 
@@ -451,12 +450,6 @@ def after_failure(state: ReleaseProgress, error: Exception, now: float, jitter: 
 def is_final(error: Exception) -> bool:
     """Whether the same bytes would cause the error again."""
     return isinstance(error, FINAL_ERRORS) and not isinstance(error, Expired)
-
-
-def backoff_s(tries: int, jitter: float) -> float:
-    """Seconds of back-off before the next retry: exponential in `tries`, bounded, and jittered (`jitter` in [0, 1)) so
-    that devices do not retry in step."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 16)) * (0.5 + 0.5 * jitter)
 
 
 class UpdateActions(Protocol):
@@ -867,11 +860,11 @@ class Reconciler:
             elif isinstance(step, ApplyBundle):
                 self._on_bundle_failed(step, error, now, jitter)
             elif isinstance(step, Report):
-                self._have = replace(self._have, reported=False, report_retry_at=now + backoff_s(1, jitter))
+                self._have = replace(self._have, reported=False, report_retry_at=now + RETRY.pause_s(1, jitter))
             elif isinstance(step, Reverify):
                 self._on_reverify_failed(step, error)
             elif isinstance(step, (Commit, RollBack, MarkStartHealthy, Retire, CollectGarbage)):
-                self._have = replace(self._have, local_retry_at=now + backoff_s(LOCAL_BACKOFF_TRIES, jitter))
+                self._have = replace(self._have, local_retry_at=now + RETRY.pause_s(LOCAL_BACKOFF_TRIES, jitter))
             else:
                 state = after_failure(self._known_progress(step.release), error, now, jitter)
                 if isinstance(step, Stage) and isinstance(error, LinkError):
@@ -893,7 +886,7 @@ class Reconciler:
         is_retried = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
         state: Literal["waiting", "refused"] = "waiting" if is_retried else "refused"
         self._bundle_status = BundleStatus(self._bundle_status.number, state, str(error) or type(error).__name__, tries)
-        retry_at = now + backoff_s(min(tries, BUNDLE_BACKOFF_TRIES), jitter)
+        retry_at = now + RETRY.pause_s(min(tries, BUNDLE_BACKOFF_TRIES), jitter)
         self._have = replace(self._have, bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
 
     def _on_statement_failed(self, step: AcceptStatement, error: Exception, now: float, jitter: float) -> None:
@@ -906,6 +899,6 @@ class Reconciler:
             self._have = replace(self._have, offer=None, offer_trouble=trouble, reported=False)
             return
         self._offer_tries += 1
-        self._have = replace(self._have, offer_retry_at=now + backoff_s(self._offer_tries, jitter))
+        self._have = replace(self._have, offer_retry_at=now + RETRY.pause_s(self._offer_tries, jitter))
         if not isinstance(error, LinkError) and trouble != self._have.offer_trouble:
             self._have = replace(self._have, offer_trouble=trouble, reported=False)

@@ -11,9 +11,11 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.release.agent_release import WHEELS_FILE
+from edgesplit.terminal_text import size
 from edgesplit_cli.commands.deploy import sign_release, wait_for_rollout
-from edgesplit_cli.commands.options.kit import kit_options
-from edgesplit_cli.commands.options.rollout import (
+from edgesplit_cli.commands.upload_progress import upload_bar
+from edgesplit_cli.options.kit import kit_options
+from edgesplit_cli.options.rollout import (
     now_option,
     rollout_body,
     rollout_options,
@@ -22,8 +24,7 @@ from edgesplit_cli.commands.options.rollout import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.commands.upload_progress import upload_bar
-from edgesplit_cli.output import console, json_option, print_json, size, table
+from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from edgesplit.errors import TrustError, UsageError
-from edgesplit_cli.output import check_writable, console, json_option, print_json, printable, table
+from edgesplit.terminal_text import printable
+from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_controller.access.audit_log import verify_chain
 

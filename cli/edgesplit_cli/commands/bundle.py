@@ -12,9 +12,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.release.bundle_format import BundleIndex
-from edgesplit_cli.commands.options.kit import kit_options
-from edgesplit_cli.output import console, json_option, print_json, size
-from edgesplit_cli.quantities import LIFETIME
+from edgesplit.terminal_text import size
+from edgesplit_cli.options.kit import kit_options
+from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
 from edgesplit_provisioning.bundle.writer import open_sink

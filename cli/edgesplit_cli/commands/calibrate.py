@@ -10,8 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.quantities import Number
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
-from edgesplit_cli.quantities import Number
 
 
 @click.command()

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
+from edgesplit.terminal_text import size
 from edgesplit_cli.local.model import open_model, read_samples
-from edgesplit_cli.output import bold_head, console, json_option, print_json, size, table
+from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.split_check.check import Cut, Report

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from edgesplit_cli.options.quantities import Number
 from edgesplit_cli.output import check_writable
-from edgesplit_cli.quantities import Number
 
 
 @click.command()

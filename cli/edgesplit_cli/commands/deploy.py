@@ -12,9 +12,12 @@ from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import DeadlineExceeded
-from edgesplit_cli.commands.options.plan_limits import build_limits, limit_options, offload_option
-from edgesplit_cli.commands.options.rollout import NAMES as ROLLOUT
-from edgesplit_cli.commands.options.rollout import (
+from edgesplit.terminal_text import printable
+from edgesplit_cli.commands.replan import replan_option, set_policy
+from edgesplit_cli.commands.rollout import all_devices
+from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
+from edgesplit_cli.options.rollout import NAMES as ROLLOUT
+from edgesplit_cli.options.rollout import (
     now_option,
     rollout_body,
     rollout_options,
@@ -23,9 +26,7 @@ from edgesplit_cli.commands.options.rollout import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.commands.replan import replan_option, set_policy
-from edgesplit_cli.commands.rollout import all_devices
-from edgesplit_cli.output import console, json_option, print_json, printable, table
+from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import loss_text
 from edgesplit_cli.views.rollout import exit_code, is_settled, poll

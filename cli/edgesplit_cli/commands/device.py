@@ -13,18 +13,8 @@ from rich.text import Text
 
 from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import LinkError, UsageError
-from edgesplit_cli.output import (
-    check_writable,
-    console,
-    json_option,
-    ms,
-    percent_text,
-    print_json,
-    printable,
-    rate,
-    size,
-    table,
-)
+from edgesplit.terminal_text import printable, size
+from edgesplit_cli.output import check_writable, console, json_option, ms, percent_text, print_json, rate, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import mean_bars
 

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.flash.jetson import flash_jetson, is_jetson
+from edgesplit_cli.flash.output import show_disks
+from edgesplit_cli.flash.session import FlashSession
+from edgesplit_cli.options.quantities import LIFETIME
 from edgesplit_cli.output import json_option
-from edgesplit_cli.quantities import LIFETIME
 from edgesplit_cli.settings import connect
-from edgesplit_provisioning.image.flash import FlashSession
-from edgesplit_provisioning.image.output import show_disks
-from edgesplit_provisioning.jetson.flash import flash_jetson, is_jetson
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)

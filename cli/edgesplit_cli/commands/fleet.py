@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
+from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.device import STATE_STYLE, ago
-from edgesplit_cli.output import console, json_option, percent_text, print_json, printable, table
+from edgesplit_cli.output import console, json_option, percent_text, print_json, table
 from edgesplit_cli.settings import connect
 
 REFRESH_S = 2.0

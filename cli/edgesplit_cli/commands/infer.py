@@ -14,9 +14,10 @@ from edgesplit.client.client import Client
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
+from edgesplit.terminal_text import size
 from edgesplit_cli.local.model import read_npz
-from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json, size
-from edgesplit_cli.quantities import Number
+from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
 

@@ -12,8 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit_cli.commands.options.kit import kit_options
-from edgesplit_cli.output import console, json_option, print_json, size
+from edgesplit.terminal_text import size
+from edgesplit_cli.options.kit import kit_options
+from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
 

@@ -16,22 +16,18 @@ import msgspec
 from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
-from edgesplit.errors import UsageError
 from edgesplit.input_spec import InputSpec
+from edgesplit.terminal_text import size
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.commands.upload_progress import upload_bar
-from edgesplit_cli.output import bold_head, console, fine_ms, json_option, ms, percent_text, print_json, size, table
+from edgesplit_cli.local.model import MAX_SAMPLES, read_labels
+from edgesplit_cli.output import bold_head, console, fine_ms, json_option, ms, percent_text, print_json, table
 from edgesplit_cli.settings import connect
 
-PICTURES = {".jpg", ".jpeg"}
-TENSORS = {".npz"}
-SOUNDS = {".wav", ".pcm", ".raw"}
-LABELS = "labels.json"
 CODEC_COLUMNS = (
     "tensor", "codec", ">raw", ">encoded", ">+zstd", ">encode ms", ">decode ms", ">loss", ">confirmed", ">accuracy"
 )  # fmt: skip
 SLICE_COLUMNS = ("slice", ">layers", ">median ms", ">p95 ms", ">sum of its layers ms")
-MAX_SAMPLES = 32
 
 
 @click.group()
@@ -296,16 +292,6 @@ def _sample(path: Path, spec: InputSpec | None, labels: Mapping[str, int]) -> di
     kind = "tensors" if spec is None else "frame"
     label = {"label": labels[path.name]} if path.name in labels else {}
     return {kind: base64.b64encode(path.read_bytes()).decode(), **label}
-
-
-def read_labels(folder: Path) -> dict[str, int]:
-    """Class by file name, from the folder's labels.json; empty where there is no such file."""
-    try:
-        return msgspec.json.decode((folder / LABELS).read_bytes(), type=dict[str, int])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f'{folder / LABELS}: {error}; it should be classes by file name, {{"a.jpg": 3}}') from error
 
 
 def _count(layers: Any) -> int:

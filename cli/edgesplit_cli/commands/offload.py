@@ -11,7 +11,7 @@ import click
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, LEVELS
-from edgesplit_cli.option_types import METRICS
+from edgesplit_cli.options.types import METRICS
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_offload.main import main as serve_main
 

@@ -12,9 +12,10 @@ import click
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
+from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.login import expiry_text
-from edgesplit_cli.output import check_writable, console, json_option, print_json, printable, table
-from edgesplit_cli.quantities import LIFETIME
+from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import chosen_credentials, connect
 
 ROLES = ("viewer", "operator", "admin")

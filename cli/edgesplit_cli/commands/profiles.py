@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from edgesplit.device_profile import list_profiles, load_profile
-from edgesplit_cli.output import bold_head, console, json_option, print_json, size, table
+from edgesplit.terminal_text import size
+from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
 
 @click.command()

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from edgesplit.controller_client.client import ControllerClient
-from edgesplit_cli.commands.options.percent import parse_share
-from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, size, table
-from edgesplit_cli.quantities import Quantity
+from edgesplit.terminal_text import size
+from edgesplit_cli.options.percent import parse_share
+from edgesplit_cli.options.quantities import Quantity
+from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, table
 from edgesplit_cli.settings import connect
 
 MAX_NAMED = 10

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.quantities import SIZE
 from edgesplit_cli.output import json_option, print_json
-from edgesplit_cli.quantities import SIZE
 from edgesplit_cli.settings import connect
 from edgesplit_simulation import quantities
 

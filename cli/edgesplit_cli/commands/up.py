@@ -9,8 +9,8 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
-from edgesplit_cli.option_types import METRICS
-from edgesplit_cli.quantities import INTERVAL
+from edgesplit_cli.options.quantities import INTERVAL
+from edgesplit_cli.options.types import METRICS
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from edgesplit import __version__
+from edgesplit.terminal_text import size
 from edgesplit_cli.demo.application import RequestLog, Sample
 from edgesplit_cli.demo.scenario import DemoDevice, Event
-from edgesplit_cli.output import ms, size, table
+from edgesplit_cli.output import ms, table
 
 VERSIONS_OF = ("onnxruntime", "numpy", "tuf", "paho-mqtt", "pillow")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import PCM16_BYTES, InputSpec, prepare
-from edgesplit_cli.commands.model import MAX_SAMPLES, PICTURES, SOUNDS, TENSORS, read_labels
 from edgesplit_cli.settings import connect
 
 if TYPE_CHECKING:  # these packages take a second to import, and most commands need neither
@@ -26,6 +26,14 @@ if TYPE_CHECKING:  # these packages take a second to import, and most commands n
     from edgesplit_partitioner.profiling.layers import Sample
 
 MODEL_ENDINGS = {".onnx", ".tflite"}
+
+PICTURES = {".jpg", ".jpeg"}
+TENSORS = {".npz"}
+SOUNDS = {".wav", ".pcm", ".raw"}
+LABELS = "labels.json"
+"""File of classes by file name in a folder of samples."""
+MAX_SAMPLES = 32
+"""Samples that are used of a folder, evenly spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +154,13 @@ def read_npz(file: Path) -> Mapping[str, Any]:
 def _spread(items: Sequence[Any], limit: int) -> Sequence[Any]:
     """At most `limit` items, evenly spread."""
     return items[:: max(1, -(-len(items) // limit))]
+
+
+def read_labels(folder: Path) -> dict[str, int]:
+    """Class by file name, from the folder's labels.json; empty where there is no such file."""
+    try:
+        return msgspec.json.decode((folder / LABELS).read_bytes(), type=dict[str, int])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f'{folder / LABELS}: {error}; it should be classes by file name, {{"a.jpg": 3}}') from error

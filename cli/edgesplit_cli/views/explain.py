@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgesplit_cli.commands.options.plan_limits import to_options
-from edgesplit_cli.output import bold_head, console, ms, rate, size, table
+from edgesplit.terminal_text import size
+from edgesplit_cli.options.plan_limits import to_options
+from edgesplit_cli.output import bold_head, console, ms, rate, table
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.presentation.explain import CutChange, CutSummary, Explanation, LayerMove, LimitCost

@@ -7,7 +7,8 @@ from typing import Any
 from rich.text import Text
 
 from edgesplit import plan as plans
-from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, size, table
+from edgesplit.terminal_text import size
+from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, table
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
 COLUMNS = (

@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
-from edgesplit_cli.output import console, printable, table
+from edgesplit.terminal_text import printable
+from edgesplit_cli.output import console, table
 
 EXIT_CODES = {"finished": 0, "failed": 11, "aborted": 12, "rolled back": 13, "superseded": 14}
 """Exit code of a command that follows a rollout, by how the rollout ended."""

@@ -1,6 +1,6 @@
 """Generates docs/access.md: every route of the API with the roles that may call it, as the routes declare them.
 
-`python -m edgesplit_controller.api.access_reference > docs/access.md` writes the page. A test compares the two, so that
+`python -m edgesplit_controller.api.reference access > docs/access.md` writes the page. A test compares the two, so that
 a new route is reviewed, and fails for a route that declares no permissions.
 """
 
@@ -17,7 +17,7 @@ from edgesplit_controller.caller import Role
 
 HEAD = """# Who may call what
 
-Written by `python -m edgesplit_controller.api.access_reference > docs/access.md` from the routes of the API; a test
+Written by `python -m edgesplit_controller.api.reference access > docs/access.md` from the routes of the API; a test
 compares
 the two. Each role may what those to the left of it may. "Own groups": for an operator of some groups, devices of others
 do not exist (404), and `all`, labels and lists mean their own. "Session": a browser may, by cookie and CSRF token;
@@ -70,14 +70,3 @@ def _row(route: DeclaredRoute) -> str:
     groups = "no" if needs.everywhere else "own groups"
     session = "no" if needs.authentication is Authentication.CERTIFICATE else "yes"
     return f"| {name} | {roles} | {groups} | {session} | {listed} |\n"
-
-
-def main() -> None:
-    """Print the page."""
-    from edgesplit_controller.api.app import ROUTERS
-
-    print(render_page([route for router in ROUTERS for route in router.routes]), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
 """Generates docs/openapi.json: the API as OpenAPI 3.1, from the routes, `request_models` and `response_models`.
 
-`python -m edgesplit_controller.api.openapi > docs/openapi.json` writes it; a test compares the two.
+`python -m edgesplit_controller.api.reference openapi > docs/openapi.json` writes it; a test compares the two.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -119,14 +118,3 @@ def document_of_routers(routers: Iterable[APIRouter]) -> dict[str, Any]:
     for router in routers:
         app.include_router(router)
     return openapi_document(app)
-
-
-def main() -> None:
-    """Print the OpenAPI document of the whole API."""
-    from edgesplit_controller.api.app import ROUTERS
-
-    print(json.dumps(document_of_routers(ROUTERS), indent=1, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    main()

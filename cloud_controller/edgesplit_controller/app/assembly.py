@@ -43,8 +43,9 @@ from edgesplit_controller.rollout.engine import Rollouts
 from edgesplit_controller.rollout.release_health import evidence_of_members
 from edgesplit_controller.settings import Settings
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Device
+from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 

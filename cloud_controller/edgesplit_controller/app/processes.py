@@ -4,17 +4,15 @@ A process takes the lowest free number as a lease; its client name at the broker
 on this machine are supervised children that inherit the listening socket, so that a connection waits in the kernel's
 queue for any process that accepts it, also when one is killed. On other machines run `edgectl up --join`.
 
-    python -m edgesplit_controller.app.processes --settings FILE --listener FD --die-with-parent PID
+    python -m edgesplit_controller.app.child --settings FILE --listener FD --die-with-parent PID
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -22,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.errors import EdgeError, UsageError
-from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent
+from edgesplit.errors import UsageError
 from edgesplit.process.supervised import SupervisedProcess
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.settings import MAX_PROCESSES, Settings
@@ -79,30 +76,12 @@ def _child(settings: Settings, number: int, listener: int) -> SupervisedProcess:
     arguments = ["--settings", str(file), "--listener", str(listener), "--die-with-parent", str(os.getpid())]
     return SupervisedProcess(
         f"controller process {number}",
-        [sys.executable, "-m", "edgesplit_controller.app.processes", *arguments],
+        [sys.executable, "-m", "edgesplit_controller.app.child", *arguments],
         ready_line=READY,
         log_file=folder / f"{number}.log",
         pid_file=folder / f"{number}.pid",
         inherited_fds=(listener,),
     )
-
-
-def main(run: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
-    """Entry point of an additional process on this machine; `run` is `app.main.run`. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="edgesplit_controller.app.processes")
-    parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--listener", type=int, required=True)
-    add_die_with_parent_option(parser)
-    parsed = parser.parse_args(arguments)
-    if parsed.die_with_parent is not None:
-        end_with_parent(parsed.die_with_parent)
-    try:
-        settings = decode_settings(parsed.settings.read_bytes())
-        run(settings, ready=lambda _: print(READY, flush=True), listener=socket.socket(fileno=parsed.listener))
-    except EdgeError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
 
 
 def encode_settings(settings: Settings) -> bytes:
@@ -118,9 +97,3 @@ def decode_settings(raw: bytes) -> Settings:
     }
     values["data"] = Path(content["data"])
     return Settings(**values)
-
-
-if __name__ == "__main__":
-    from edgesplit_controller.app.main import run as run_controller
-
-    sys.exit(main(run_controller))

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from edgesplit_controller.components.recorder import REFRESH_S
 from edgesplit_controller.fleet.overview import state_column
-from edgesplit_controller.storage.database import Database, Device, GatewayRouteRow, GatewayRow
+from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import database_time
 from edgesplit_controller.storage.tables.components import ComponentStateRow
+from edgesplit_controller.storage.tables.core import Device, GatewayRouteRow, GatewayRow
 from edgesplit_controller.storage.tables.leases import LeaseRow
 
 OUTDATED_S = 3 * REFRESH_S

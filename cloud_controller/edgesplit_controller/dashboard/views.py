@@ -18,7 +18,7 @@ from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
 from edgesplit_controller.fleet.table import fleet_rows
 from edgesplit_controller.planning.curves import curves
 from edgesplit_controller.planning.planner_service import PlanOptions
-from edgesplit_controller.storage.database import Desired, Device, Event, Model, ReleaseRow
+from edgesplit_controller.storage.tables.core import Desired, Device, Event, Model, ReleaseRow
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
 NEWEST_RELEASES = 12

@@ -15,7 +15,8 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from edgesplit_controller.storage.database import Database, Device, Event
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Event
 
 Kind = Literal["device", "rollout", "model", "alert"]
 OVERLAP_S = 5.0

@@ -22,7 +22,7 @@ from edgesplit_controller.fleet import device_state
 from edgesplit_controller.fleet.device_state import DesiredVsReported, Fact, State
 from edgesplit_controller.fleet.listing import DevicePage
 from edgesplit_controller.fleet.rows import flood_to_dict
-from edgesplit_controller.storage.database import Device
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
 JsonObject = dict[str, Any]

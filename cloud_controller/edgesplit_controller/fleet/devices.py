@@ -30,17 +30,15 @@ from edgesplit_controller.errors import Conflict, PermissionDenied, Unauthentica
 from edgesplit_controller.fleet import ingest
 from edgesplit_controller.fleet.ingest import IngestResult
 from edgesplit_controller.fleet.selector import DeviceAttributes, Selector, parse_selector
-from edgesplit_controller.storage.database import (
+from edgesplit_controller.storage.database import Database, lock_device, record_event
+from edgesplit_controller.storage.tables.core import (
     AgentStartsRow,
     CertificateRow,
     ClaimRow,
-    Database,
     Desired,
     Device,
     FloodRow,
     TelemetryRow,
-    lock_device,
-    record_event,
 )
 
 Row = TypeVar("Row", Device, ClaimRow)

@@ -19,7 +19,8 @@ from edgesplit.plan import Link
 from edgesplit.release.manifest import Gateway
 from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
 from edgesplit_controller.planning.planner_service import GatewayHop, link_of, slowest_link
-from edgesplit_controller.storage.database import Database, Desired, Device, GatewayRouteRow, GatewayRow, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Desired, Device, GatewayRouteRow, GatewayRow
 
 
 class GatewayAssignments(Protocol):

@@ -20,7 +20,9 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, JobRefused, LogPiece, Reported, Telemetry
 from edgesplit_controller.fleet import conditions, device_state, log_bundles, restore_check
-from edgesplit_controller.storage.database import Device, Table, TelemetryRow, locked_devices, record_event
+from edgesplit_controller.storage.database import locked_devices, record_event
+from edgesplit_controller.storage.tables.base import Table
+from edgesplit_controller.storage.tables.core import Device, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
 Received = Sequence[tuple[str, messages.Message]]

@@ -10,15 +10,8 @@ from sqlalchemy.orm import Session
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.fleet.overview import STATES, state_column
-from edgesplit_controller.storage.database import (
-    AgentStartsRow,
-    CertificateRow,
-    ClaimRow,
-    Database,
-    Desired,
-    Device,
-    FloodRow,
-)
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import AgentStartsRow, CertificateRow, ClaimRow, Desired, Device, FloodRow
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
 MAX_PAGE = 1_000

@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 from edgesplit.errors import MalformedMessage, NotFound
 from edgesplit.mqtt.messages import DeviceJob, JobRefused, LogPiece
 from edgesplit_controller.errors import Conflict, not_found
-from edgesplit_controller.storage.database import Database, Device, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.storage.tables.device_state import LogBundleRow, LogPieceRow
 
 MAX_BUNDLES = 3

@@ -10,16 +10,16 @@ from sqlalchemy.orm import Session
 
 from edgesplit_controller.fleet import conditions as causes
 from edgesplit_controller.history.buckets import SPANS
-from edgesplit_controller.storage.database import (
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import (
     AgentStartsRow,
     CertificateRow,
     ClaimRow,
-    Database,
     Device,
     FloodRow,
     ReleaseRow,
 )
-from edgesplit_controller.storage.database import Model as ModelRow
+from edgesplit_controller.storage.tables.core import Model as ModelRow
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, ModelBucketRow, RunningRow
 
 STATES = ("online", "stale", "offline", "revoked")

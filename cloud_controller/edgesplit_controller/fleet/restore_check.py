@@ -6,7 +6,8 @@ from sqlalchemy.orm import Session
 
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
-from edgesplit_controller.storage.database import Device, record_event
+from edgesplit_controller.storage.database import record_event
+from edgesplit_controller.storage.tables.core import Device
 
 
 def check_restored(session: Session, device: Device, acted_upon: int, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgesplit_controller.storage.database import ClaimRow, Deployment, Event, FloodRow, Model
+from edgesplit_controller.storage.tables.core import ClaimRow, Deployment, Event, FloodRow, Model
 
 
 def model_to_dict(model: Model) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from sqlalchemy.orm import load_only
 
 from edgesplit_controller.fleet import conditions
 from edgesplit_controller.fleet.devices import Devices
-from edgesplit_controller.storage.database import Database, Desired, Device
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Desired, Device
 
 MAX_NAMES = 200
 """Limit of devices that are requested by name; for more, read the whole table."""

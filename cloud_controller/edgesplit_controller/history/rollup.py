@@ -27,8 +27,9 @@ from edgesplit_controller.history.buckets import (
     content_of_window,
     merged,
 )
-from edgesplit_controller.storage.database import Database, Desired, Device, TelemetryRow
+from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.engines import POSTGRESQL
+from edgesplit_controller.storage.tables.core import Desired, Device, TelemetryRow
 from edgesplit_controller.storage.tables.device_state import (
     CursorRow,
     DeviceBucketRow,

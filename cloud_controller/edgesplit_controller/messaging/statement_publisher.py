@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import and_, or_, select, update
 
-from edgesplit_controller.storage.database import Database, Device
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device
 
 CLEARED = -1
 """Value of `Device.stated` for a revoked device whose retained topics were cleared."""

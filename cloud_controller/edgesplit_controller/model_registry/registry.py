@@ -32,12 +32,14 @@ from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.runtime import Tensors
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.storage.blobs import BlobStore, map_file
-from edgesplit_controller.storage.database import Database, Measurement, Model, Sample, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Measurement, Model, Sample
 from edgesplit_partitioner.costs.build import main_operator
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.ir.prepared_model import PreparedModel
 from edgesplit_partitioner.model_loader import prepare_model
-from edgesplit_partitioner.onnx_format.archive import Data, write_stored_form
+from edgesplit_partitioner.onnx_format.archive import write_stored_form
 from edgesplit_partitioner.onnx_format.model import with_input_layer
 
 MODELS = Model.name != AGENT_MODEL

@@ -23,7 +23,8 @@ from edgesplit.links import parse_link
 from edgesplit.plan import Link
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
-from edgesplit_controller.storage.database import Database, Measurement, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Measurement, Model
 from edgesplit_partitioner import Costs, PlanResult, describe, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server

@@ -28,7 +28,8 @@ from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile
 from edgesplit_controller.errors import Conflict, not_found
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Device, Model, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Device, Model
 
 MOST_WHEELS = 200
 """Wheels in one archive, at most."""

@@ -47,7 +47,8 @@ from edgesplit_controller.model_registry.registry import LoadedModel, Registry
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanningService, PlanOptions, device_profile
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
-from edgesplit_controller.storage.database import Database, Model, ReleaseRow, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Model, ReleaseRow
 from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu

@@ -19,7 +19,7 @@ from edgesplit_controller.messaging.delivery import check_chunk_request
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Device
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 
 

@@ -39,7 +39,7 @@ from edgesplit.release.manifest import (
 )
 from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.model_registry.golden import GoldenPair
-from edgesplit_controller.storage.database import Device
+from edgesplit_controller.storage.tables.core import Device
 from edgesplit_partitioner.slicing import CutSlice
 
 

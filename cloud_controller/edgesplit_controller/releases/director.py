@@ -21,7 +21,8 @@ from edgesplit.mqtt import messages
 from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.gateways import GatewayAssignments, NoGateways
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 
 Sign = Callable[[Statement], bytes]
 WrapKeys = Callable[[Device, str], bytes]

@@ -27,7 +27,7 @@ from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.releases.build import ReleaseBuilder, ReleaseSigner
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.database import Database, record_event
-from edgesplit_controller.storage.database import ReleaseRow as Made
+from edgesplit_controller.storage.tables.core import ReleaseRow as Made
 from edgesplit_partitioner.onnx_format.export import SlicePart, check_exportable, merge_slices, wire_signature
 
 SHORTEST_PREFIX = 6

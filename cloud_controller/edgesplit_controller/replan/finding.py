@@ -10,7 +10,7 @@ from edgesplit.plan import Plan, Row
 from edgesplit_controller.replan.decide import Verdict
 from edgesplit_controller.replan.evidence import DeviceMeasurements
 from edgesplit_controller.replan.policy import Policy
-from edgesplit_controller.storage.database import Model
+from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 
 Key = tuple[str, str, str]

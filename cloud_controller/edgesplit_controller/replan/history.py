@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from edgesplit_controller.replan.evidence import TelemetryEvidence, parse_message
-from edgesplit_controller.storage.database import Database, TelemetryRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import TelemetryRow
 
 MOST_MESSAGES = 96
 """Messages of one device in one read."""

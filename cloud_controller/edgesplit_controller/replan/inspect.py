@@ -21,7 +21,8 @@ from edgesplit_controller.replan.finding import Finding, Unit, UnitDevice
 from edgesplit_controller.replan.history import TelemetryHistory
 from edgesplit_controller.replan.policy import Policies, Policy, effective_policy
 from edgesplit_controller.replan.pricing import price_in_use, price_new
-from edgesplit_controller.storage.database import Database, Desired, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Desired, Device, Model, ReleaseRow
 
 MOST_DEVICES = 48
 """Devices of a unit whose telemetry is read, sampled at random each time."""

@@ -34,7 +34,8 @@ from edgesplit_controller.replan.policy import policy_view as shown_policy
 from edgesplit_controller.replan.proposals import Proposals
 from edgesplit_controller.rollout.engine import CreatedRollout, RolloutSpec
 from edgesplit_controller.rollout.request import RolloutRequest
-from edgesplit_controller.storage.database import Database, Device, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Model
 from edgesplit_controller.storage.tables.replan import ProposalRow
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements, is_within_noise, with_measurements
 

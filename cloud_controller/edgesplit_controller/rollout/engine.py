@@ -35,7 +35,8 @@ from edgesplit_controller.rollout.request import ALL_AT_ONCE, RolloutRequest, pa
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.rollout.terms import MOST_DEVICES, Terms, rollout_order, split_into_stages
 from edgesplit_controller.rollout.view import device_views, rollout_view
-from edgesplit_controller.storage.database import Database, Deployment, Device, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Deployment, Device
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from edgesplit_controller.rollout.states import (
     Tally,
 )
 from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, RateState, Terms
-from edgesplit_controller.storage.database import Deployment, Desired, Device
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 

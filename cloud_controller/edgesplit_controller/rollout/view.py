@@ -13,7 +13,7 @@ from edgesplit_controller.rollout import store
 from edgesplit_controller.rollout.states import MEMBER_STATES, Rollout, Tally
 from edgesplit_controller.rollout.terms import Terms, format_duration
 from edgesplit_controller.rollout.wait_reason import reason_to_wait
-from edgesplit_controller.storage.database import Deployment
+from edgesplit_controller.storage.tables.core import Deployment
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, MetaData, inspect, text
 from edgesplit.errors import UsageError
 from edgesplit_controller.storage import migrations, tables
 from edgesplit_controller.storage.engines import POSTGRESQL, display_name
+from edgesplit_controller.storage.tables.base import Table
 
 SCHEMA_LOCK = 0x65646765_73706C69
 """Key of the PostgreSQL advisory lock for schema changes."""
@@ -35,8 +36,6 @@ def known_tables() -> MetaData:
     """Metadata of every table: those in `storage.database` and in each module of `storage.tables`."""
     for module in pkgutil.iter_modules(tables.__path__):
         import_module(f"{tables.__name__}.{module.name}")
-    from edgesplit_controller.storage.database import Table
-
     return Table.metadata
 
 

@@ -9,6 +9,7 @@ was, so devices fetch only what differs.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -22,6 +23,8 @@ GROUP_BYTES = 65_536
 """Small tensors of one layer share a chunk of at most this many bytes."""
 
 
+Data: TypeAlias = bytes | mmap.mmap
+"""Contents of a model file, which may be memory-mapped."""
 Bytes: TypeAlias = bytes | memoryview
 """Contents of a file or tensor. A memoryview may be of a memory-mapped file, so a slice larger than the memory can be
 chunked too."""

@@ -14,10 +14,9 @@ from edgesplit.errors import ModelRefused
 from edgesplit.limits import LIMITS
 from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, Slice, SliceFormat, TensorSpec
-from edgesplit_partitioner.ir.chunking import Bytes
+from edgesplit_partitioner.ir.chunking import Bytes, Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.tensor_types import TensorType
-from edgesplit_partitioner.onnx_format.archive import Data
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ which the model refers to its data files; no file is ever created on disk under 
 from __future__ import annotations
 
 import io
-import mmap
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from typing import IO, BinaryIO, cast
 import onnx
 
 from edgesplit.errors import ModelRefused, UsageError
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.onnx_format import nodes
 
 MODEL_MEMBER = "model.onnx"
@@ -24,9 +24,6 @@ MODEL_MEMBER = "model.onnx"
 MAX_MEMBERS = 10_000
 """Maximum number of members of a model archive."""
 _TAR_MAGIC = slice(257, 262)
-
-Data = bytes | mmap.mmap
-"""A data file's bytes, in memory or memory-mapped."""
 
 
 def is_archive(raw: Data) -> bool:

@@ -22,13 +22,14 @@ from edgesplit.release.fingerprint import (
     sparse_weight_digest,
 )
 from edgesplit.release.manifest import TensorSpec
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.onnx_format import archive
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 from edgesplit_partitioner.onnx_format.slices import data_in_weights_file, declaration
 
 
-def onnx_fingerprint(model: onnx.ModelProto, data: archive.Data, graph: LayerGraph) -> Fingerprint | None:
+def onnx_fingerprint(model: onnx.ModelProto, data: Data, graph: LayerGraph) -> Fingerprint | None:
     """The fingerprint of `model`, whose data file holds `data`, with the layers of `graph` (the model's own, or with an
     input layer). None where an operator attribute, function or sparse weight has its bytes in a data file: the digest
     of the operator would not cover what it computes with."""
@@ -68,7 +69,7 @@ def _layer_parts(model: onnx.ModelProto, layer: Layer) -> LayerFingerprint:
     return LayerFingerprint(layer.name, layer.reads, layer.writes, nodes)
 
 
-def _weight_digest(tensor: onnx.TensorProto, data: archive.Data) -> str:
+def _weight_digest(tensor: onnx.TensorProto, data: Data) -> str:
     content = data_in_weights_file(tensor, data)
     if content is None:
         return embedded_weight_digest(_bytes(tensor))

@@ -19,7 +19,7 @@ from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, PCM16_BYTES, InputSpec
 from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import FileName, Kernels, SliceFormat, TensorSpec
-from edgesplit_partitioner.ir.chunking import Bytes
+from edgesplit_partitioner.ir.chunking import Bytes, Data
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel, check_tensor_sizes
 from edgesplit_partitioner.ir.tensor_types import TensorType
@@ -39,7 +39,7 @@ class OnnxModel:
 
     proto: onnx.ModelProto
     """The optimised model. Read-only."""
-    weights: archive.Data
+    weights: Data
     """The data file with the large weights, which models above 2 GB must have; empty for most models."""
     message: bytes
     """`proto` serialised; preparing the same file twice gives the same bytes."""
@@ -57,7 +57,7 @@ class OnnxModel:
         return archive.to_bytes(*self.message_and_data) if self.weights else self.message
 
     @property
-    def message_and_data(self) -> tuple[bytes, dict[str, archive.Data]]:
+    def message_and_data(self) -> tuple[bytes, dict[str, Data]]:
         """The message, and the data file by its name where there is one."""
         return self.message, {optimise.WEIGHTS_FILE: self.weights} if self.weights else {}
 
@@ -84,7 +84,7 @@ class OnnxModel:
         return onnx_fingerprint(self.proto, self.weights, graph)
 
 
-def prepare_model(raw: archive.Data, bindings: Mapping[str, int] | None = None) -> OnnxModel:
+def prepare_model(raw: Data, bindings: Mapping[str, int] | None = None) -> OnnxModel:
     """The model in `raw`, ready to be cut; ModelRefused says what is wrong with it and what to do instead.
 
     `bindings` gives free dimensions their lengths, by name (`batch`) or by input and axis (`images:0`), and gives
@@ -115,7 +115,7 @@ def prepare_model(raw: archive.Data, bindings: Mapping[str, int] | None = None) 
     return _prepared(optimised, types, weights)
 
 
-def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: archive.Data) -> OnnxModel:
+def _prepared(model: onnx.ModelProto, types: Mapping[str, TensorType], weights: Data) -> OnnxModel:
     """The prepared model of an optimised one; ModelRefused where an output is no tensor of numbers, or is too large for
     a request."""
     for output in model.graph.output:

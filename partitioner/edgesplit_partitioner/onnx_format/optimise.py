@@ -24,6 +24,7 @@ import onnx
 import onnxruntime
 
 from edgesplit.errors import ModelRefused
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.tensor_types import TensorType
 from edgesplit_partitioner.onnx_format import archive, nodes, normalise
 from edgesplit_partitioner.onnx_format.validate import MIN_EXTERNAL_BYTES
@@ -104,7 +105,7 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 def optimise(
     model: onnx.ModelProto, data: Mapping[str, memoryview] | None = None
-) -> tuple[onnx.ModelProto, dict[str, TensorType], archive.Data]:
+) -> tuple[onnx.ModelProto, dict[str, TensorType], Data]:
     """The optimised model, the type of each of its tensors (weights left out), and the contents of the data file
     `WEIGHTS` with its large weights; ModelRefused where onnxruntime cannot load or run the model.
 

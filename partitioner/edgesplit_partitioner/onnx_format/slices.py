@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 from edgesplit.release.manifest import FileName, TensorSpec
-from edgesplit_partitioner.ir.chunking import Bytes, WeightData, padded_size, split_into_chunks, weight_chunks
+from edgesplit_partitioner.ir.chunking import Bytes, Data, WeightData, padded_size, split_into_chunks, weight_chunks
 from edgesplit_partitioner.ir.graph import Layer
 from edgesplit_partitioner.ir.prepared_model import Boundary
 from edgesplit_partitioner.onnx_format import archive, nodes
@@ -26,7 +26,7 @@ _INTEGER_TYPES = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx
 
 
 def onnx_slice_files(
-    model: onnx.ModelProto, data: archive.Data, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
+    model: onnx.ModelProto, data: Data, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
 ) -> dict[FileName, list[Bytes]]:
     """The chunks of each file of the slice with these layers of `model`, whose data file holds `data`."""
     pieces = _weights_in_file(members, nodes.initializers(model.graph), data, shared)
@@ -39,7 +39,7 @@ def onnx_slice_files(
 
 
 def _weights_in_file(
-    members: Sequence[Layer], stored: Mapping[str, onnx.TensorProto], data: archive.Data, shared: Collection[str]
+    members: Sequence[Layer], stored: Mapping[str, onnx.TensorProto], data: Data, shared: Collection[str]
 ) -> dict[str, WeightData]:
     """The weights that go into the weights file, in the order of their first use. Shared ones come last, so that what a
     layer owns is contiguous whichever slice it is in."""
@@ -55,7 +55,7 @@ def _weights_in_file(
     return {**owned, **free}
 
 
-def data_in_weights_file(tensor: onnx.TensorProto, data: archive.Data) -> Bytes | None:
+def data_in_weights_file(tensor: onnx.TensorProto, data: Data) -> Bytes | None:
     """The tensor's bytes as the weights file holds them, or None where the tensor stays in the graph."""
     if archive.is_external(tensor):
         _, offset, length = archive.external_location(tensor)

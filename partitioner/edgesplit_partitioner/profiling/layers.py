@@ -29,6 +29,7 @@ from PIL import Image
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, InputSpec, prepare
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.model_loader import is_tflite
 from edgesplit_partitioner.onnx_format import archive
@@ -54,7 +55,7 @@ class RunnableModel(Protocol):
     """A model whose bytes are ready to run; every `ir.prepared_model.PreparedModel` is one."""
 
     @property
-    def message_and_data(self) -> tuple[bytes, Mapping[str, archive.Data]]:
+    def message_and_data(self) -> tuple[bytes, Mapping[str, Data]]:
         """The optimised model's message, and its external data files by name."""
         ...
 
@@ -207,7 +208,7 @@ def _parse(model: RunnableModel | bytes) -> onnx.ModelProto:
         raise ModelRefused(f"not an ONNX file: {str(error)[:200]}") from error
 
 
-def _message_and_data(model: RunnableModel | bytes) -> tuple[bytes, Mapping[str, archive.Data | memoryview]]:
+def _message_and_data(model: RunnableModel | bytes) -> tuple[bytes, Mapping[str, Data | memoryview]]:
     """The model's message, and its external data files by name, of which most models have none."""
     if isinstance(model, bytes):
         return archive.unpack(model) if archive.is_archive(model) else (model, {})
@@ -229,7 +230,7 @@ def _name_nodes(proto: onnx.ModelProto, graph: LayerGraph) -> dict[str, str]:
 
 def _with_exposed_tensors(
     model: RunnableModel | bytes, graph: LayerGraph
-) -> tuple[dict[str, archive.Data | memoryview], tuple[str, ...]]:
+) -> tuple[dict[str, Data | memoryview], tuple[str, ...]]:
     """The model's files, with every tensor that a layer writes added to its outputs, and the names of these tensors."""
     raw, data = _message_and_data(model)
     if is_tflite(raw):
@@ -287,7 +288,7 @@ def _cost(record: TensorRecord) -> TensorCost:
 
 
 @contextmanager
-def _work_folder(files: Mapping[str, archive.Data | memoryview]) -> Iterator[Path]:
+def _work_folder(files: Mapping[str, Data | memoryview]) -> Iterator[Path]:
     """A temporary folder with these files; deleted on exit."""
     with tempfile.TemporaryDirectory(prefix="edgesplit-measure-") as name:
         for file, data in files.items():

@@ -17,7 +17,7 @@ from edgesplit.trust.identity import Claim, decode_claim
 from edgesplit_provisioning.image.detect import BOARD_DEVICE_TREES, DetectedImage
 from edgesplit_provisioning.image.options import CardSettings
 from edgesplit_provisioning.image.wifi import Wifi
-from edgesplit_provisioning.ssh.decide import CORAL_PROFILES
+from edgesplit_provisioning.profiles import CORAL_PROFILES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

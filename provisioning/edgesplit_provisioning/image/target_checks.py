@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import size as shown_size
+from edgesplit.terminal_text import size as shown_size
 from edgesplit_provisioning.image.block_devices import Disk, is_whole_disk, list_disks, parent_of, read_disk
 from edgesplit_provisioning.image.partition_table import HEAD_BYTES, read_table
 from edgesplit_provisioning.image.target_device import OpenedMedium, open_disk, open_file

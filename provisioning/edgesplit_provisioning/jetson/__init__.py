@@ -1,5 +1,5 @@
 """Jetson boards: NVIDIA's board support package (`Linux_for_Tegra`) is prepared, and NVIDIA's own flasher does the rest
-(docs/decisions/0037). Imports `edgesplit`, `edgesplit_cli.output`, and from this room `image` and `kit`.
+(docs/decisions/0037). Imports `edgesplit` only.
 
 `bsp` reads the package, `overlay` lists the files to add, `root_filesystem` writes them into its root file system and
 nowhere else, `flasher` builds NVIDIA's commands, `flash` is one run of `edgectl flash --device jetson-…`.

@@ -19,7 +19,7 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
 from edgesplit.identifiers import device_name
-from edgesplit_cli.output import printable
+from edgesplit.terminal_text import printable
 from edgesplit_provisioning.image.device_config import why_unreachable
 from edgesplit_provisioning.ssh import decide, upload
 from edgesplit_provisioning.ssh.connection import Ssh, last_line

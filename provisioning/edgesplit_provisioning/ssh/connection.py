@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 
 from edgesplit.errors import EdgeError, LinkError, TrustError, UsageError
-from edgesplit_cli.output import printable
+from edgesplit.terminal_text import printable
 from edgesplit_provisioning.ssh.inventory import Host
 
 CONNECT_TIMEOUT_S = 20

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import printable
+from edgesplit.terminal_text import printable
+from edgesplit_provisioning.profiles import CORAL_PROFILES
 from edgesplit_provisioning.ssh.facts import Installed, MachineFacts
 
 MACHINES = ("aarch64", "x86_64")
@@ -30,8 +31,6 @@ PROFILES_BY_MODEL = (
     ("NVIDIA Jetson Nano", "jetson-nano"),
 )
 """Device profile by the beginning of a device tree's model."""
-CORAL_PROFILES = {"raspberrypi4": "coral-usb-rpi4"}
-"""Device profile of a board with an Edge TPU at its USB, by that of the board."""
 
 RootMethod = Literal["root", "sudo", "sudo with password"]
 Action = Literal["install", "upgrade", "repair", "nothing"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from edgesplit_controller.storage.database import Table
+from edgesplit_controller.storage.tables.base import Table
 
 
 class ComponentStateRow(Table):

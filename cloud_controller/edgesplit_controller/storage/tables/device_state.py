@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 
-from edgesplit_controller.storage.database import Json, Table
+from edgesplit_controller.storage.tables.base import Json, Table
 
 
 class DeviceSessionRow(Table):

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from edgesplit_controller.storage.database import Json, Table
+from edgesplit_controller.storage.tables.base import Json, Table
 
 
 class PolicyRow(Table):

@@ -20,7 +20,8 @@ from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.release_health import evidence_by_device
-from edgesplit_controller.storage.database import Database, Device
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device
 from support.device_fleet import new_url
 from support.device_storage import MODEL, Machine, Source, Tiny
 

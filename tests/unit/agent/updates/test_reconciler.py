@@ -13,7 +13,7 @@ from edgesplit.mqtt.messages import ModelState
 from edgesplit.release.manifest import DesiredRelease, Statement
 from edgesplit_agent.state.slots import ENOUGH_ANSWERS, Trial
 from edgesplit_agent.updates.reconciler import (
-    LONGEST_PAUSE_S,
+    RETRY,
     AcceptStatement,
     Activate,
     ApplyBundle,
@@ -34,7 +34,6 @@ from edgesplit_agent.updates.reconciler import (
     Step,
     Verify,
     after_failure,
-    backoff_s,
     model_states,
     next_step,
     wake_at,
@@ -184,14 +183,14 @@ MAY_PASS = [LinkError("gone"), EdgeError("no room"), Expired("a clock?"), OSErro
 def test_what_may_pass_is_tried_again_later(error: Exception) -> None:
     """A lost link soon, a full disk after a while; and the state says what is wrong once it lasts."""
     state = after_failure(ReleaseProgress(manifest=True), error, 10.0, 0.5)
-    assert not state.refused and 10.0 < state.retry_at <= 10.0 + LONGEST_PAUSE_S
+    assert not state.refused and 10.0 < state.retry_at <= 10.0 + RETRY.longest_s
     assert next_step(want(("m", A)), have(state), state.retry_at) == FetchMissing(A)
 
 
 def test_pauses_double_to_a_bound_and_never_in_step() -> None:
     """B11: ten thousand devices do not come back at once."""
-    assert [backoff_s(tries, 1.0) for tries in (0, 1, 2, 60)] == [0.5, 1.0, 2.0, LONGEST_PAUSE_S]
-    assert backoff_s(3, 0.0) != backoff_s(3, 0.9)
+    assert [RETRY.pause_s(tries, 1.0) for tries in (0, 1, 2, 60)] == [0.5, 1.0, 2.0, RETRY.longest_s]
+    assert RETRY.pause_s(3, 0.0) != RETRY.pause_s(3, 0.9)
 
 
 class FakeActions:
@@ -420,7 +419,7 @@ def test_a_disk_that_fails_is_asked_again_later_and_not_all_the_time(hands: Fake
     for _ in range(10):
         updater.run_step()
     tries = [one for one, _ in hands.done].count(step)
-    assert tries == 1 and now[0] < updater.wakes_at(now[0]) <= LONGEST_PAUSE_S
+    assert tries == 1 and now[0] < updater.wakes_at(now[0]) <= RETRY.longest_s
     now[0] = updater.wakes_at(now[0])
     updater.run_step()
     assert [one for one, _ in hands.done].count(step) == 2

@@ -13,7 +13,8 @@ from edgesplit_controller.api.access_reference import DeclaredRoute, declared_ro
 from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.authorisation import Authentication
 from edgesplit_controller.caller import Role
-from edgesplit_controller.storage.database import TelemetryRow, record_event
+from edgesplit_controller.storage.database import record_event
+from edgesplit_controller.storage.tables.core import TelemetryRow
 from support import REPOSITORY
 from support.controller_api import HOST, Person, World
 
@@ -68,7 +69,7 @@ def test_every_route_says_whom_it_lets_in(world: World) -> None:
 
 
 def test_the_page_is_what_the_routes_declare() -> None:
-    """Run `python -m edgesplit_controller.api.access_reference > docs/access.md` after a change of routes."""
+    """Run `python -m edgesplit_controller.api.reference access > docs/access.md` after a change of routes."""
     assert PAGE.read_text("utf-8") == render_page([route for router in ROUTERS for route in router.routes])
 
 
@@ -213,7 +214,7 @@ def test_a_name_of_another_group_is_not_taken_over(world: World, people: dict[st
     words that do not say which; a claim for another group likewise. For a new name it is of the one own group."""
     world.device("lab-gone", "lab")
     with world.database.write() as session:
-        from edgesplit_controller.storage.database import Device
+        from edgesplit_controller.storage.tables.core import Device
 
         session.get_one(Device, "lab-gone").revoked = 1.0
     claim: dict[str, Any] = {"device_class": "raspberrypi4", "replace": True}

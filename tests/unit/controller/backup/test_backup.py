@@ -27,15 +27,8 @@ from edgesplit_controller.backup.envelope import (
 from edgesplit_controller.backup.restore import RestoreResult, restore
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import (
-    Database,
-    Deployment,
-    Device,
-    Model,
-    ReleaseRow,
-    TelemetryRow,
-    record_event,
-)
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Deployment, Device, Model, ReleaseRow, TelemetryRow
 from edgesplit_controller.tuf.repository import Repository
 from support.postgres import Postgres
 

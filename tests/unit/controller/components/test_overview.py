@@ -15,7 +15,7 @@ from edgesplit_cli.commands.fleet import unhealthy_parts
 from edgesplit_controller.components.overview import OUTDATED_S, REMEDIES, HealthOverview
 from edgesplit_controller.components.probes import Probe, ProbeResult, broker_probe, offload_probe
 from edgesplit_controller.components.recorder import REFRESH_S, StatusRecorder
-from edgesplit_controller.storage.database import GatewayRouteRow, GatewayRow
+from edgesplit_controller.storage.tables.core import GatewayRouteRow, GatewayRow
 from edgesplit_controller.storage.tables.leases import LeaseRow
 from support.device_fleet import STALE_S, World, telemetry
 

@@ -12,7 +12,8 @@ from edgesplit_controller.fleet.conditions import MAX_TEXT_CHARS, failure_causes
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.fleet.table import fleet_row, fleet_rows
 from edgesplit_controller.planning.curves import bandwidths, curves, gain
-from edgesplit_controller.storage.database import ClaimRow, Database
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import ClaimRow
 from support.sample_fleet import device_row, make_fleet
 
 LTE = Link(up_bytes_per_s=731_250.0, down_bytes_per_s=1_720_000.0, rtt_s=0.06)

@@ -17,7 +17,8 @@ from edgesplit.errors import Busy
 from edgesplit_controller.fleet import live_events
 from edgesplit_controller.fleet.change_feed import Change, ChangeFeed, kind_of
 from edgesplit_controller.fleet.live_events import MAX_QUEUED, FollowerQueue, LiveEventHub
-from edgesplit_controller.storage.database import Database, Device, record_event
+from edgesplit_controller.storage.database import Database, record_event
+from edgesplit_controller.storage.tables.core import Device
 from support.sample_fleet import device_row
 
 NOW = 1_800_000_000.0

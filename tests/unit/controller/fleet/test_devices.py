@@ -17,7 +17,8 @@ from edgesplit_controller.fleet import devices as devices_module
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment, public_key_sha256
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.director import Director, next_counter
-from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation

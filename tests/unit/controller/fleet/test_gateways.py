@@ -18,7 +18,8 @@ from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from support.immediate_deployment import deploy
 
 THREE, OTHER, TWO = "a" * 64, "b" * 64, "c" * 64

@@ -20,7 +20,7 @@ from edgesplit_controller.fleet.devices import ACK_INTERVAL_S
 from edgesplit_controller.fleet.listing import ListingQuery
 from edgesplit_controller.history.buckets import SPANS, Span
 from edgesplit_controller.history.rollup import SETTLED_S
-from edgesplit_controller.storage.database import AgentStartsRow, CertificateRow, ClaimRow, FloodRow
+from edgesplit_controller.storage.tables.core import AgentStartsRow, CertificateRow, ClaimRow, FloodRow
 from support.device_fleet import NOW, OTHER, RELEASE, STALE_S, World, new_url, runs, telemetry, window
 
 

@@ -8,7 +8,8 @@ from sqlalchemy import select
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signed, Statement
 from edgesplit_controller.fleet.restore_check import check_restored
-from edgesplit_controller.storage.database import Database, Device, Event
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Event
 
 
 def a_device(counter: int | None) -> Device:

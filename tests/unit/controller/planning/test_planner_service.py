@@ -35,7 +35,8 @@ from edgesplit_controller.planning.planner_service import (
 )
 from edgesplit_controller.settings import Settings, await_port, url_host, with_ports
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
-from edgesplit_controller.storage.database import Database, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner import load_costs
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss

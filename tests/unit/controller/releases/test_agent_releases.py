@@ -22,7 +22,8 @@ from edgesplit_controller.rollout.release_health import combined, evidence_of_me
 from edgesplit_controller.rollout.request import RolloutRequest, parse_terms
 from edgesplit_controller.rollout.states import Member, Rollout
 from edgesplit_controller.storage.blobs import BlobStore
-from edgesplit_controller.storage.database import Database, Device, Model
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Model
 from edgesplit_controller.storage.tables.device_state import RunningRow
 from edgesplit_controller.tuf.repository import Repository
 from support.wheels import archive, small_agent, wheel

@@ -22,7 +22,8 @@ from edgesplit_controller.model_registry.golden import GoldenPair
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.releases.content_keys import ContentKeys, check_key_ownership, load_or_make_content_keys
 from edgesplit_controller.releases.director import Director
-from edgesplit_controller.storage.database import Database, Device, Model, ReleaseRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_partitioner.slicing import CutSlice
 from support.immediate_deployment import deploy
 from support.signed_repository import sample_release

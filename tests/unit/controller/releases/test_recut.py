@@ -14,7 +14,7 @@ from edgesplit_controller.planning.planner_service import PlanningService, PlanO
 from edgesplit_controller.releases import build as releasing_module
 from edgesplit_controller.releases.build import ReleaseBuilder, is_union_of, signature_view
 from edgesplit_controller.releases.content_keys import ContentKeys
-from edgesplit_controller.storage.database import Model
+from edgesplit_controller.storage.tables.core import Model
 from edgesplit_controller.tuf.repository import Repository
 from support import tflite_models
 from support.registry_harness import Bench, a_model

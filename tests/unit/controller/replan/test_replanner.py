@@ -21,7 +21,8 @@ from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_controller.replan.policy import Policy, effective_policy, with_changes
 from edgesplit_controller.replan.replanner import Replanner
 from edgesplit_controller.rollout.engine import CreatedRollout, RolloutSpec
-from edgesplit_controller.storage.database import Database, Deployment, Desired, Device, Event, ReleaseRow, TelemetryRow
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, Event, ReleaseRow, TelemetryRow
 from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
 from edgesplit_partitioner import load_costs
 from unit.controller.releases.test_recut import CLASS, Maker

@@ -14,7 +14,7 @@ from edgesplit_controller.rollout import decide, engine, store
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
-from edgesplit_controller.storage.database import Event
+from edgesplit_controller.storage.tables.core import Event
 from support.rollout_harness import BAD, NEW, NEWER, OLD, World
 
 

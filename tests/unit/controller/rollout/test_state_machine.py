@@ -24,7 +24,7 @@ from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout.commands import VERBS, Verb
 from edgesplit_controller.rollout.states import IN_PROGRESS
 from edgesplit_controller.rollout.terms import Portion
-from edgesplit_controller.storage.database import Desired
+from edgesplit_controller.storage.tables.core import Desired
 from support.rollout_harness import BAD, NEW, NEWER, OLD, World
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ROLLOUT_EXAMPLES", "6"))

@@ -12,8 +12,9 @@ from sqlalchemy import Engine, create_engine, inspect, text
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.history.rollup import RollUp
-from edgesplit_controller.storage.database import Database, Device, Model, TelemetryRow
+from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables, migrate
+from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
 
 
 def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:

@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 
 from edgesplit.errors import Busy, UsageError
 from edgesplit_controller.storage import engines
-from edgesplit_controller.storage.database import Database, Device, Event, TelemetryRow, lock_device, record_event
+from edgesplit_controller.storage.database import Database, lock_device, record_event
 from edgesplit_controller.storage.engines import Unavailable, parse_url
+from edgesplit_controller.storage.tables.core import Device, Event, TelemetryRow
 from support.postgres import Postgres
 
 PATIENCE_S = 60.0

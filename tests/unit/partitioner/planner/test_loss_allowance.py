@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
-from edgesplit_cli.commands.model import read_labels
-from edgesplit_cli.commands.options.percent import parse_share
+from edgesplit_cli.local.model import read_labels
 from edgesplit_cli.main import cli
+from edgesplit_cli.options.percent import parse_share
 from edgesplit_cli.output import percent_text
 from edgesplit_cli.views.plan import loss_text
 from edgesplit_partitioner import plan

@@ -14,8 +14,8 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit_cli.commands.options.percent import parse_share
-from edgesplit_cli.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE, Quantity
+from edgesplit_cli.options.percent import parse_share
+from edgesplit_cli.options.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE, Quantity
 
 F = TypeVar("F", bound=Callable[..., Any])
 

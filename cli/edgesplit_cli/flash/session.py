@@ -13,8 +13,11 @@ from rich.text import Text
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import console, print_json, size
-from edgesplit_provisioning.image import archive, card, options, prompts, subprocesses
+from edgesplit.terminal_text import size
+from edgesplit_cli.flash import prompts
+from edgesplit_cli.flash.output import FlashPlan, progress_bars, show_finished_card, show_plan
+from edgesplit_cli.output import console, print_json
+from edgesplit_provisioning.image import archive, card, options, subprocesses
 from edgesplit_provisioning.image.batch import BatchRow, Journal, parse_label, read_rows
 from edgesplit_provisioning.image.boot_files import BootFiles, build_boot_files
 from edgesplit_provisioning.image.detect import why_board_may_not_boot
@@ -30,7 +33,6 @@ from edgesplit_provisioning.image.device_config import (
     why_unreachable,
 )
 from edgesplit_provisioning.image.installer import KitSource, coral_packages, kit_for
-from edgesplit_provisioning.image.output import FlashPlan, progress_bars, show_finished_card, show_plan
 from edgesplit_provisioning.image.target_checks import FlashTarget, resolve_target
 from edgesplit_provisioning.image.wait_online import WaitProgress, wait_online
 from edgesplit_provisioning.kit import Kit

@@ -14,9 +14,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from edgesplit.errors import MalformedMessage, MediumFailed, TrustError, UsageError
+from edgesplit_cli.flash import session
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.image import card
-from edgesplit_provisioning.image import flash as session
 from edgesplit_provisioning.image.target_checks import resolve_target
 from support.card_images import (
     BOOKWORM,

@@ -13,7 +13,8 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
-from edgesplit_cli.output import console, print_json, size, table
+from edgesplit.terminal_text import size
+from edgesplit_cli.output import console, print_json, table
 from edgesplit_provisioning.image.boot_files import BootFiles
 from edgesplit_provisioning.image.card import Image
 from edgesplit_provisioning.image.target_checks import candidates

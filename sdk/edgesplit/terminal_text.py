@@ -1,0 +1,26 @@
+"""Text for terminals: what devices sent, made harmless, and sizes as people read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def printable(data: Any) -> Any:
+    """Text from a device with unprintable characters escaped, so that it cannot control the terminal; recurses into
+    lists and dicts."""
+    if isinstance(data, str):
+        return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in data)
+    if isinstance(data, dict):
+        return {printable(key): printable(value) for key, value in data.items()}
+    return [printable(item) for item in data] if isinstance(data, list) else data
+
+
+def size(count: float | None) -> str:
+    """A size in binary units."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
