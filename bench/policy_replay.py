@@ -213,7 +213,7 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
     world.processor_free = stopped
     busy_s = (row.device_s + row.encode_s) * slowdown + stopped - hedge_starts
     outcome = _outcome(scene, row, at, ends_at, busy_s=busy_s, sent=sent, ends=ends_at)
-    return replace(outcome, by_tail=done < answered, hedged=True, tail_s=stopped - hedge_starts)
+    return replace(outcome, won_by_hedge=done < answered, hedged=True, hedge_s=stopped - hedge_starts)
 
 
 def _transfer_times(scene: Scenario, world: DeviceState, row: Row, sent: float) -> tuple[float, float]:

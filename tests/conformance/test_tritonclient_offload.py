@@ -154,7 +154,7 @@ def test_a_large_answer_comes_in_the_coding_that_is_asked_for(
     client: triton.InferenceServerClient, coding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And both ways at once; a small one comes plain, which the client takes as well."""
-    monkeypatch.setattr("edgesplit_offload.inference.pipeline.COMPRESSED_FROM", 1)
+    monkeypatch.setattr("edgesplit_offload.inference.pipeline.MIN_COMPRESSED_BYTES", 1)
     result = client.infer(CUT, mid(), request_compression_algorithm=coding, response_compression_algorithm=coding)
     np.testing.assert_array_equal(result.as_numpy("out"), 2 * MID)
     np.testing.assert_array_equal(result.as_numpy("same"), MID)

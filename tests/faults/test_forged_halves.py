@@ -207,16 +207,31 @@ def test_an_answer_in_another_releases_name_is_refused() -> None:
 NUMBERS = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-30, 1e30, math.inf, -math.inf, math.nan]))
 
 
-@fuzzed(st.lists(st.tuples(st.sampled_from(["round_trip", "transferred", "gave_up", "loaded", "computed"]), NUMBERS)))
+@fuzzed(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["after_round_trip", "after_transfer", "after_timeout", "after_load_report", "after_compute"]
+            ),
+            NUMBERS,
+        )
+    )
+)
 def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tuple[str, float]]) -> None:
     """E10: whatever times and loads are told, the estimates stay within bounds, and the row that is taken is one of the
     signed plan, so that its dearest row is the most that a liar can cost."""
     table = Plan(model="tiny@1", device_class="pi4", rows=(LOCAL, CUT, REMOTE), link=LINK)
     meter = LinkEstimate.from_link(LINK)
     for what, value in said:
-        if math.isnan(value) or (what in ("round_trip", "loaded", "computed") and math.isinf(value)):
+        if math.isnan(value) or (
+            what in ("after_round_trip", "after_load_report", "after_compute") and math.isinf(value)
+        ):
             continue  # remote.py lets no such number through, and a clock gives none
-        sizes = {"transferred": (1_000, 1_000, value), "gave_up": (1_000, value), "computed": (abs(value), 0.01)}
+        sizes = {
+            "after_transfer": (1_000, 1_000, value),
+            "after_timeout": (1_000, value),
+            "after_compute": (abs(value), 0.01),
+        }
         meter = getattr(meter, what)(*sizes.get(what, (value,)))
     now = meter.conditions(remote_ok=True)
     assert SLOWEST_BYTES_PER_S * 0.99 <= now.link.up_bytes_per_s <= FASTEST_BYTES_PER_S * 1.01

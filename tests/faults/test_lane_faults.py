@@ -217,7 +217,7 @@ import numpy as np
 from edgesplit import Client
 
 client = Client(sys.argv[1])
-while not client._connection().lanes._lanes:
+while not client._thread_connection().lanes._lanes:
     client.infer("one", {"x": np.arange(4, dtype=np.float32).reshape(1, 4)}, deadline_s=60)
 print("asked", flush=True)
 sys.stdin.read()

@@ -60,7 +60,7 @@ only_where_it_traps = pytest.mark.skipif(
 def test_a_killed_worker_is_replaced_and_the_request_answered(tmp_path: Path) -> None:
     """Killed between requests: the next one is answered by another process, and the loss is counted and told."""
     told: list[Exception] = []
-    with hosted(tmp_path, double(), lost=lambda release, error: told.append(error)) as host:
+    with hosted(tmp_path, double(), on_lost=lambda release, error: told.append(error)) as host:
         assert np.array_equal(run(host, SMALL), SMALL * 2)
         first = host.status()["pid"]
         signal_worker(host, signal.SIGKILL)

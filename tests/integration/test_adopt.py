@@ -305,9 +305,10 @@ def test_the_command_adopts_several_machines_and_says_what_became_of_each(
     machine: Machine, cloud: FakeController, kit: FakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that fails holds up no other, and its error's code is the command's."""
-    monkeypatch.setattr(command.credentials, "of_folder", lambda data: SimpleNamespace(ca_pem=CA.splitlines()[1]))
-    monkeypatch.setattr(command.ControllerClient, "by", lambda held: cloud)
-    monkeypatch.setattr(command, "kits", lambda *_: lambda means, seen, coral: kit)
+    held = SimpleNamespace(ca_pem=CA.splitlines()[1])
+    monkeypatch.setattr(command.credentials, "from_data_folder", lambda data: held)
+    monkeypatch.setattr(command.ControllerClient, "from_credentials", lambda held: cloud)
+    monkeypatch.setattr(command, "kit_maker", lambda *_: lambda means, seen, coral: kit)
     batch = tmp_path / "devices.csv"
     batch.write_text(f"host,name,group,port\nroot@127.0.0.1,cam-1,doors,{machine.port}\nnobody@127.0.0.1,cam-2,,1\n")
     options = [word for option in machine.options for word in ("-o", option)]

@@ -33,7 +33,7 @@ def test_a_connection_that_breaks_while_it_pings_is_made_again(world: BrokerWorl
             sessions[name].start()
         assert reactor.hub.run(PATIENCE_S, lambda: all(one.connected for one in sessions.values()))
         breaks_at_its_next_ping(sessions["cam"])
-        assert not sessions["cam"]._serve(False, False)
+        assert not sessions["cam"]._do_network_io(False, False)
         assert reactor.hub.run(PATIENCE_S, lambda: reactor.connects == 3 and sessions["cam"].connected)
         assert sessions["other"].connected
         for one in sessions.values():

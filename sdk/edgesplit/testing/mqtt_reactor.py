@@ -57,7 +57,7 @@ class Reactor:
                 self._wakeup_receiver.recv(65_536)
                 self._handle_results()
             else:
-                key.data.ready(bool(events & selectors.EVENT_READ), bool(events & selectors.EVENT_WRITE))
+                key.data.on_socket_ready(bool(events & selectors.EVENT_READ), bool(events & selectors.EVENT_WRITE))
 
     def close(self) -> None:
         """Stop the helper threads and close the selector and sockets."""
