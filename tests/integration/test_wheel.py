@@ -29,10 +29,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_room_and_what_they_read(wheel: Path) -> None:
-    """Device profiles, type marker, the demo's model and the dashboard, where it was built, travel with the code; no
-    test and no cache does."""
+    """Every module of every package, device profiles, type marker, the demo's model and the dashboard, where it was
+    built; no test and no cache."""
     names = set(zipfile.ZipFile(wheel).namelist())
 
+    modules = {
+        str(path.relative_to(room))
+        for room in (path.parent for path in REPOSITORY.glob("*/edgesplit*") if path.is_dir())
+        for path in room.glob("edgesplit*/**/*.py")
+    }
+    assert len(modules) > 600 and modules <= names
     assert set(NEEDED) <= names
     built = REPOSITORY / "cloud_controller" / "edgesplit_controller" / "dashboard_assets"
     assets = {f"edgesplit_controller/dashboard_assets/{file.relative_to(built)}" for file in built.rglob("*.*")}
@@ -46,7 +52,7 @@ def test_the_installed_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Pa
     script = (
         f"import sys\nsys.path[:] = [p for p in sys.path if not p.startswith({str(REPOSITORY)!r}) or 'site-' in p]\n"
         f"sys.path.insert(0, {str(tmp_path / 'installed')!r})\n"
-        "import edgesplit_cli.main, edgesplit_agent.main, edgesplit_offload.main\n"
+        "import edgesplit_cli.main, edgesplit_agent.main, edgesplit_offload.main, edgesplit_simulation.run\n"
         "from edgesplit.device_profile import load_profile, list_profiles\n"
         "from edgesplit_cli.demo.run import digits_folder\n"
         "assert edgesplit_cli.main.__file__.startswith(sys.path[0]), edgesplit_cli.main.__file__\n"
