@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-FIRST_PAUSE_S = 1.0
-"""Back-off before the first restart."""
-LONGEST_PAUSE_S = 60.0
-"""Longest back-off before a restart."""
+from edgesplit.backoff import Backoff
+
+RESTART = Backoff(first_s=1.0, longest_s=60.0)
+"""Back-off before a restart, by the number of unsuccessful runs in a row; its jitter keeps devices that lost the same
+server from restarting together."""
 STEADY_S = 60.0
 """A run of at least this many seconds counts as successful and resets the back-off."""
 START_S = 900.0
@@ -67,13 +68,6 @@ class ProgramRun:
         if self.told_to_stop < math.inf:
             return f"did not end within {STOP_S:g} s"
         return f"gave no sign of life for {self.watchdog_s:g} s" if self.ready else f"was not ready in {START_S:g} s"
-
-
-def restart_backoff_s(failures: int, jitter: float) -> float:
-    """Seconds of back-off before the next restart, after that many unsuccessful runs in a row. `jitter` from 0 to 1
-    keeps devices that lost the same server from restarting together."""
-    backoff_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
-    return backoff_s * (0.5 + 0.5 * jitter)
 
 
 def failures_after(failures: int, ran_s: float) -> int:

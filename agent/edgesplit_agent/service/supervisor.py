@@ -23,7 +23,7 @@ from time import monotonic
 
 from edgesplit.process.lifecycle import adopt_orphans, die_with_starting_thread
 from edgesplit_agent.host.sd_notify import SOCKET, WATCHDOG_PID, WATCHDOG_US
-from edgesplit_agent.service.restart_policy import ProgramRun, failures_after, restart_backoff_s
+from edgesplit_agent.service.restart_policy import RESTART, ProgramRun, failures_after
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Supervisor:
     def _schedule_start(self, ran_s: float) -> None:
         """Schedule the next start, after a run of that many seconds (infinity: without back-off)."""
         self._failures = failures_after(self._failures, ran_s)
-        pause_s = 0.0 if ran_s == math.inf else restart_backoff_s(max(0, self._failures - 1), random.random())
+        pause_s = 0.0 if ran_s == math.inf else RESTART.pause_s(max(0, self._failures - 1), random.random())
         self._start_at = monotonic() + pause_s
 
     def _kill_group(self) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgesplit.backoff import Backoff
 from edgesplit.errors import MalformedMessage
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Telemetry
@@ -31,10 +32,8 @@ BATCH_MESSAGES = 64
 """Maximum number of messages in a batch."""
 BYTES_PER_S = 8_192.0
 """Average rate of re-sent telemetry: a slow uplink has more important traffic."""
-BATCH_TIMEOUT_S = 20.0
-"""Seconds to wait for the acknowledgement of a batch."""
-MAX_PAUSE_S = 600.0
-"""Maximum back-off in seconds."""
+RESEND = Backoff(first_s=20.0, longest_s=600.0)
+"""Time to wait for the acknowledgement of a batch before it is sent again."""
 SETTLE_S = 20.0
 """Maximum random delay in seconds of the first batch after connecting: ten thousand devices may come back at once."""
 FLUSH_S = 60.0
@@ -64,25 +63,24 @@ class _BatchInFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
-    """Back-off of batches: when the next may be sent, after `tries` batches in a row without an acknowledgement."""
+class BatchSchedule:
+    """When the next batch may be sent, after `tries` batches in a row without an acknowledgement."""
 
     next_at: float = 0.0
     tries: int = 0
 
-    def connected(self, now: float, jitter: float) -> Backoff:
+    def connected(self, now: float, jitter: float) -> BatchSchedule:
         """After the link was established: a random delay."""
-        return Backoff(now + SETTLE_S * jitter)
+        return BatchSchedule(now + SETTLE_S * jitter)
 
-    def acknowledged(self, now: float, size: int) -> Backoff:
+    def acknowledged(self, now: float, size: int) -> BatchSchedule:
         """After a batch of `size` bytes was acknowledged: the pause that keeps the average rate."""
-        return Backoff(now + size / BYTES_PER_S)
+        return BatchSchedule(now + size / BYTES_PER_S)
 
-    def unacknowledged(self, now: float, jitter: float) -> Backoff:
+    def unacknowledged(self, now: float, jitter: float) -> BatchSchedule:
         """After a batch was not acknowledged: exponential back-off with jitter, since the receiver may be gone or
         overloaded."""
-        pause_s = min(MAX_PAUSE_S, BATCH_TIMEOUT_S * 2.0 ** min(self.tries, 10))
-        return Backoff(now + pause_s * (0.5 + 0.5 * jitter), self.tries + 1)
+        return BatchSchedule(now + RESEND.pause_s(self.tries, jitter), self.tries + 1)
 
 
 class Outbox:
@@ -94,7 +92,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._live: deque[_LiveMessage] = deque()
         self._sent: _BatchInFlight | None = None
-        self._backoff = Backoff()
+        self._schedule = BatchSchedule()
         self._number = 0
         self._flushed_at = float("-inf")
 
@@ -117,7 +115,7 @@ class Outbox:
         """The link was established."""
         with self._lock:
             self._sent = None
-            self._backoff = self._backoff.connected(now, jitter)
+            self._schedule = self._schedule.connected(now, jitter)
 
     def on_disconnected(self) -> None:
         """The link was lost: everything unacknowledged goes to the disk ring."""
@@ -136,14 +134,14 @@ class Outbox:
             sent = self._sent
             if sent is not None and ack.late == sent.number:
                 self._ring.acknowledge(sent.upto)
-                self._sent, self._backoff = None, self._backoff.acknowledged(now, sent.size)
+                self._sent, self._schedule = None, self._schedule.acknowledged(now, sent.size)
 
     def next_batch(self, now: float, jitter: float) -> Backlog | None:
         """The next batch, if one is due; None otherwise, or while one is in flight."""
         with self._lock:
-            if self._sent is not None and now - self._sent.at >= BATCH_TIMEOUT_S:
-                self._sent, self._backoff = None, self._backoff.unacknowledged(now, jitter)
-            if self._sent is not None or now < self._backoff.next_at:
+            if self._sent is not None and now - self._sent.at >= RESEND.first_s:
+                self._sent, self._schedule = None, self._schedule.unacknowledged(now, jitter)
+            if self._sent is not None or now < self._schedule.next_at:
                 return None
             return self._take_batch(now)
 

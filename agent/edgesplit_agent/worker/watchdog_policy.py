@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from edgesplit.backoff import Backoff
+
 HUNG_FACTOR = 8.0
 """A run may take this many times its previous duration before it counts as hung."""
 STARVED_FACTOR = 4.0
 """Multiple of that limit after which a process that is neither stopped nor busy is killed; until then other processes
 may simply have the processor."""
-FIRST_RESTART_S = 0.25
-"""Back-off in seconds after the second loss in a row; doubled after each further one."""
-MAX_RESTART_S = 30.0
-"""Maximum back-off in seconds."""
+RESTART = Backoff(first_s=0.25, longest_s=30.0)
+"""Back-off after the second loss in a row and each further one."""
 MIN_STORAGE_BYTES_PER_S = 10e6
 """Slowest storage that loading a model waits for."""
 
@@ -99,7 +99,7 @@ def watchdog_verdict(task: Task | None, stats: ProcessStats, cpu_before_s: float
 
 def restart_after_s(losses: int) -> float:
     """Back-off in seconds before the next worker, after so many losses in a row: none at first, then doubling."""
-    return 0.0 if losses <= 1 else min(MAX_RESTART_S, FIRST_RESTART_S * 2.0 ** min(losses - 2, 16))
+    return 0.0 if losses <= 1 else RESTART.pause_s(losses - 2)
 
 
 def check_interval_s(task: Task | None, now: float) -> float:

@@ -13,12 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from edgesplit.backoff import Backoff
 from edgesplit_controller.access.request_limits import MAX_CLIENTS, RateLimit
 
 FREE_FAILURES = 5
 """Failures in a row that are answered without a delay."""
-MAX_DELAY_S = 60.0
-"""Longest delay, in seconds."""
+DELAY = Backoff(first_s=1.0, longest_s=60.0)
+"""Delay of further failures."""
 RESET_AFTER_S = 900.0
 """Seconds without a failure after which the count starts again."""
 
@@ -69,8 +70,8 @@ class EntryLimiter:
 
 
 def delay_s(failures: int) -> float:
-    """Seconds to wait after this many failures in a row: 0 up to `FREE`, then 1, 2, 4 and so on up to `LONGEST_S`."""
-    return 0.0 if failures <= FREE_FAILURES else min(MAX_DELAY_S, 2.0 ** min(failures - FREE_FAILURES - 1, 10))
+    """Seconds to wait after this many failures in a row: 0 up to `FREE_FAILURES`, then as `DELAY` says."""
+    return 0.0 if failures <= FREE_FAILURES else DELAY.pause_s(failures - FREE_FAILURES - 1)
 
 
 def client_key(address: str) -> str:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sqlalchemy import Select, delete, select, update
 from sqlalchemy.orm import Session
 
+from edgesplit.backoff import Backoff
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.identifiers import device_name
 from edgesplit.mqtt import messages
@@ -55,10 +56,8 @@ ACK_INTERVAL_S = 60.0
 """Seconds between two acknowledgements of live telemetry to a device."""
 MAX_STARTS = 16
 """Newest agent starts that are remembered per device."""
-QUARANTINE_S = 60.0
-"""Duration in seconds of a device's first quarantine for flooding; it doubles each time."""
-MAX_QUARANTINE_S = 3_600.0
-"""Longest quarantine, in seconds."""
+QUARANTINE = Backoff(first_s=60.0, longest_s=3_600.0)
+"""How long a device is in quarantine for flooding, by how often it has been."""
 FLOOD_RESET_S = 86_400.0
 """Seconds without flooding after which the next quarantine counts as the first."""
 COPIED_EVENT_INTERVAL_S = 3_600.0
@@ -393,7 +392,7 @@ class Devices:
 
 def quarantine_s(times: int) -> float:
     """Duration in seconds of a device's `times`-th quarantine."""
-    return float(min(MAX_QUARANTINE_S, QUARANTINE_S * 2 ** min(times - 1, 30)))
+    return QUARANTINE.pause_s(times - 1)
 
 
 def state_of(device: Device, now: float, stale_after_s: float) -> State:

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from edgesplit.backoff import Backoff
 from edgesplit_controller.replan.evidence import DeviceMeasurements, Observation, robust_median
 from edgesplit_controller.replan.pricing import PricedTable, compare_costs, saved_ratio, split_in_time
 
@@ -82,9 +83,9 @@ def remaining_cool_down_s(changes: Sequence[float], now: float, doubt: Confidenc
     if not changes:
         return 0.0
     # Exponential back-off: the cool-down doubles with each earlier change within a week of the newest, so that a table
-    # that oscillates between two states settles. The exponent is bounded only to keep the power finite.
+    # that oscillates between two states settles.
     recent_changes = sum(1 for at in changes[:-1] if changes[-1] - at < LONGEST_WAIT_S)
-    cool_down_s = min(LONGEST_WAIT_S, doubt.cool_down_s * 2.0 ** min(recent_changes, 20))
+    cool_down_s = Backoff(doubt.cool_down_s, LONGEST_WAIT_S).pause_s(recent_changes)
     return max(0.0, changes[-1] + max(cool_down_s, doubt.cool_down_s) - now)
 
 

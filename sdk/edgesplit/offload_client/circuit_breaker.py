@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from edgesplit.backoff import Backoff
+
 THRESHOLD = 3
 """Consecutive failures that open the breaker; a refused connection, or silence to everything, opens it at once."""
-FIRST_PAUSE_S = 0.25
-MAX_PAUSE_S = 2.0
+PAUSE = Backoff(first_s=0.25, longest_s=2.0)
+"""How long an open breaker waits before it sends a probe."""
 MAX_TRIAL_IN_FLIGHT = 8
 """On trial: the breaker closes when more requests than this may be in flight."""
 
@@ -54,8 +56,7 @@ class CircuitBreaker:
         # Closed: only several failures in a row, or a refused connection, open it. On trial: any failure does.
         if self.state == "closed" and failures < THRESHOLD and not refused:
             return replace(self, failures=failures)
-        # Exponential back-off with jitter in [0.5, 1): 0.25 s * 2**pauses, at most 2 s.
-        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self.pauses) * (0.5 + 0.5 * jitter)
+        pause_s = PAUSE.pause_s(self.pauses, jitter)
         return CircuitBreaker("open", failures, min(self.pauses + 1, 10), now, now + pause_s)
 
     def after_probe(self, now: float) -> CircuitBreaker:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError
-from edgesplit.offload_client.circuit_breaker import MAX_PAUSE_S, CircuitBreaker
+from edgesplit.offload_client.circuit_breaker import PAUSE, CircuitBreaker
 from edgesplit.plan import Link
 from edgesplit_agent.policy.hedge_timing import offload_timeout_s, slices_duration_s
 from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
@@ -64,7 +64,7 @@ def test_breaker_pauses_grow_to_a_bound_and_never_in_step() -> None:
         breaker = breaker.after_failure(now, 1.0, probe=True, refused=True)
         pauses.append(breaker.probe_at - now)
         now = breaker.probe_at
-    assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(MAX_PAUSE_S)
+    assert pauses[0] == pytest.approx(0.25) and pauses[-1] == pytest.approx(PAUSE.longest_s)
     assert all(later >= sooner for sooner, later in pairwise(pauses))
     jittered = {CircuitBreaker().after_failure(0.0, jitter, refused=True).probe_at for jitter in (0.0, 0.3, 0.9)}
     assert len(jittered) == 3

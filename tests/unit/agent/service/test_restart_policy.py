@@ -15,13 +15,11 @@ from edgesplit.errors import LinkError, UsageError
 from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.service.commands import launch_arguments
 from edgesplit_agent.service.restart_policy import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
+    RESTART,
     START_S,
     STOP_S,
     ProgramRun,
     failures_after,
-    restart_backoff_s,
 )
 from edgesplit_agent.service.systemd_unit import WATCHDOG_S, Installation, render_unit
 from edgesplit_agent.service.watchdog import BEATS_PER_TIMEOUT, Watchdog
@@ -135,9 +133,9 @@ def test_a_run_is_given_time_to_start_then_time_between_signs_of_life_then_time_
 
 def test_who_does_not_last_is_started_later_each_time_and_never_given_up() -> None:
     """Up to a longest pause, each with jitter; a run that lasted is forgiven everything."""
-    pauses = [restart_backoff_s(failures, 1.0) for failures in range(60)]
-    assert pauses[0] == FIRST_PAUSE_S and pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_S
-    assert restart_backoff_s(3, 0.0) == restart_backoff_s(3, 1.0) / 2
+    pauses = [RESTART.pause_s(failures, 1.0) for failures in range(60)]
+    assert pauses[0] == RESTART.first_s and pauses == sorted(pauses) and pauses[-1] == RESTART.longest_s
+    assert RESTART.pause_s(3, 0.0) == RESTART.pause_s(3, 1.0) / 2
     assert failures_after(5, 1.0) == 6 and failures_after(5, 3600.0) == 0
 
 

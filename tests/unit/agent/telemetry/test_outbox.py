@@ -20,10 +20,10 @@ from edgesplit_agent.telemetry import disk_ring as ring_module
 from edgesplit_agent.telemetry.disk_ring import DiskRing, Entry, parse_entries
 from edgesplit_agent.telemetry.outbox import (
     BATCH_MESSAGES,
-    BATCH_TIMEOUT_S,
     MAX_UNACKED,
+    RESEND,
     SETTLE_S,
-    Backoff,
+    BatchSchedule,
     Outbox,
     priority_of,
 )
@@ -266,7 +266,7 @@ def test_a_controller_that_is_gone_behind_a_living_broker_loses_nothing(tmp_path
     assert wire.outbox.to_telemetry().waiting >= 200
     late = wire.due()
     assert late is not None and late.measured[0].sequence == 0
-    wire.now += BATCH_TIMEOUT_S
+    wire.now += RESEND.first_s
     assert wire.due() is None  # nobody answered: it waits, longer each time
     wire.now += 60.0
     again = wire.due()
@@ -280,7 +280,7 @@ def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
         wire.offline(sequence)
     first = wire.due()
     assert first is not None
-    wire.now += BATCH_TIMEOUT_S
+    wire.now += RESEND.first_s
     wire.due()
     wire.now += 60.0
     second = wire.due()
@@ -294,12 +294,12 @@ def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
 
 def test_pauses_grow_and_are_never_in_step() -> None:
     """Ten thousand devices that a controller does not answer ask it more and more seldom."""
-    pace, pauses = Backoff(), []
+    pace, pauses = BatchSchedule(), []
     for _ in range(12):
         pace = pace.unacknowledged(0.0, 1.0)
         pauses.append(pace.next_at)
     assert pauses == sorted(pauses) and pauses[-1] == 600.0
-    assert Backoff().unacknowledged(0.0, 0.0).next_at == BATCH_TIMEOUT_S / 2
+    assert BatchSchedule().unacknowledged(0.0, 0.0).next_at == RESEND.first_s / 2
     assert pace.acknowledged(5.0, 8_192).next_at == pytest.approx(6.0) and pace.acknowledged(5.0, 1).tries == 0
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgesplit_controller.access.login_throttle import (
+    DELAY,
     FREE_FAILURES,
-    MAX_DELAY_S,
     RESET_AFTER_S,
     EntryLimiter,
     FailureCounter,
@@ -19,7 +19,17 @@ def test_the_delay_doubles_up_to_a_minute_and_is_forgotten() -> None:
     now = [0.0]
     failures = FailureCounter(lambda: now[0])
     delays = [failures.on_failure("10.0.0.1") for _ in range(FREE_FAILURES + 9)]
-    assert delays == [0.0] * FREE_FAILURES + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, MAX_DELAY_S, MAX_DELAY_S, MAX_DELAY_S]
+    assert delays == [0.0] * FREE_FAILURES + [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+        DELAY.longest_s,
+        DELAY.longest_s,
+        DELAY.longest_s,
+    ]
     assert failures.on_failure("10.0.0.2") == 0.0
     failures.on_success("10.0.0.1")
     assert failures.on_failure("10.0.0.1") == 0.0
@@ -27,7 +37,7 @@ def test_the_delay_doubles_up_to_a_minute_and_is_forgotten() -> None:
         failures.on_failure("10.0.0.3")
     now[0] += RESET_AFTER_S + 1
     assert failures.on_failure("10.0.0.3") == 0.0
-    assert delay_s(10**9) == MAX_DELAY_S
+    assert delay_s(10**9) == DELAY.longest_s
 
 
 def test_places_beyond_number_are_forgotten() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit_cli.main import cli
-from edgesplit_controller.fleet.devices import MAX_QUARANTINE_S, QUARANTINE_S, quarantine_s
+from edgesplit_controller.fleet.devices import QUARANTINE, quarantine_s
 from edgesplit_controller.messaging.broker import _CLIENT_LOG
 from edgesplit_controller.messaging.chunk_queue import WAITING_CHUNKS_PER_DEVICE, ChunkQueue
 from edgesplit_controller.messaging.delivery import Delivery, Sources
@@ -206,7 +206,8 @@ def test_one_poisoned_message_costs_no_other_devices_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "seconds"), [(1, QUARANTINE_S), (2, 2 * QUARANTINE_S), (4, 8 * QUARANTINE_S), (99, MAX_QUARANTINE_S)]
+    ("times", "seconds"),
+    [(1, QUARANTINE.first_s), (2, 2 * QUARANTINE.first_s), (4, 8 * QUARANTINE.first_s), (99, QUARANTINE.longest_s)],
 )
 def test_who_floods_again_is_held_off_longer(times: int, seconds: float) -> None:
     """Twice as long each time, and never longer than an hour."""
