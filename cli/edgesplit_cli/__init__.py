@@ -1,3 +1,1 @@
-"""The `edgectl` command line. Imports every other package of the project. None imports it, except
-`edgesplit_provisioning` for `output`, until its printing is moved here.
-"""
+"""The `edgectl` command line: parses options, asks, prints and draws. Imports every other room; no room imports it."""

@@ -1,3 +1,3 @@
 """Plans, rollouts and request timelines as text, tables and pictures. Imports `edgesplit`, `edgesplit_partitioner`, and
-from this room `commands.options` and `output`.
+from this room `options` and `output`.
 """

@@ -2,5 +2,5 @@
 (docs/decisions/0037). Imports `edgesplit` only.
 
 `bsp` reads the package, `overlay` lists the files to add, `root_filesystem` writes them into its root file system and
-nowhere else, `flasher` builds NVIDIA's commands, `flash` is one run of `edgectl flash --device jetson-…`.
+nowhere else, `flasher` builds NVIDIA's commands.
 """
