@@ -15,6 +15,7 @@ from edgesplit_controller.history.rollup import RollUp
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.schema import known_tables, migrate
 from edgesplit_controller.storage.tables.core import Device, Model, TelemetryRow
+from edgesplit_controller.storage.tables.device_state import DeviceBucketRow
 
 
 def test_the_steps_make_the_tables_that_the_program_knows(database_url: str) -> None:
@@ -38,7 +39,13 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
         kept = session.get(Model, 1)
         assert kept is not None and (kept.ref, kept.bytes) == ("digits@1", 20_000_000_000)
         told = session.query(TelemetryRow).one()
-        assert (told.device, told.at, told.sequence, told.late, told.content) == ("cam", 2.5, 7, False, {"a": 1})
+        assert (told.device, told.at, told.sequence, told.from_backlog, told.content) == (
+            "cam",
+            2.5,
+            7,
+            False,
+            {"a": 1},
+        )
         assert set(later) <= set(inspect(session.get_bind()).get_table_names())
     database.close()
     Database(database_url).close()
@@ -72,6 +79,48 @@ def test_hours_that_are_there_make_days_and_months_and_what_the_fleet_did(databa
     assert [one["requests"] for one in rolling.model_history("m", "day", day, day + 2 * 86_400)] == [6, 2]
     assert rolling.model_history("", "day", day, day + 86_400) == []
     database.close()
+
+
+def test_fields_of_stored_messages_carry_their_new_names(database_url: str) -> None:
+    """Each JSON column, over more rows than are changed at once: renamed at every depth,
+    values and other fields kept."""
+    engine = create_engine(database_url)
+    migrate(engine, until="0008")
+    reported = {"session": 3, "counter": 7, "models": [{"model": "m", "wanted": "aa", "state": "running"}]}
+    message = {
+        "at": 5.0, "remote_ok": True, "moment": {"at": 4.5, "boot": "b", "up_s": 1.0}, "queue": {"here": 2},
+        "models": [{"model": "m", "late": 1, "trouble": ""}],
+    }  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(text(A_DEVICE), {"name": "cam", "group": "doors"})
+        connection.execute(text("UPDATE devices SET reported = :told"), {"told": json.dumps(reported)})
+        for number in range(1_100):
+            row = {"at": float(number), "content": json.dumps(message)}
+            connection.execute(text(A_MESSAGE), row)
+        for model in ("", "m"):
+            row = {"device": "cam", "model": model, "begins": 0.0, "content": json.dumps({"late": 2, "remote_ok": 1})}
+            connection.execute(text(AN_HOUR), row)
+    engine.dispose()
+    database = Database(database_url)
+    with database.read() as session:
+        device = session.get(Device, "cam")
+        assert device is not None and device.reported == {
+            "session": 3, "statement_counter": 7,
+            "models": [{"model": "m", "desired_release": "aa", "state": "running"}],
+        }  # fmt: skip
+        assert device.birth is None
+        contents = [row.content for row in session.query(TelemetryRow).all()]
+        buckets = {row.model: row.content for row in session.query(DeviceBucketRow).all() if row.span_s == 3_600}
+    database.close()
+    assert len(contents) == 1_100 and all(content == contents[0] for content in contents)
+    assert contents[0] == {
+        "at": 5.0, "remote_usable": True,
+        "measured_at": {"unix_s": 4.5, "boot_id": "b", "since_boot_s": 1.0}, "queue": {"in_flight": 2},
+        "models": [{"model": "m", "emulation_overruns": 1, "problem": ""}],
+    }  # fmt: skip
+    assert buckets == {
+        "": {"from_backlog": 2, "remote_usable": 1}, "m": {"emulation_overruns": 2, "remote_usable": 1},
+    }  # fmt: skip
 
 
 def test_a_database_that_lacks_a_column_is_not_adopted(database_url: str) -> None:
@@ -128,6 +177,8 @@ A_DEVICE = """INSERT INTO devices (name, device_class, "group", labels, link, ce
 VALUES (:name, 'coral', :group, '{}', '', '1', '', 1.0, 0, 0, false, '', 0.0)"""
 AN_HOUR = """INSERT INTO telemetry_rolled (device, model, span_s, begins, content)
 VALUES (:device, :model, 3600, :begins, :content)"""
+A_MESSAGE = """INSERT INTO telemetry (device, at, stored, session, sequence, late, dated, content)
+VALUES ('cam', :at, :at, 1, :at, false, 'now', :content)"""
 OLD_TELEMETRY = """INSERT INTO telemetry (id, device, at, content) VALUES (7, 'cam', 2.5, '{"a": 1}')"""
 AN_OLD_MODEL = """
 INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings, shown, created)
