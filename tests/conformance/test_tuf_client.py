@@ -17,7 +17,8 @@ from tuf.api.metadata import MetaFile, TargetFile, Targets
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import Fetched, FetchMetadata
-from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import DIRECTOR, TARGETS_FILE, target_path, verify_manifest
 from edgesplit_controller.messaging.delivery import pieces
 from support.signed_repository import DAY, sample_release
 from support.tuf_repository import Case, TufWorld, new_key

@@ -39,7 +39,8 @@ from edgesplit.release import boundary_codecs, fingerprint, manifest, onnx_graph
 from edgesplit.release.manifest import Signed, TensorSpec
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, Renewal
-from edgesplit.trust.store import TrustStore, verify_chain
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import verify_chain
 from edgesplit_agent.control.enrolment import enrolment_context
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
 from edgesplit_controller.fleet.devices import public_key_sha256

@@ -16,7 +16,7 @@ from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import manifest as release
 from edgesplit.release.fingerprint import encode_fingerprint, fingerprint_file
 from edgesplit.release.manifest import Chunk, GoldenExample, Manifest
-from edgesplit.trust.store import recut_path
+from edgesplit.trust.verification import recut_path
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_partitioner.ir.chunking import slice_file, split_into_chunks
 from edgesplit_partitioner.ir.graph import LayerGraph

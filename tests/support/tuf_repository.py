@@ -23,7 +23,8 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import FetchMetadata, decode, encode, topic
 from edgesplit.release import manifest as release
 from edgesplit.release.manifest import Statement
-from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import DIRECTOR, TARGETS_FILE, target_path
 from edgesplit_agent.control.fetcher import REQUEST_TIMEOUTS_S as ROUNDS_S
 from edgesplit_agent.control.fetcher import MetadataFetcher
 from edgesplit_controller.messaging.delivery import pieces

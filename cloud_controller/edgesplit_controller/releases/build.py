@@ -40,7 +40,7 @@ from edgesplit.release.manifest import (
 )
 from edgesplit.release.recut import check_recut
 from edgesplit.release_store import stored_releases, write_release
-from edgesplit.trust.store import PLANNER
+from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.trust.store import DIRECTOR
+from edgesplit.trust.verification import DIRECTOR
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.database import Database, record_event

@@ -49,7 +49,7 @@ from edgesplit.mqtt import messages
 from edgesplit.release import manifest as release
 from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint, fingerprint_file
 from edgesplit.release.recut import check_recut
-from edgesplit.trust.store import (
+from edgesplit.trust.verification import (
     BASE_FILE,
     DIRECTOR,
     FINGERPRINT_FILE,
@@ -57,12 +57,13 @@ from edgesplit.trust.store import (
     PLANNER_FILE,
     TARGETS_FILE,
     fingerprint_path,
+    parse_metadata,
     recut_path,
     root_file,
     target_path,
 )
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.tuf.key_change import LIFE, check_targets_step, next_targets, parse_metadata
+from edgesplit_controller.tuf.key_change import LIFE, check_targets_step, next_targets
 from edgesplit_controller.tuf.key_folder import KeyFolder
 
 RENEW_AT: Final = 0.5

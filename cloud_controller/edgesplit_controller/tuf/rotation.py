@@ -22,6 +22,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.atomic_files import sync_folder, write_durably
 from edgesplit.errors import NotFound, TrustError, UsageError
+from edgesplit.trust.verification import parse_metadata
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,
@@ -37,7 +38,6 @@ from edgesplit_controller.tuf.key_change import (
     missing_targets_signatures,
     next_root,
     next_targets,
-    parse_metadata,
     short_id,
 )
 from edgesplit_controller.tuf.repository import Repository

@@ -38,7 +38,8 @@ from edgesplit.release.manifest import (
 from edgesplit.release_store import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.trust.identity import load_or_make_key
-from edgesplit.trust.store import TrustStore, recut_path, verify_release
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import recut_path, verify_release
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.rotation import Rotation
 from edgesplit_offload.models.repository import ModelRepository

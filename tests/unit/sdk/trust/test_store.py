@@ -22,7 +22,8 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signature, Signed, Statement
 from edgesplit.trust.identity import load_or_make_key
-from edgesplit.trust.store import TrustStore, target_path, verify_manifest, verify_statement_offline
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import target_path, verify_manifest, verify_statement_offline
 from edgesplit_controller.tuf import key_folder, repository
 from edgesplit_controller.tuf.repository import Repository
 from support.signed_repository import DAY, DEVICE, START, World, sample_release
