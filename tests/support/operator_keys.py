@@ -111,8 +111,7 @@ class Operator:
 
     def versions(self) -> dict[str, int]:
         """Of each role, as published."""
-        with self.world.repository.exclusive():
-            return {role: version for role, (version, _) in self.world.repository.expiries().items()}
+        return {role: version for role, (version, _) in self.world.repository.store.published().expiries().items()}
 
 
 def died_at(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:

@@ -174,10 +174,11 @@ class RecutWorld(World):
         file = folder / "targets" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(raw)
-        with repository._exclusive():
-            planner = repository._current_planner()
-            planner.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
-            repository._publish(None, planner)
+        store = repository.store
+        with store.exclusive():
+            published = store.published()
+            published.planner.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
+            store.publish(repository.signer.publish(published, planner=published.planner))
         return digest
 
     @staticmethod

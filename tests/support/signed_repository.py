@@ -101,3 +101,10 @@ class World:
         shutil.rmtree(self.folder / "repository")
         shutil.copytree(backup, self.folder / "repository")
         self.repository = self.reopened()
+
+
+def refreshed(world: World) -> TrustStore:
+    """A store of the device that has just refreshed."""
+    store = world.store()
+    store.refresh(world.fetch)
+    return store

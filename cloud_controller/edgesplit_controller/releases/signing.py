@@ -144,7 +144,7 @@ class KeyManagement:
         if not done:
             return {"done": False, **self._rotation.to_sign()}
         self._update_dependents()
-        root = self._repository.trusted_root()
+        root = self._repository.store.root()
         self._record("keys.changed", "root", version=root.version, keys=list(root.roles["root"].keyids))
         return {"done": True, "root": self.root_text}
 

@@ -16,11 +16,12 @@ from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.fleet import devices as devices_module
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment, public_key_sha256
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.releases.director import Director, next_counter
+from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.repository_signer import next_version
 from edgesplit_controller.tuf.rotation import Rotation
 from support.immediate_deployment import deploy
 
@@ -300,9 +301,9 @@ def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_counters_only_grow_and_follow_the_clock() -> None:
     """A restored backup cannot command backwards, nor can a clock that was set back."""
-    assert next_counter(0, 1_000.9) == 1_000
-    assert next_counter(1_000, 1_000.9) == 1_001
-    assert next_counter(5_000, 1_000.0) == 5_001
+    assert next_version(0, 1_000.9) == 1_000
+    assert next_version(1_000, 1_000.9) == 1_001
+    assert next_version(5_000, 1_000.0) == 5_001
 
 
 def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:

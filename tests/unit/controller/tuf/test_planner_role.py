@@ -41,6 +41,7 @@ from edgesplit.trust.identity import load_or_make_key
 from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import recut_path, verify_release
 from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.repository_signer import PublishedMetadata
 from edgesplit_controller.tuf.rotation import Rotation
 from edgesplit_offload.models.repository import ModelRepository
 from edgesplit_offload.server import release_opener
@@ -59,6 +60,12 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> RecutWorld:
 @pytest.fixture()
 def world(tmp_path: Path) -> RecutWorld:
     return RecutWorld(tmp_path)
+
+
+def publish_targets(world: RecutWorld, published: PublishedMetadata) -> None:
+    """Sign this list of releases and what leads to it; the planner's metadata stays."""
+    signer = world.repository.signer
+    world.repository.store.publish(signer.publish(published, targets=signer.next_targets(published)))
 
 
 def refreshed(world: RecutWorld, name: str = DEVICE) -> TrustStore:
@@ -147,11 +154,11 @@ def test_limits_may_become_stricter(world: RecutWorld) -> None:
 def test_adding_a_recut_needs_no_release_key(world: RecutWorld) -> None:
     """With the release key taken away the planner still publishes, and the targets metadata is not written anew."""
     world.repository.keys.retire("targets", ())
-    before = world.repository._current_targets().version
+    before = world.repository.store.targets().version
     assert not world.repository.signs_releases
     world.now += 60
     digest = world.repository.add_recut(world.recut().raw)
-    assert world.repository.recuts() == [digest] and world.repository._current_targets().version == before
+    assert world.repository.recuts() == [digest] and world.repository.store.targets().version == before
     assert refreshed(world).manifest(digest, world.fetch) == world.recut().raw
     assert world.repository.add_recut(world.recut().raw) == digest
 
@@ -162,10 +169,9 @@ def test_a_recut_runs_on_after_its_base_has_gone(world: RecutWorld, tmp_path: Pa
     world.repository.add_recut(one.raw)
     store = refreshed(world)
     write(world, tmp_path / "device", one, store.manifest_with_proof(one.digest, world.fetch)[1])
-    with world.repository._exclusive():
-        targets = world.repository._current_targets()
-        targets.targets.clear()
-        world.repository._publish(targets)
+    published = world.repository.store.published()
+    published.targets.targets.clear()
+    publish_targets(world, published)
     world.now += 60
     store.refresh(world.fetch)
 
@@ -639,8 +645,8 @@ def test_an_older_planner_is_not_heard(world: RecutWorld) -> None:
     assert store.manifest(first.digest, world.fetch) == first.raw
 
     world.restore(backup)
-    with world.repository._exclusive():  # all but the planner's is fresh: the thief has the online keys as well
-        world.repository._publish(world.repository._current_targets())
+    # all but the planner's is fresh: the thief has the online keys as well
+    publish_targets(world, world.repository.store.published())
     for name in ("planner.json", "snapshot.json", "timestamp.json"):
         (world.folder / DEVICE / "cache" / name).unlink()
     store = refreshed(world)
@@ -656,8 +662,7 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorl
     store = refreshed(world)
     raw, proof = store.manifest_with_proof(one.digest, world.fetch)
     world.now += 91 * DAY
-    with world.repository._exclusive():
-        world.repository._publish(world.repository._current_targets())
+    publish_targets(world, world.repository.store.published())
     store.refresh(world.fetch)
     with pytest.raises(TrustError):
         store.manifest(one.digest, world.fetch)
@@ -694,11 +699,9 @@ def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
 def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutWorld) -> None:
     """Roles of the planner's own making are neither asked for nor believed."""
     one = world.recut()
-    with world.repository._exclusive():
-        planner = world.repository._current_planner()
-        targets = world.repository._current_targets()
-        planner.delegations = targets.delegations
-        world.repository._publish(None, planner)
+    published = world.repository.store.published()
+    published.planner.delegations = published.targets.delegations
+    world.repository.store.publish(world.repository.signer.publish(published, planner=published.planner))
     world.repository.add_recut(one.raw)
     world.fetched.clear()
     assert refreshed(world).manifest(one.digest, world.fetch) == one.raw

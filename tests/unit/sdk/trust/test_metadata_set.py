@@ -38,7 +38,7 @@ def test_a_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: V
 def refreshed(world: World) -> TrustedMetadata:
     """What a device gets from the repository, straight from its files."""
     repository = world.repository
-    listed = repository.current_targets().version
+    listed = repository.store.targets().version
     proof = {root_file(1): repository.root_bytes, TARGETS_FILE: repository.read(f"metadata/{listed}.{TARGETS_FILE}")}
     snapshot = max((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
     timestamp = repository.read("metadata/timestamp.json")

@@ -24,20 +24,14 @@ from edgesplit.release.manifest import Signature, Signed, Statement
 from edgesplit.trust.identity import load_or_make_key
 from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import target_path, verify_manifest, verify_statement_offline
-from edgesplit_controller.tuf import key_folder, repository
+from edgesplit_controller.tuf import key_folder
 from edgesplit_controller.tuf.repository import Repository
-from support.signed_repository import DAY, DEVICE, START, World, sample_release
+from support.signed_repository import DAY, DEVICE, START, World, refreshed, sample_release
 
 
 @pytest.fixture()
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def refreshed(world: World) -> TrustStore:
-    store = world.store()
-    store.refresh(world.fetch)
-    return store
 
 
 def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
@@ -625,125 +619,6 @@ def test_a_withheld_new_root_is_noticed(world: World) -> None:
     world.repository = Repository(backup, now=world.clock)
     with pytest.raises(TrustError, match="root version 1 is older than 2"):
         refreshed(world)
-
-
-# The repository itself
-
-
-def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:
-    """Run `call`, dying at the `stop_at`-th durable write; how many there were."""
-    count = 0
-    real = repository.write_durably
-
-    def counted(path: Path, data: bytes, mode: int = 0o644) -> None:
-        nonlocal count
-        if count == stop_at:
-            raise KeyboardInterrupt
-        count += 1
-        real(path, data, mode)
-
-    with monkeypatch.context() as patch:
-        for module in (repository, key_folder):
-            patch.setattr(module, "write_durably", counted)
-        patch.setattr("edgesplit.trust.identity.write_durably", counted)
-        try:
-            call()
-        except KeyboardInterrupt:
-            assert stop_at is not None
-    return count
-
-
-def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
-    total = writes(lambda: World(tmp_path / "count").add(2), monkeypatch, None)
-    first = writes(lambda: World(tmp_path / "first"), monkeypatch, None)
-    assert total - first == 4  # manifest, targets, snapshot, timestamp
-    for stop_at in range(total - first):
-        world = World(tmp_path / str(stop_at))
-        old = world.add(1)
-        writes(lambda world=world: world.add(2), monkeypatch, stop_at)  # type: ignore[misc]
-
-        world.repository = world.reopened()
-        store = refreshed(world)
-        assert store.manifest(old, world.fetch) == sample_release(1)[0]
-        with pytest.raises(TrustError):
-            store.manifest(repository.release.release_digest(sample_release(2)[0]), world.fetch)
-        again = world.add(2)
-        store.refresh(world.fetch)
-        assert store.manifest(again, world.fetch) == sample_release(2)[0]
-
-
-def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each write of making a repository: the next start completes it, with keys that fit."""
-    total = writes(lambda: World(tmp_path / "count"), monkeypatch, None)
-    for stop_at in range(total):
-        writes(lambda at=stop_at: World(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
-
-        world = World(tmp_path / str(stop_at))
-        digest = world.add()
-        assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
-
-
-def test_adding_a_release_again_changes_nothing(world: World) -> None:
-    """The same manifest is the same release: no new version, no new bytes."""
-    digest = world.add()
-    before = world.repository.read("metadata/timestamp.json")
-    world.now += 60
-    assert world.add() == digest
-    assert world.repository.read("metadata/timestamp.json") == before
-    assert world.repository.releases() == [digest]
-
-
-def test_old_metadata_is_pruned_but_not_at_once(world: World) -> None:
-    """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
-    for version in range(1, 40):
-        world.now += 1
-        world.add(version)
-    files = list((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
-    assert len(files) == repository.KEPT_VERSIONS
-    refreshed(world)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "metadata/../keys/root.pem",
-        "keys/root.pem",
-        "/etc/passwd",
-        "metadata/",
-        "targets/releases/../../x",
-        "metadata/timestamp.json\n",
-        "metadata/" + "9" * 100 + ".root.json",
-        "\0",
-        "",
-    ],
-)
-def test_the_repository_serves_nothing_else(world: World, path: str) -> None:
-    """C11: keys, other folders and odd names are simply not there."""
-    with pytest.raises(FileNotFoundError):
-        world.repository.read(path)
-
-
-def test_private_keys_are_closed_to_others(world: World) -> None:
-    """Every signing key is a file of mode 0600 in a folder of mode 0700."""
-    folder = world.folder / "repository" / "keys"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in key_folder.ROLES}
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
-
-
-def test_a_signer_may_live_elsewhere(world: World, tmp_path: Path) -> None:
-    """A role's signer is a URI: moving the release key to another place changes a table and no code."""
-    folder = world.folder / "repository" / "keys"
-    (tmp_path / "vault").mkdir()
-    (folder / "targets.pem").rename(tmp_path / "vault" / "release.pem")
-    table = msgspec.json.decode((folder / "keys.json").read_bytes())
-    table["targets"][0]["uri"] = f"file2:{tmp_path / 'vault' / 'release.pem'}"
-    (folder / "keys.json").write_bytes(msgspec.json.encode(table))
-
-    digest = world.add()
-
-    assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
 
 
 def test_statement_and_metadata_cannot_be_taken_for_each_other(world: World) -> None:
