@@ -148,6 +148,11 @@ class Director:
                     due.append((not stored_for_others, device.name))
             return [name for _, name in sorted(due)]
 
+    def with_gateways(self, devices: Collection[str]) -> list[str]:
+        """Gateways and devices whose gateway statement changed, then these devices: a gateway must know a release
+        before its devices offload it."""
+        return [*self.refresh_gateway_statements(), *devices]
+
     def resign_all(self, *, signed_by: Collection[str] | None = None) -> list[str]:
         """Sign a new statement for every device after the keys changed; return the devices.
 
