@@ -244,7 +244,7 @@ class SimulatedController:
         self.hub.call_later(seconds, begin)
 
     def _step(self) -> None:
-        """Run rollout steps until none is due, as `RolloutLoop` does; every `FOLLOW_UP_STEPS` calls also follow up
+        """Run rollout steps until none is due, as `RolloutJob` does; every `FOLLOW_UP_STEPS` calls also follow up
         devices that came back."""
         while self.rollouts.step_all():
             pass
