@@ -52,7 +52,7 @@ from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_partitioner.costs.model import load_costs
 from support.fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
 from support.registry_harness import a_model
-from support.signed_repository import DEVICE, World, sample_release
+from support.signed_repository import DEVICE, TrustHarness, sample_release
 
 MIB = 2**20
 
@@ -96,8 +96,8 @@ def delivery() -> Callable[[bytes], object]:
     return lambda raw: [made.on_message(messages.topic("cam", kind), raw, raw[:20]) for kind in kinds]  # type: ignore[arg-type]
 
 
-def world(folder: Path) -> tuple[World, TrustStore]:
-    made = World(folder)
+def world(folder: Path) -> tuple[TrustHarness, TrustStore]:
+    made = TrustHarness(folder)
     made.add()
     store = made.store()
     store.refresh(made.fetch)

@@ -22,7 +22,7 @@ from edgesplit_partitioner.ir.chunking import slice_file, split_into_chunks
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices, to_release_plan
 from support import onnx_models as tiny
-from support.signed_repository import World
+from support.signed_repository import TrustHarness
 from support.slice_chunks import chunk_bytes
 
 CLASS = "pi4"
@@ -140,7 +140,7 @@ def row_of(graph: LayerGraph, name: str, here: frozenset[str]) -> Row:
     return Row(name=name, layers=tuple(sorted(here)), sends=tuple(needed), receives=receives)
 
 
-class RecutWorld(World):
+class RecutHarness(TrustHarness):
     """A repository with one release of the chain model, cut after its second layer; raw input and the first layer stay
     on the device."""
 

@@ -14,12 +14,12 @@ from edgesplit_controller.tuf import key_folder, metadata_store
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository_signer import KEPT_VERSIONS
 from edgesplit_controller.tuf.rotation import Rotation
-from support.signed_repository import DAY, World, refreshed, sample_release
+from support.signed_repository import DAY, TrustHarness, refreshed, sample_release
 
 
 @pytest.fixture()
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> TrustHarness:
+    return TrustHarness(tmp_path)
 
 
 def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:
@@ -47,11 +47,11 @@ def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at:
 
 def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
-    total = writes(lambda: World(tmp_path / "count").add(2), monkeypatch, None)
-    first = writes(lambda: World(tmp_path / "first"), monkeypatch, None)
+    total = writes(lambda: TrustHarness(tmp_path / "count").add(2), monkeypatch, None)
+    first = writes(lambda: TrustHarness(tmp_path / "first"), monkeypatch, None)
     assert total - first == 4  # manifest, targets, snapshot, timestamp
     for stop_at in range(total - first):
-        world = World(tmp_path / str(stop_at))
+        world = TrustHarness(tmp_path / str(stop_at))
         old = world.add(1)
         writes(lambda world=world: world.add(2), monkeypatch, stop_at)  # type: ignore[misc]
 
@@ -67,16 +67,16 @@ def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypa
 
 def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Die at each write of making a repository: the next start completes it, with keys that fit."""
-    total = writes(lambda: World(tmp_path / "count"), monkeypatch, None)
+    total = writes(lambda: TrustHarness(tmp_path / "count"), monkeypatch, None)
     for stop_at in range(total):
-        writes(lambda at=stop_at: World(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
+        writes(lambda at=stop_at: TrustHarness(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
 
-        world = World(tmp_path / str(stop_at))
+        world = TrustHarness(tmp_path / str(stop_at))
         digest = world.add()
         assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
 
 
-def test_adding_a_release_again_changes_nothing(world: World) -> None:
+def test_adding_a_release_again_changes_nothing(world: TrustHarness) -> None:
     """The same manifest is the same release: no new version, no new bytes."""
     digest = world.add()
     before = world.repository.read("metadata/timestamp.json")
@@ -86,7 +86,7 @@ def test_adding_a_release_again_changes_nothing(world: World) -> None:
     assert world.repository.releases() == [digest]
 
 
-def test_old_metadata_is_pruned_but_not_at_once(world: World) -> None:
+def test_old_metadata_is_pruned_but_not_at_once(world: TrustHarness) -> None:
     """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
     for version in range(1, 40):
         world.now += 1
@@ -110,13 +110,13 @@ def test_old_metadata_is_pruned_but_not_at_once(world: World) -> None:
         "",
     ],
 )
-def test_the_repository_serves_nothing_else(world: World, path: str) -> None:
+def test_the_repository_serves_nothing_else(world: TrustHarness, path: str) -> None:
     """C11: keys, other folders and odd names are simply not there."""
     with pytest.raises(FileNotFoundError):
         world.repository.read(path)
 
 
-def test_private_keys_are_closed_to_others(world: World) -> None:
+def test_private_keys_are_closed_to_others(world: TrustHarness) -> None:
     """Every signing key is a file of mode 0600 in a folder of mode 0700."""
     folder = world.folder / "repository" / "keys"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -124,7 +124,7 @@ def test_private_keys_are_closed_to_others(world: World) -> None:
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
 
 
-def test_a_signer_may_live_elsewhere(world: World, tmp_path: Path) -> None:
+def test_a_signer_may_live_elsewhere(world: TrustHarness, tmp_path: Path) -> None:
     """A role's signer is a URI: moving the release key to another place changes a table and no code."""
     folder = world.folder / "repository" / "keys"
     (tmp_path / "vault").mkdir()
@@ -139,7 +139,7 @@ def test_a_signer_may_live_elsewhere(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["targets", "planner"])
-def test_new_metadata_survives_the_pruning_of_versions_counted_ahead(world: World, role: str) -> None:
+def test_new_metadata_survives_the_pruning_of_versions_counted_ahead(world: TrustHarness, role: str) -> None:
     """A clock that was years ahead left more versions than are kept; under new keys the count begins anew below them,
     and what is pruned is never what was just published."""
     digest = world.add()

@@ -9,7 +9,7 @@ import pytest
 from edgesplit.errors import Expired, LinkError, TrustError
 from edgesplit.trust.metadata_set import RollbackRecord, TrustedMetadata, VersionMark
 from edgesplit.trust.verification import TARGETS_FILE, root_file
-from support.signed_repository import DEVICE, START, World
+from support.signed_repository import DEVICE, START, TrustHarness
 
 SEEN = RollbackRecord({"root": VersionMark(5, ("a",)), "timestamp": VersionMark(5, ("a", "b"))})
 
@@ -35,7 +35,7 @@ def test_a_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: V
         SEEN.refuse_rollback({role: mark})
 
 
-def refreshed(world: World) -> TrustedMetadata:
+def refreshed(world: TrustHarness) -> TrustedMetadata:
     """What a device gets from the repository, straight from its files."""
     repository = world.repository
     listed = repository.store.targets().version
@@ -47,7 +47,7 @@ def refreshed(world: World) -> TrustedMetadata:
 
 def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: Path) -> None:
     """Metadata of an earlier process is not evidence that it is still the newest (freeze attack)."""
-    fresh = refreshed(World(tmp_path))
+    fresh = refreshed(TrustHarness(tmp_path))
     stored = TrustedMetadata.from_proof(fresh.proof, fresh.proof[root_file(1)])
 
     fresh.require_fresh(START)
@@ -61,7 +61,7 @@ def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: 
 
 def test_a_statement_moves_the_record_and_never_back(tmp_path: Path) -> None:
     """The record that must be durable contains the counter; by that record an older statement is refused."""
-    world = World(tmp_path)
+    world = TrustHarness(tmp_path)
     trusted = refreshed(world)
 
     statement, record = RollbackRecord().accept_statement(

@@ -26,12 +26,12 @@ from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import target_path, verify_manifest, verify_statement_offline
 from edgesplit_controller.tuf import key_folder
 from edgesplit_controller.tuf.repository import Repository
-from support.signed_repository import DAY, DEVICE, START, World, refreshed, sample_release
+from support.signed_repository import DAY, DEVICE, START, TrustHarness, refreshed, sample_release
 
 
 @pytest.fixture()
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> TrustHarness:
+    return TrustHarness(tmp_path)
 
 
 def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
@@ -43,7 +43,7 @@ def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
 # The way it is meant
 
 
-def test_a_signed_release_reaches_the_device(world: World) -> None:
+def test_a_signed_release_reaches_the_device(world: TrustHarness) -> None:
     """Refresh, statement, manifest: what the repository signed is what the device gets, and proves again offline."""
     digest = world.add()
     store = refreshed(world)
@@ -58,7 +58,7 @@ def test_a_signed_release_reaches_the_device(world: World) -> None:
     assert verify_manifest(raw, world.repository.proof(digest), world.bootstrap).model == "tiny@1"
 
 
-def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: World) -> None:
+def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: TrustHarness) -> None:
     """A warm refresh fetches the next root (there is none) and the timestamp, nothing else."""
     store = refreshed(world)
     world.fetched.clear()
@@ -68,7 +68,7 @@ def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: World) -> No
     assert world.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
 
 
-def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) -> None:
+def test_a_restarted_device_keeps_what_it_had_without_a_network(world: TrustHarness) -> None:
     """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
     digest = world.add()
     raw = world.state(counter=7, digest=digest)
@@ -86,7 +86,7 @@ def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) ->
             forbidden()
 
 
-def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: World) -> None:
+def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: TrustHarness) -> None:
     """The thread that brings the metadata may also bring a statement: neither waits for the other."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -104,13 +104,13 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Worl
     assert judged == [5, 5]
 
 
-def test_a_new_device_without_a_network_only_has_to_wait(world: World) -> None:
+def test_a_new_device_without_a_network_only_has_to_wait(world: TrustHarness) -> None:
     """With no metadata yet, the error is the link's: try again."""
     with pytest.raises(LinkError):
         world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
 
 
-def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_path: Path) -> None:
+def test_a_plain_tuf_client_finds_releases_past_the_director(world: TrustHarness, tmp_path: Path) -> None:
     """The director's delegation has no metadata file, and no TUF client ever asks for one."""
     path = target_path(world.add())
     config = UpdaterConfig(prefix_targets_with_hash=False)
@@ -130,7 +130,7 @@ def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_p
 class Plain(FetcherInterface):
     """What python-tuf asks of any transport."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TrustHarness) -> None:
         self._world = world
 
     def _fetch(self, url: str) -> Any:
@@ -143,7 +143,7 @@ class Plain(FetcherInterface):
 # Statements
 
 
-def test_another_devices_statement_is_refused(world: World) -> None:
+def test_another_devices_statement_is_refused(world: TrustHarness) -> None:
     """C2: a statement signed for one device moves no other."""
     store = refreshed(world)
     with pytest.raises(TrustError, match="for device 'cam-2'"):
@@ -151,7 +151,7 @@ def test_another_devices_statement_is_refused(world: World) -> None:
     assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
 
 
-def test_a_replayed_older_statement_is_refused(world: World) -> None:
+def test_a_replayed_older_statement_is_refused(world: TrustHarness) -> None:
     """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
     store = refreshed(world)
     old, new = world.state(counter=5), world.state(counter=6)
@@ -163,7 +163,7 @@ def test_a_replayed_older_statement_is_refused(world: World) -> None:
             device.verify_statement(old, DEVICE, for_install=False)
 
 
-def test_a_refused_statement_moves_no_counter(world: World) -> None:
+def test_a_refused_statement_moves_no_counter(world: TrustHarness) -> None:
     """A statement that is refused for another reason leaves the way free for the true one."""
     store = refreshed(world)
     with pytest.raises(TrustError):
@@ -171,7 +171,7 @@ def test_a_refused_statement_moves_no_counter(world: World) -> None:
     assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
 
 
-def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
+def test_every_flipped_bit_in_a_statement_is_noticed(world: TrustHarness) -> None:
     """Whatever bit changes on the way, the statement is refused with our own error."""
     store = refreshed(world)
     raw = world.state(counter=5, digest="0" * 64)
@@ -180,7 +180,7 @@ def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
             store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
 
 
-def test_every_cut_statement_is_refused(world: World) -> None:
+def test_every_cut_statement_is_refused(world: TrustHarness) -> None:
     """Each prefix of a good statement, and a good one with trailing bytes, is malformed."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -189,7 +189,7 @@ def test_every_cut_statement_is_refused(world: World) -> None:
             store.verify_statement(bad, DEVICE, for_install=False)
 
 
-def resigned(world: World, change: Callable[[Signed], Signed]) -> bytes:
+def resigned(world: TrustHarness, change: Callable[[Signed], Signed]) -> bytes:
     return messages.encode(change(messages.decode(world.state(counter=5), Signed)))
 
 
@@ -217,7 +217,7 @@ def borrowed_id(signed: Signed) -> Signed:
         (lambda signed: Signed(signed.payload + b" ", signed.signatures), "bad signature"),
     ],
 )
-def test_only_the_directors_signature_counts(world: World, change: Callable[[Signed], Signed], why: str) -> None:
+def test_only_the_directors_signature_counts(world: TrustHarness, change: Callable[[Signed], Signed], why: str) -> None:
     """C10: stripped, foreign, borrowed, empty and repeated signatures are refused, each with its own reason."""
     store = refreshed(world)
     with pytest.raises(TrustError, match=why):
@@ -225,7 +225,7 @@ def test_only_the_directors_signature_counts(world: World, change: Callable[[Sig
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
-def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> None:
+def test_no_other_role_may_speak_for_the_director(world: TrustHarness, role: str) -> None:
     """A stolen snapshot or timestamp key, or even the release key, states nothing."""
     store = refreshed(world)
     signer = CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
@@ -238,7 +238,7 @@ def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> No
         store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
 
 
-def test_an_expired_statement_is_kept_and_installs_nothing(world: World) -> None:
+def test_an_expired_statement_is_kept_and_installs_nothing(world: TrustHarness) -> None:
     """What runs by an expired statement goes on; nothing new is installed by it."""
     store = refreshed(world)
     raw = world.state(counter=5, lasts_s=60)
@@ -273,7 +273,7 @@ def lose(*names: str) -> Callable[[Path], None]:
         lose("cache", "proof.json"),
     ],
 )
-def test_older_metadata_is_refused_whatever_the_cache_lost(world: World, fault: Callable[[Path], None]) -> None:
+def test_older_metadata_is_refused_whatever_the_cache_lost(world: TrustHarness, fault: Callable[[Path], None]) -> None:
     """A6: python-tuf forgets what it saw with its cache; our own record does not. The true repository goes on."""
     world.add(1)
     old = world.backup()
@@ -295,7 +295,7 @@ def test_older_metadata_is_refused_whatever_the_cache_lost(world: World, fault: 
     assert restarted.manifest(newer, world.fetch) == sample_release(2)[0]
 
 
-def test_a_planted_older_proof_is_not_used(world: World) -> None:
+def test_a_planted_older_proof_is_not_used(world: TrustHarness) -> None:
     """Our own stored proof may not be older than our record either."""
     raw = world.state(counter=1)
     refreshed(world)
@@ -309,7 +309,7 @@ def test_a_planted_older_proof_is_not_used(world: World) -> None:
         world.store().verify_statement(raw, DEVICE, for_install=False)
 
 
-def test_a_restored_repository_goes_forward(world: World) -> None:
+def test_a_restored_repository_goes_forward(world: TrustHarness) -> None:
     """F4: yesterday's backup signs versions above all that devices saw since, because the clock went on."""
     saved = world.backup()
     for version in range(1, 4):
@@ -328,7 +328,7 @@ def test_a_restored_repository_goes_forward(world: World) -> None:
 # Expiry and clocks
 
 
-def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
+def test_expired_metadata_keeps_and_installs_nothing(world: TrustHarness) -> None:
     """C5, C7: a frozen timestamp ends installing after its week; what was installed still verifies."""
     digest = world.add()
     raw_statement = world.state(counter=5, digest=digest, lasts_s=30 * DAY)
@@ -351,7 +351,7 @@ def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("years", [-10, 10])
-def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
+def test_a_wrong_clock_never_bricks(world: TrustHarness, years: int) -> None:
     """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
     raw = world.state(counter=5)
     refreshed(world).verify_statement(raw, DEVICE, for_install=True)
@@ -368,7 +368,7 @@ def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
     assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
 
 
-def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
+def test_a_running_controller_keeps_its_metadata_fresh(world: TrustHarness) -> None:
     """Called now and then, the controller signs anew what has passed half its life, and only that."""
     assert not world.repository.refresh_timestamp()
     store = refreshed(world)
@@ -382,7 +382,7 @@ def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets", "releases"])
-def test_flipped_bits_on_the_way_are_noticed(world: World, name: str) -> None:
+def test_flipped_bits_on_the_way_are_noticed(world: TrustHarness, name: str) -> None:
     """A bit flipped anywhere in metadata or manifest installs nothing."""
     digest = world.add()
     length = len(next(raw for raw in served(world, digest) if raw[0].find(name) >= 0)[1])
@@ -395,7 +395,7 @@ def test_flipped_bits_on_the_way_are_noticed(world: World, name: str) -> None:
             assert name == "timestamp"  # everything else is bound by a hash
 
 
-def served(world: World, digest: str) -> list[tuple[str, bytes]]:
+def served(world: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
     """What a cold device fetches."""
     seen: list[tuple[str, bytes]] = []
     store = TrustStore(world.folder / "probe", world.bootstrap, now=world.clock)
@@ -410,7 +410,7 @@ def served(world: World, digest: str) -> list[tuple[str, bytes]]:
     return seen
 
 
-def test_a_forged_next_root_is_refused(world: World) -> None:
+def test_a_forged_next_root_is_refused(world: TrustHarness) -> None:
     """A root signed by a stranger, by nobody, or with a flipped bit is not followed."""
     good = Metadata[Root].from_bytes(world.bootstrap)
     good.signed.version = 2
@@ -432,11 +432,11 @@ def test_a_forged_next_root_is_refused(world: World) -> None:
     assert "2.root.json" in device.proof()
 
 
-def with_root(world: World, raw: bytes) -> Callable[[str, int], bytes]:
+def with_root(world: TrustHarness, raw: bytes) -> Callable[[str, int], bytes]:
     return lambda path, most: raw if path == "metadata/2.root.json" else world.fetch(path, most)
 
 
-def test_a_release_that_is_not_listed_is_refused(world: World) -> None:
+def test_a_release_that_is_not_listed_is_refused(world: TrustHarness) -> None:
     """The manifest of a release that the release key never signed is not even asked for."""
     store = refreshed(world)
     world.fetched.clear()
@@ -447,7 +447,7 @@ def test_a_release_that_is_not_listed_is_refused(world: World) -> None:
     assert world.fetched == []
 
 
-def test_another_releases_manifest_is_refused(world: World) -> None:
+def test_another_releases_manifest_is_refused(world: TrustHarness) -> None:
     """C4: one signed manifest does not pass for another."""
     first, second = world.add(1), world.add(2)
     store = refreshed(world)
@@ -457,7 +457,7 @@ def test_another_releases_manifest_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets.json", "2.root", "releases"])
-def test_over_long_answers_are_cut_off(world: World, name: str) -> None:
+def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
     """B8: more bytes than allowed are refused, and the transport is told the bound beforehand."""
     digest = world.add()
     store = world.store()
@@ -475,7 +475,7 @@ def test_over_long_answers_are_cut_off(world: World, name: str) -> None:
     assert 0 < bounds[0] <= LIMITS.metadata_bytes
 
 
-def test_deep_and_huge_metadata_is_refused(world: World) -> None:
+def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
     """Nesting and numbers beyond reason are refused, not crashed on."""
     for bomb in (
         b"[" * 10_000,
@@ -491,7 +491,7 @@ def test_deep_and_huge_metadata_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [LinkError("gone"), FileNotFoundError(), TimeoutError("slow"), ConnectionError()])
-def test_a_lost_link_is_never_a_matter_of_trust(world: World, failure: Exception) -> None:
+def test_a_lost_link_is_never_a_matter_of_trust(world: TrustHarness, failure: Exception) -> None:
     """Whatever the link does, the answer is: try again. What was trusted stays."""
     digest = world.add()
     store = refreshed(world)
@@ -530,7 +530,7 @@ def spoilings() -> list[tuple[str, Callable[[Path], None]]]:
 
 @pytest.mark.parametrize("file", CACHED)
 @pytest.mark.parametrize(("how", "spoil"), spoilings())
-def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_a_spoiled_cache_recovers(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """A5: any file of TUF's cache missing, empty, cut or random: the next refresh repairs it."""
     refreshed(world)
     world.now += 60
@@ -547,7 +547,7 @@ def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Call
 
 @pytest.mark.parametrize("file", ["proof.json", "counters.json"])
 @pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
-def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_our_own_spoiled_files_recover(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
     refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
     spoil(world.folder / DEVICE / file)
@@ -555,7 +555,9 @@ def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil:
     assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
 
 
-def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_on_disk_before_a_statement_is_obeyed(
+    world: TrustHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A statement whose counter cannot be written is not accepted."""
     store = refreshed(world)
 
@@ -570,7 +572,7 @@ def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeyp
 # Keys that change
 
 
-def rotate(world: World, *roles: str) -> None:
+def rotate(world: TrustHarness, *roles: str) -> None:
     """Root version 2, in which these roles have new keys; the repository's key folder knows them too."""
     folder = world.folder / "repository"
     root = Metadata[Root].from_bytes((folder / "metadata" / "1.root.json").read_bytes())
@@ -588,7 +590,7 @@ def rotate(world: World, *roles: str) -> None:
     (folder / "metadata" / "2.root.json").write_bytes(root.to_bytes())
 
 
-def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: World) -> None:
+def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: TrustHarness) -> None:
     """C6: a thief of the online keys counts years ahead; a root with new keys starts the count anew."""
     honest = world.backup()
     world.now = START + 9 * 365 * DAY
@@ -607,7 +609,7 @@ def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: World) -> N
     assert store.manifest(digest, world.fetch) == sample_release()[0]
 
 
-def test_a_withheld_new_root_is_noticed(world: World) -> None:
+def test_a_withheld_new_root_is_noticed(world: TrustHarness) -> None:
     """Once a device has seen root 2, a broker that hides it cannot make the device believe root 1's keys again."""
     backup = world.backup()
     rotate(world, "timestamp")
@@ -621,7 +623,7 @@ def test_a_withheld_new_root_is_noticed(world: World) -> None:
         refreshed(world)
 
 
-def test_statement_and_metadata_cannot_be_taken_for_each_other(world: World) -> None:
+def test_statement_and_metadata_cannot_be_taken_for_each_other(world: TrustHarness) -> None:
     """What the director signs is MessagePack, what TUF signs is JSON: no bytes are both."""
     payload = messages.decode(world.state(counter=5), Signed).payload
     with pytest.raises(msgspec.DecodeError):
