@@ -28,8 +28,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.trust.identity import Credentials, load_or_make_key, private_pem
+from edgesplit.trust.identity import Credentials, load_or_make_key
 from edgesplit_controller.pki.keys import load_or_make_authority_key, load_or_make_web_key, private_bytes, sign_with
 
 LeafKey = Ed25519PublicKey | EllipticCurvePublicKey
