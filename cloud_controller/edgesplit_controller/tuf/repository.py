@@ -141,7 +141,7 @@ class Repository:
     def _base_of(self, recut: Manifest) -> tuple[bytes, bytes | None]:
         """The manifest of a recut's base, and its anatomy where it has one."""
         raw_base = self.store.target(target_path(recut.recut_of))
-        anatomy = decode_manifest(raw_base).anatomy
+        anatomy = decode_manifest(raw_base).fingerprint
         return raw_base, None if anatomy is None else self.store.target(fingerprint_path(anatomy.sha256))
 
     # Publishing
@@ -195,7 +195,7 @@ class Repository:
         except (FileNotFoundError, MalformedMessage) as error:
             raise UsageError(f"the repository lacks release {recut.recut_of}: restore it from a backup") from error
         base = decode_manifest(raw_base)
-        return base, decode_fingerprint(raw_anatomy, base.anatomy) if raw_anatomy and base.anatomy else None
+        return base, decode_fingerprint(raw_anatomy, base.fingerprint) if raw_anatomy and base.fingerprint else None
 
     def unsigned_targets(self, *raw_manifests: bytes) -> bytes:
         """Targets metadata for the release key to sign that adds these releases; without any, it only extends the

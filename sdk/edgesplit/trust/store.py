@@ -115,8 +115,8 @@ class TrustStore:
             require_base(recut)
             proof[BASE_FILE] = _fetch_manifest(recut.recut_of, TrustChain(chain.root, chain.targets), fetch)
             base = decode_manifest(proof[BASE_FILE])
-            if base.anatomy is not None:
-                proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.anatomy, fetch)
+            if base.fingerprint is not None:
+                proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.fingerprint, fetch)
         verify_release(raw, proof, self._bootstrap)
         return raw, proof
 

@@ -56,10 +56,10 @@ class Harness:
         ({"acks": [("cam", ACK)]}, Death(session=1), ["ack cam"]),
         ({"superseded": True}, Death(session=1), ["revocations"]),
         ({"intruders": {"gone"}}, Death(session=1), ["end gone"]),
-        ({}, Reported(session=1, counter=2, models=()), ["reports"]),
+        ({}, Reported(session=1, statement_counter=2, models=()), ["reports"]),
         (
             {"acks": [("cam", ACK)], "superseded": True, "intruders": {"gone"}},
-            Reported(session=1, counter=2, models=()),
+            Reported(session=1, statement_counter=2, models=()),
             ["ack cam", "revocations", "end gone", "reports"],
         ),
     ],
