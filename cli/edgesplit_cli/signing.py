@@ -24,6 +24,7 @@ from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.agent_release import agent_builds, is_agent_release
 from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
 from edgesplit.terminal_text import size
+from edgesplit.trust.verification import parse_metadata
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,
@@ -31,7 +32,6 @@ from edgesplit_controller.tuf.key_change import (
     PublicKey,
     check_root_step,
     check_targets_step,
-    parse_metadata,
     short_id,
 )
 from edgesplit_controller.tuf.signers import WrongKey, check_signature, sign, signer_uri

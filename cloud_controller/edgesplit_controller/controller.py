@@ -480,6 +480,11 @@ class Controller:
         if changed := self.director.refresh_gateway_statements():
             self.statements.publish_statements(changed)
 
+    def on_reports(self) -> None:
+        """Devices reported what they run: a gateway may drop what its devices stopped running, and rollouts go on."""
+        self.restate_gateways()
+        self.rollouts.has_new_reports.set()
+
     def list_devices(self, query: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
         """A page of devices and of open claims, by name, and the name after which the next page begins (empty on the
         last page)."""

@@ -25,7 +25,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import Manifest, Slice, SliceFile, release_digest
 from edgesplit.release.recut import check_recut_slice
-from edgesplit.trust.store import Proof, VerifiedRelease, verify_release
+from edgesplit.trust.verification import Proof, VerifiedRelease, verify_release
 
 MAX_PROOF_FILES = 1_024
 """Maximum number of metadata files in one release's proof."""

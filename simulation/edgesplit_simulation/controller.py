@@ -16,6 +16,7 @@ from edgesplit.mqtt import messages
 from edgesplit.testing.in_memory_broker import InMemoryBroker, InMemorySession
 from edgesplit.testing.virtual_time import Hub
 from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_document
+from edgesplit_controller.fleet.device_events import DeviceEvents
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.messaging.broker import CONTROLLER
@@ -116,14 +117,18 @@ class SimulatedController:
             announce=lambda devices: self.delivery.publish_statements(devices),
             evidences=evidence_of_members,
         )
+        events = DeviceEvents(
+            self.devices, acknowledge=self._acknowledge, end_session=self.broker.disconnect,
+            publish_revocations=lambda: None, on_reports=self._on_reports,
+        )  # fmt: skip
         self.delivery = Delivery(
             Sources(
                 metadata=self.repository.read,
                 chunk=self.blobs.get,
                 release_chunks=self.release_builder.chunks_of,
-                ingest=self._on_messages,
+                ingest=events.on_messages,
                 statements=self.director.statements,
-                on_flood=self._on_flood,
+                on_flood=events.on_flood,
                 confirm=StatementPublisher(self.database).confirm,
             ),
             self.hub.with_wakeup_delay(self._wake_delay_s),
@@ -239,7 +244,7 @@ class SimulatedController:
         self.hub.call_later(seconds, begin)
 
     def _step(self) -> None:
-        """Run rollout steps until none is due, as `RolloutLoop` does; every `FOLLOW_UP_STEPS` calls also follow up
+        """Run rollout steps until none is due, as `RolloutJob` does; every `FOLLOW_UP_STEPS` calls also follow up
         devices that came back."""
         while self.rollouts.step_all():
             pass
@@ -254,19 +259,13 @@ class SimulatedController:
             self.delivery.publish_statements(renewed)
         self.devices.release_quarantined()
 
-    def _on_messages(self, received: list[tuple[str, messages.Message]]) -> None:
-        ingested = self.devices.ingest(received)
+    def _acknowledge(self, acks: Collection[tuple[str, messages.Ack]]) -> None:
         if self.acknowledges:
-            self.delivery.acknowledge(ingested.acks)
-        for device in ingested.intruders:
-            self.broker.disconnect(device)
-        if any(isinstance(message, messages.Reported) for _, message in received):
-            self.delivery.publish_statements(self.director.refresh_gateway_statements())
-            self._call_later(STEP_AFTER_REPORT_S, self._step)
+            self.delivery.acknowledge(acks)
 
-    def _on_flood(self, device: str, dropped: int) -> None:
-        if self.devices.quarantine(device, dropped):
-            self.broker.disconnect(device)
+    def _on_reports(self) -> None:
+        self.delivery.publish_statements(self.director.refresh_gateway_statements())
+        self._call_later(STEP_AFTER_REPORT_S, self._step)
 
     def _refusal_reason(self, client: str) -> str:
         """The reason to refuse a client, empty to admit it; stands in for the broker's revocation list."""

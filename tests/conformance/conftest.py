@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from support.tuf_repository import Case, TufWorld
+from support.tuf_repository import Case, TufHarness
 
 
 @pytest.fixture(scope="module")
-def tuf_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TufWorld]:
+def tuf_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TufHarness]:
     """A broker, the controller's session and a device's."""
-    world = TufWorld(tmp_path_factory.mktemp("tuf"))
+    world = TufHarness(tmp_path_factory.mktemp("tuf"))
     yield world
     world.close()
 
 
 @pytest.fixture()
-def case(tuf_world: TufWorld, tmp_path: Path) -> Case:
+def case(tuf_world: TufHarness, tmp_path: Path) -> Case:
     """A repository of its own and a device that has only its first root."""
     return tuf_world.case(tmp_path)

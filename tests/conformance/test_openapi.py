@@ -27,7 +27,7 @@ from edgesplit_controller.api.app import ROUTERS
 from edgesplit_controller.api.openapi import document_of_routers
 from edgesplit_controller.storage.tables.core import TelemetryRow
 from support import REPOSITORY
-from support.controller_api import Person, World
+from support.controller_api import ApiHarness, Person
 from support.registry_harness import a_model
 
 PAGE = REPOSITORY / "docs" / "openapi.json"
@@ -40,9 +40,9 @@ DESCRIPTION = document_of_routers(ROUTERS)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiHarness]:
     with ExitStack() as stack:
-        world = World(tmp_path_factory.mktemp("openapi"), stack)
+        world = ApiHarness(tmp_path_factory.mktemp("openapi"), stack)
         world.device("cam-1", "doors", room="hall")
         world.device("cam-2", "lab")
         assert world.call("POST", "/v1/models", a_model(), by=world.owner, query=b"name=real").status == 200
@@ -69,7 +69,7 @@ def test_the_description_is_valid() -> None:
     assert len(names) == len(set(names))
 
 
-def test_the_description_is_for_operators_alone(world: World) -> None:
+def test_the_description_is_for_operators_alone(world: ApiHarness) -> None:
     """It names every route, which strangers need not know; what is answered is what is committed."""
     assert world.call("GET", "/v1/openapi.json").status == 401
     assert world.call("GET", "/openapi.json").status == 404
@@ -79,7 +79,7 @@ def test_the_description_is_for_operators_alone(world: World) -> None:
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
 
 
-def held_to_its_description(world: World, by: Person | None, case: Any) -> None:
+def held_to_its_description(world: ApiHarness, by: Person | None, case: Any) -> None:
     """Call it, and compare the answer."""
     kwargs = case.as_transport_kwargs(base_url="https://hub.test")
     names = ("method", "url", "json", "data", "params")
@@ -97,7 +97,7 @@ def held_to_its_description(world: World, by: Person | None, case: Any) -> None:
 
 
 @pytest.mark.parametrize("who", ["owner", "doors-operator", "nobody"])
-def test_the_api_does_what_its_description_says(world: World, who: str) -> None:
+def test_the_api_does_what_its_description_says(world: ApiHarness, who: str) -> None:
     """Each route, by each kind of caller."""
     known = {"owner": world.owner, "nobody": None}
     role = who.rpartition("-")[2]
@@ -108,7 +108,7 @@ def test_the_api_does_what_its_description_says(world: World, who: str) -> None:
             tried(world, by, operation)
 
 
-def tried(world: World, by: Person | None, operation: Any) -> None:
+def tried(world: ApiHarness, by: Person | None, operation: Any) -> None:
     """So many examples of one route."""
     there = operation.path not in HEAVY or EXAMPLES > 10
 

@@ -17,10 +17,11 @@ from tuf.api.metadata import MetaFile, TargetFile, Targets
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import FetchMetadata, FetchReply
-from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import DIRECTOR, TARGETS_FILE, target_path, verify_manifest
 from edgesplit_controller.messaging.delivery import pieces
 from support.signed_repository import DAY, sample_release
-from support.tuf_repository import Case, TufWorld, new_key
+from support.tuf_repository import Case, TufHarness, new_key
 
 FIRST = dict.fromkeys(("root", "targets", "snapshot", "timestamp"), 1)
 SECOND = {**FIRST, "targets": 2, "snapshot": 2, "timestamp": 2}
@@ -404,7 +405,7 @@ def spoiled_pieces(kind: str) -> Callable[[str, bytes], list[FetchReply]]:
 
 
 @pytest.mark.parametrize("kind", ["other path", "beyond the end", "before the start", "longer than said", "a hole"])
-def test_pieces_that_make_no_file_are_asked_for_again(tuf_world: TufWorld, tmp_path: Path, kind: str) -> None:
+def test_pieces_that_make_no_file_are_asked_for_again(tuf_world: TufHarness, tmp_path: Path, kind: str) -> None:
     """A wrong answer is none: the device asks as often as it is patient, says that the link failed, and recovers."""
     case = tuf_world.case(tmp_path, (0.2, 0.2))
     case.sim.answer = lambda wish: spoiled_pieces(kind)(wish.path, case.sim.files.get(wish.path, b"x" * 20))
@@ -427,7 +428,7 @@ def test_pieces_that_bring_nothing_do_not_keep_the_file_out(case: Case, kind: st
     assert case.refresh() == FIRST
 
 
-def test_silence_is_the_links_fault(tuf_world: TufWorld, tmp_path: Path) -> None:
+def test_silence_is_the_links_fault(tuf_world: TufHarness, tmp_path: Path) -> None:
     """TUF 5.4.1: no answer at all is a LinkError, nothing is lost, and the next refresh goes on."""
     case = tuf_world.case(tmp_path, (0.2, 0.2))
     case.sim.answer = lambda wish: None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
-from edgesplit.trust.store import verify_manifest
+from edgesplit.trust.verification import verify_manifest
 from support.signed_repository import DAY, sample_release
 from support.tuf_repository import Case
 

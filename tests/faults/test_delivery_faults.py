@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 import edgesplit.mqtt.session
+from edgesplit.backoff import Backoff
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.mqtt import messages
@@ -56,7 +57,7 @@ class World:
         self.layout = ReleaseLayout(hashlib.sha256(b"release").hexdigest(), (("s01", file),), {})
         self.authority = Authority(folder / "ca")
         self.server = self.authority.issue_server("broker", ["localhost", "127.0.0.1"])
-        self.broker = Broker(folder / "broker", self.server, 0)
+        self.broker = Broker(folder / "broker", self.server, 0, restart_backoff=Backoff(0.001, 0.001))
         self.kept: Counter[str] = Counter()
         self.sent = 0
         self.sent_of: Counter[str] = Counter()
@@ -163,15 +164,11 @@ def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edgesplit.mqtt.session, "MAX_BACKOFF_S", 0.2)
 
 
-def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(
-    tmp_path: Path, quick_sessions: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(tmp_path: Path, quick_sessions: None) -> None:
     """B1, B2: SIGKILL a hundred times during one download, its database lost each tenth time: resumed each time.
 
     Each life of the broker carries a few chunks and is then killed, so that every kill lands during the download.
     """
-    monkeypatch.setattr("edgesplit_controller.messaging.broker.FIRST_DELAY_S", 0.001)
-    monkeypatch.setattr("edgesplit_controller.messaging.broker.LONGEST_DELAY_S", 0.001)
     seed = int(os.environ.get("EDGESPLIT_SEED", "1"))
     print(f"EDGESPLIT_SEED={seed}")
     rng = random.Random(seed)

@@ -41,7 +41,7 @@ from support.handmade_release import CUT as GOOD_NAME
 from support.handmade_release import DEVICE_CLASS, MID, HandmadeRelease
 from support.handmade_release import DIGEST as HANDMADE
 from support.registry_harness import a_model
-from support.signed_repository import World, sample_release
+from support.signed_repository import TrustHarness, sample_release
 
 PATIENCE_S = 30.0
 SLOW = msgspec.structs.replace(LOCAL, device_s=1.0)
@@ -123,7 +123,7 @@ def test_another_cuts_tensors_do_not_pass_for_this_cuts(
 
 def test_a_slice_of_another_release_in_this_ones_place_is_not_loaded(tmp_path: Path) -> None:
     """C4: the files of version 2 under the name of version 1: digests are checked when a slice is opened."""
-    made = World(tmp_path / "world")
+    made = TrustHarness(tmp_path / "world")
     folders = []
     for version in (1, 2):
         made.add(version)
@@ -146,7 +146,7 @@ def test_a_slice_of_another_release_in_this_ones_place_is_not_loaded(tmp_path: P
 def test_another_releases_manifest_in_this_ones_place_is_not_opened(tmp_path: Path) -> None:
     """C4: the plan and the slice list of version 2 under the digest of version 1: the folder's name is the manifest's
     SHA-256."""
-    made = World(tmp_path / "world")
+    made = TrustHarness(tmp_path / "world")
     made.add(1)
     raw, chunks = sample_release(1)
     digest = release_digest(raw)

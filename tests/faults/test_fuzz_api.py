@@ -20,7 +20,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.trust.identity import certificate_request, load_or_make_key
 from edgesplit_partitioner.onnx_format.validate import read_model as read_onnx
 from edgesplit_partitioner.tflite_format.flatbuffer import read_model as read_tflite
-from support.controller_api import OWNER_TOKEN, World
+from support.controller_api import OWNER_TOKEN, ApiHarness
 from support.fuzzing import JSON, fuzzed, spoiled
 from support.registry_harness import a_model
 from support.tflite_models import chain
@@ -50,7 +50,7 @@ class Api:
     """The app, called as a server would call it, by its owner unless said otherwise."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.world = World(folder, stack)
+        self.world = ApiHarness(folder, stack)
         self.good_csr = certificate_request(load_or_make_key(folder / "key"), "cam-1").decode()
 
     def call(self, method: str, path: bytes, query: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> int:

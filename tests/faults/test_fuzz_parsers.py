@@ -39,7 +39,8 @@ from edgesplit.release import boundary_codecs, fingerprint, manifest, onnx_graph
 from edgesplit.release.manifest import Signed, TensorSpec
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, Renewal
-from edgesplit.trust.store import TrustStore, verify_chain
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import verify_chain
 from edgesplit_agent.control.enrolment import enrolment_context
 from edgesplit_agent.control.fetcher import ChunkFetcher, MetadataFetcher
 from edgesplit_controller.fleet.devices import public_key_sha256
@@ -51,7 +52,7 @@ from edgesplit_offload.revocation import RevokedSerials
 from edgesplit_partitioner.costs.model import load_costs
 from support.fuzzing import EXAMPLES, JSON, SEED, fuzzed, spoiled
 from support.registry_harness import a_model
-from support.signed_repository import DEVICE, World, sample_release
+from support.signed_repository import DEVICE, TrustHarness, sample_release
 
 MIB = 2**20
 
@@ -95,8 +96,8 @@ def delivery() -> Callable[[bytes], object]:
     return lambda raw: [made.on_message(messages.topic("cam", kind), raw, raw[:20]) for kind in kinds]  # type: ignore[arg-type]
 
 
-def world(folder: Path) -> tuple[World, TrustStore]:
-    made = World(folder)
+def world(folder: Path) -> tuple[TrustHarness, TrustStore]:
+    made = TrustHarness(folder)
     made.add()
     store = made.store()
     store.refresh(made.fetch)

@@ -32,7 +32,8 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import FetchChunks, FetchMetadata, encode, topic
 from edgesplit.release.manifest import decode_manifest
 from edgesplit.trust.identity import Credentials, certificate_request, load_or_make_key
-from edgesplit.trust.store import TrustStore, target_path
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import target_path
 from support.edgesplit_processes import Agent, Cloud, eventually
 
 VICTIM, BAD = "pi-victim", "pi-bad"

@@ -23,7 +23,7 @@ from sqlalchemy import event
 
 from edgesplit_controller.backup.rows import export_rows, import_rows
 from edgesplit_controller.storage.tables.core import Desired, Device
-from support.rollout_harness import BAD, NEW, NEWER, OLD, StandIn, World
+from support.rollout_harness import BAD, NEW, NEWER, OLD, RolloutHarness, StandIn
 
 SEED = int(os.environ.get("EDGESPLIT_SEED", "1"))
 KILLS = int(os.environ.get("EDGESPLIT_ROLLOUT_KILLS", "6"))
@@ -32,13 +32,13 @@ FLEET = [f"cam-{number:03d}" for number in range(100)]
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path)
+def world(tmp_path: Path) -> RolloutHarness:
+    made = RolloutHarness(tmp_path)
     made.enrol(*FLEET, group="cams")
     return made
 
 
-def test_a_release_that_fails_on_some_devices_stops_in_the_stage_that_finds_out(world: World) -> None:
+def test_a_release_that_fails_on_some_devices_stops_in_the_stage_that_finds_out(world: RolloutHarness) -> None:
     """F1: every failing device is back by itself and by our word, those that run it well keep it, the last stage never
     begins."""
     rng = random.Random(SEED)
@@ -58,11 +58,11 @@ def test_a_release_that_fails_on_some_devices_stops_in_the_stage_that_finds_out(
     assert {world.fleet[name].wanted for name in failed} == {OLD} and not world.broken()
 
 
-def _running(world: World, release: str) -> set[str]:
+def _running(world: RolloutHarness, release: str) -> set[str]:
     return {name for name, runs in world.running().items() if runs == release}
 
 
-def test_devices_that_never_answer_hold_up_nobody(world: World) -> None:
+def test_devices_that_never_answer_hold_up_nobody(world: RolloutHarness) -> None:
     """F2: a fifth of the fleet is off. The rollout ends, the others run the release, and the next one goes the same
     way; who comes back runs the newest."""
     silent = random.Random(SEED).sample(FLEET, 20)
@@ -82,7 +82,7 @@ def test_devices_that_never_answer_hold_up_nobody(world: World) -> None:
     assert not any(NEW in world.fleet[name].ran for name in silent) and not world.broken()
 
 
-def test_a_newer_release_takes_over_in_the_middle(world: World) -> None:
+def test_a_newer_release_takes_over_in_the_middle(world: RolloutHarness) -> None:
     """F3: while N goes out in stages and at a rate, N+1 comes: every device runs N+1 in the end, from whatever it was
     doing, and none hears of N any more."""
     number = world.deploy(NEW, stages=("50%",), rate="600/min")
@@ -103,7 +103,7 @@ def test_operators_at_once_leave_every_device_with_the_newest_word(database_url:
     shall run in the end is of the newest rollout that names it."""
     rng = random.Random(SEED)
     print(f"seed {SEED}")
-    world, fleet = World(tmp_path, url=database_url), FLEET[:30]
+    world, fleet = RolloutHarness(tmp_path, url=database_url), FLEET[:30]
     world.enrol(*fleet)
     named: dict[int, list[str]] = {}
     halves = [(rng.sample(fleet, 15), rng.choice([NEW, NEWER])) for _ in range(4)]
@@ -141,7 +141,7 @@ def test_operators_at_once_leave_every_device_with_the_newest_word(database_url:
 SMALL = [f"cam-{number}" for number in range(4)]
 
 
-class Kept(World):
+class Kept(RolloutHarness):
     """A small world whose devices outlive the controller's process."""
 
     def __init__(self, folder: Path) -> None:
@@ -165,7 +165,7 @@ class Kept(World):
         super().speak()
 
 
-def go_on(world: World) -> None:
+def go_on(world: RolloutHarness) -> None:
     """An operator's evening: a bad release in stages, a good one before that has ended, and a rollback. What was asked
     for already is not asked for again."""
     releases = [one["release"] for one in world.rollouts.list_views(10)]
@@ -250,7 +250,7 @@ def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
     more than it are left alone; the rollout waits for an operator, who lets it go on: the devices that it still has to
     tell follow, under higher counters than they knew."""
     fleet = FLEET[:12]
-    world = World(tmp_path)
+    world = RolloutHarness(tmp_path)
     world.enrol(*fleet)
     older = world.deploy(NEW, stages=("25%", "50%"), device_timeout="10m")
     world.settle(until=lambda: world.shown(older)["stage"] == 2)
@@ -263,7 +263,7 @@ def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
     restored = f"sqlite:///{tmp_path / 'restored.db'}"
     import_rows(restored, backup, world.now + 86_400.0, replace=False)
 
-    again = World(tmp_path, url=restored)
+    again = RolloutHarness(tmp_path, url=restored)
     again.fleet, again.now = world.fleet, world.now + 86_400.0
     again.rollouts.extend_timeouts_after_outage()
     again.state_all()
@@ -279,7 +279,7 @@ def test_yesterdays_backup_tells_no_device_to_go_back(tmp_path: Path) -> None:
 def test_a_database_that_was_only_copied_back_is_found_out(tmp_path: Path) -> None:
     """Nobody said that it was restored: devices obey nothing below their counter, say what they know, and are told
     anew; one that claims to know the far future is not believed."""
-    world = World(tmp_path)
+    world = RolloutHarness(tmp_path)
     world.enrol(*FLEET[:5])
     _copy(tmp_path / "controller.db", tmp_path / "yesterday.db")
     world.now += 86_400.0
@@ -288,7 +288,7 @@ def test_a_database_that_was_only_copied_back_is_found_out(tmp_path: Path) -> No
     world.database.close()
     _copy(tmp_path / "yesterday.db", tmp_path / "controller.db")
 
-    again = World(tmp_path)
+    again = RolloutHarness(tmp_path)
     again.fleet, again.now = world.fleet, world.now
     liar = again.fleet[FLEET[0]]
     liar.counter = 2**52

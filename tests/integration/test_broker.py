@@ -19,29 +19,29 @@ from edgesplit.mqtt.session import Session
 from edgesplit.trust import identity
 from edgesplit_controller.messaging.broker import DEVICE_READS, DEVICE_WRITES, Broker
 from edgesplit_controller.pki.authority import Authority
-from support.mosquitto import PATIENCE_S, BrokerWorld, enrol
+from support.mosquitto import PATIENCE_S, BrokerHarness, enrol
 
 
 @pytest.fixture(scope="module", params=["our own", "elsewhere"])
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerWorld]:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerHarness]:
     """Our child, and one that runs by the files that we wrote for it: the same rules hold."""
-    world = BrokerWorld(tmp_path_factory.mktemp("broker"), elsewhere=request.param == "elsewhere")
+    world = BrokerHarness(tmp_path_factory.mktemp("broker"), elsewhere=request.param == "elsewhere")
     world.broker.start()
     yield world
     world.close()
 
 
 @pytest.fixture()
-def world(shared: BrokerWorld) -> Iterator[BrokerWorld]:
+def world(shared: BrokerHarness) -> Iterator[BrokerHarness]:
     """The module's broker, with nobody connected."""
     yield shared
     shared.hang_up()
 
 
 @pytest.fixture()
-def own(tmp_path: Path) -> Iterator[BrokerWorld]:
+def own(tmp_path: Path) -> Iterator[BrokerHarness]:
     """A broker of its own, for tests that kill it."""
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
     world.broker.start()
     yield world
     world.close()
@@ -70,7 +70,7 @@ def greeting(port: int, context: ssl.SSLContext | None) -> bytes:
         return b""
 
 
-def test_only_our_own_certificates_come_in(world: BrokerWorld, tmp_path: Path) -> None:
+def test_only_our_own_certificates_come_in(world: BrokerHarness, tmp_path: Path) -> None:
     """D9: with a certificate of ours there is a session; with none, a foreign one, or without TLS there is not."""
     authority = world.authority
     stranger = enrol(Authority(tmp_path / "ca"), tmp_path, "cam-1")
@@ -82,7 +82,7 @@ def test_only_our_own_certificates_come_in(world: BrokerWorld, tmp_path: Path) -
     assert greeting(world.broker.port, None) != CONNACK
 
 
-def test_a_device_refuses_a_foreign_broker(world: BrokerWorld, tmp_path: Path) -> None:
+def test_a_device_refuses_a_foreign_broker(world: BrokerHarness, tmp_path: Path) -> None:
     """D9: a broker of another authority gets no session, and the session says why."""
     stranger = enrol(Authority(tmp_path / "ca"), tmp_path, "cam-1")
     session = Session("localhost", world.broker.port, "cam-1", stranger.client_context(), on_message=lambda *_: None)
@@ -94,7 +94,7 @@ def test_a_device_refuses_a_foreign_broker(world: BrokerWorld, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", DEVICE_WRITES)
-def test_a_device_speaks_under_its_own_name(world: BrokerWorld, kind: str) -> None:
+def test_a_device_speaks_under_its_own_name(world: BrokerHarness, kind: str) -> None:
     """What a device is meant to say reaches the controller."""
     controller = world.controller("edgesplit/v1/+/#")
     world.device("cam-1").session.publish(topic("cam-1", kind), b"hello", qos=1, wait_s=PATIENCE_S)
@@ -102,7 +102,7 @@ def test_a_device_speaks_under_its_own_name(world: BrokerWorld, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", DEVICE_READS)
-def test_a_device_hears_what_is_meant_for_it(world: BrokerWorld, kind: str) -> None:
+def test_a_device_hears_what_is_meant_for_it(world: BrokerHarness, kind: str) -> None:
     """What the controller tells a device reaches it, with its correlation data."""
     device = world.device("cam-1", topic("cam-1", kind))
     world.controller().session.publish(topic("cam-1", kind), b"do", qos=1, correlation=b"7", wait_s=PATIENCE_S)
@@ -116,7 +116,7 @@ def test_a_device_hears_what_is_meant_for_it(world: BrokerWorld, kind: str) -> N
     + [topic("cam-1", "job"), topic("cam-1", "birth/x"), "edgesplit/v1/cam-1", "edgesplit/v1/chunk/" + "0" * 64]
     + ["elsewhere", "edgesplit/v2/cam-1/birth", "$SYS/x", "/", "edgesplit/v1//birth"],
 )
-def test_a_device_cannot_speak_for_others(world: BrokerWorld, name: str) -> None:
+def test_a_device_cannot_speak_for_others(world: BrokerHarness, name: str) -> None:
     """D1: another's topics, the controller's part of its own, chunks, and everything else: refused, with a reason."""
     controller = world.controller("#")
     device = world.device("cam-1")
@@ -130,7 +130,7 @@ def test_a_device_cannot_speak_for_others(world: BrokerWorld, name: str) -> None
     "wish",
     ["#", "+/+/+/+", "edgesplit/#", topic("+", "desired"), topic("cam-2", "desired"), topic("cam-2", "#"), "$SYS/#"],
 )
-def test_a_device_cannot_listen_to_others(world: BrokerWorld, wish: str) -> None:
+def test_a_device_cannot_listen_to_others(world: BrokerHarness, wish: str) -> None:
     """D2: whatever it subscribes to, a device hears its own and chunks, and nothing of another's."""
     device = world.device("cam-1", wish, topic("cam-1", "fetch_reply"))
     controller = world.controller()
@@ -140,7 +140,7 @@ def test_a_device_cannot_listen_to_others(world: BrokerWorld, wish: str) -> None
     assert device.heard_before(topic("cam-1", "fetch_reply")) == []
 
 
-def test_every_device_may_read_chunks(world: BrokerWorld) -> None:
+def test_every_device_may_read_chunks(world: BrokerHarness) -> None:
     """One published chunk feeds every device that wants it."""
     chunk = "edgesplit/v1/chunk/" + "a" * 64
     devices = [world.device(name, chunk) for name in ("cam-1", "cam-2")]
@@ -148,7 +148,7 @@ def test_every_device_may_read_chunks(world: BrokerWorld) -> None:
     assert [device.next()[:2] for device in devices] == [(chunk, b"weights")] * 2
 
 
-def test_anothers_client_id_disturbs_nobody(world: BrokerWorld) -> None:
+def test_anothers_client_id_disturbs_nobody(world: BrokerHarness) -> None:
     """D3: the client id is the certificate's name whatever a client asks for: the victim keeps its connection."""
     victim = world.device("cam-1", topic("cam-1", "desired"))
 
@@ -161,7 +161,7 @@ def test_anothers_client_id_disturbs_nobody(world: BrokerWorld) -> None:
     assert not victim.losses.acquire(blocking=False)
 
 
-def test_a_vanished_devices_will_is_said_and_a_clean_stop_says_nothing(world: BrokerWorld) -> None:
+def test_a_vanished_devices_will_is_said_and_a_clean_stop_says_nothing(world: BrokerHarness) -> None:
     """The broker tells of a session that broke off; one that said goodbye is not reported dead."""
     controller = world.controller(topic("+", "birth"))
     polite = world.device("cam-1", will=(topic("cam-1", "birth"), b"dead", False))
@@ -184,7 +184,7 @@ def killed(broker: Broker) -> int:
     return pid
 
 
-def test_a_killed_broker_comes_back_and_sessions_with_it(own: BrokerWorld) -> None:
+def test_a_killed_broker_comes_back_and_sessions_with_it(own: BrokerHarness) -> None:
     """B1: SIGKILL the broker, three times: it is started again, sessions reconnect and hear as before."""
     device = own.device("cam-1", topic("cam-1", "desired"))
     controller = own.controller()
@@ -199,7 +199,7 @@ def test_a_killed_broker_comes_back_and_sessions_with_it(own: BrokerWorld) -> No
     assert own.broker.restarts == 3
 
 
-def test_the_desired_state_survives_a_restart_of_the_broker(own: BrokerWorld) -> None:
+def test_the_desired_state_survives_a_restart_of_the_broker(own: BrokerHarness) -> None:
     """What was retained before the broker was stopped is told to a device that comes after it started again."""
     own.controller().session.publish(topic("cam-1", "desired"), b"run this", qos=1, retain=True, wait_s=PATIENCE_S)
     own.close()
@@ -210,7 +210,7 @@ def test_the_desired_state_survives_a_restart_of_the_broker(own: BrokerWorld) ->
     assert own.device("cam-1", topic("cam-1", "desired")).next()[1] == b"run this"
 
 
-def test_a_spoiled_database_does_not_keep_the_broker_down(own: BrokerWorld) -> None:
+def test_a_spoiled_database_does_not_keep_the_broker_down(own: BrokerHarness) -> None:
     """A7: mosquitto refuses to start on a spoiled database; it is set aside, and the broker runs."""
     own.close()
     (own.folder / "broker" / "mosquitto.db").write_bytes(b"\x00\xb5\x00mosquitto db" + b"\xff" * 200)
@@ -280,7 +280,7 @@ def test_a_broker_has_started_when_it_looks_after_connections(tmp_path: Path) ->
     program = tmp_path / "slow"
     program.write_text(SLOW_TO_LISTEN.format(python=sys.executable, looked_after=looked_after))
     program.chmod(0o700)
-    broker = Broker(tmp_path / "broker", BrokerWorld(tmp_path).server, 0, program=str(program))
+    broker = Broker(tmp_path / "broker", BrokerHarness(tmp_path).server, 0, program=str(program))
 
     broker.start()
 
@@ -288,7 +288,7 @@ def test_a_broker_has_started_when_it_looks_after_connections(tmp_path: Path) ->
     broker.stop()
 
 
-def test_a_leftover_broker_does_not_block_the_next_start(own: BrokerWorld) -> None:
+def test_a_leftover_broker_does_not_block_the_next_start(own: BrokerHarness) -> None:
     """A mosquitto of ours that outlived its controller is ended, known by its pid file and its command line."""
     own.close()
     leftover = subprocess.Popen(own.broker._command, stderr=subprocess.PIPE)
@@ -309,7 +309,7 @@ def test_another_process_with_a_recycled_pid_is_left_alone(tmp_path: Path) -> No
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     (tmp_path / "broker").mkdir()
     (tmp_path / "broker" / "mosquitto.pid").write_text(str(bystander.pid))
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
 
     world.broker.start()
 
@@ -323,7 +323,7 @@ def test_another_process_with_a_recycled_pid_is_left_alone(tmp_path: Path) -> No
 
 def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
     """One line: which port, and which flag."""
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"port {port} is taken.*--mqtt-port") as caught:
@@ -333,14 +333,14 @@ def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
 
 def test_a_missing_mosquitto_says_how_to_get_it(tmp_path: Path) -> None:
     """The error names the package."""
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
     with pytest.raises(UsageError, match="apt-get install mosquitto"):
         Broker(tmp_path / "broker", world.server, 0, program="mosquitto-that-is-not-there").start()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A file in the folder's place, as a read-only disk would be, is told with the folder's name."""
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
     (tmp_path / "place").write_text("a file")
     with pytest.raises(UsageError, match=r"cannot write in .*place"):
         Broker(tmp_path / "place" / "broker", world.server, 0).start()
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_mosquitto_that_cannot_start_tells_its_own_reason(tmp_path: Path) -> None:
     """When mosquitto itself refuses, its reason is in the error."""
-    world = BrokerWorld(tmp_path)
+    world = BrokerHarness(tmp_path)
     spoiled = world.server
     spoiled.certificate_file.write_text("no certificate")
     with pytest.raises(UsageError, match=r"mosquitto cannot start: .*certificate"):
@@ -357,6 +357,6 @@ def test_a_mosquitto_that_cannot_start_tells_its_own_reason(tmp_path: Path) -> N
 
 def test_stopping_twice_and_before_the_start_is_nothing(tmp_path: Path) -> None:
     """`stop` can always be called."""
-    broker = BrokerWorld(tmp_path).broker
+    broker = BrokerHarness(tmp_path).broker
     broker.stop()
     broker.stop()

@@ -139,14 +139,11 @@ def test_a_silent_device_is_not_shown_as_if_it_spoke(dashboard: Dashboard, brows
 
 
 def test_a_models_page_tells_the_plan_and_its_gain(dashboard: Dashboard, browser: Browser) -> None:
-    """Per device class: the table, its curves in words, the gain; and the picture that `plan --plot` draws."""
+    """Per device class: the table, its curves in words, the gain."""
     browser.open(dashboard.page("models", dashboard.model))
     plan = "section[aria-label=raspberrypi4]"
     browser.shows("over all on the device", plan)
     assert "all on the device" in browser.text(f"{plan} table") and "best at the planned link" in browser.text(plan)
-    browser.one("summary").click()
-    drawn = "return document.querySelector('.picture img')?.naturalWidth > 100"
-    browser.wait("the picture", lambda: browser.run(drawn))
 
 
 def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, browser: Browser) -> None:

@@ -14,28 +14,28 @@ from edgesplit.link_emulation import ShapedLink
 from edgesplit.mqtt import session as mqtt
 from edgesplit.mqtt.session import Session
 from edgesplit.plan import Link
-from support.mosquitto import PATIENCE_S, BrokerWorld, Listener, enrol
+from support.mosquitto import PATIENCE_S, BrokerHarness, Listener, enrol
 
 MINE = "edgesplit/v1/cam-1/birth"
 DESIRED = "edgesplit/v1/cam-1/desired"
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerWorld]:
-    world = BrokerWorld(tmp_path_factory.mktemp("mqtt"))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerHarness]:
+    world = BrokerHarness(tmp_path_factory.mktemp("mqtt"))
     world.broker.start()
     yield world
     world.close()
 
 
 @pytest.fixture()
-def world(shared: BrokerWorld) -> Iterator[BrokerWorld]:
+def world(shared: BrokerHarness) -> Iterator[BrokerHarness]:
     yield shared
     shared.hang_up()
 
 
 @pytest.fixture()
-def link(world: BrokerWorld) -> Iterator[ShapedLink]:
+def link(world: BrokerHarness) -> Iterator[ShapedLink]:
     """A fast link to the broker that a test can cut."""
     fast = ShapedLink("127.0.0.1", world.broker.port, Link(up_bytes_per_s=1e9, down_bytes_per_s=1e9, rtt_s=0.0))
     fast.start()
@@ -43,12 +43,12 @@ def link(world: BrokerWorld) -> Iterator[ShapedLink]:
     fast.stop()
 
 
-def through(link: ShapedLink, world: BrokerWorld, *topics: str) -> Listener:
+def through(link: ShapedLink, world: BrokerHarness, *topics: str) -> Listener:
     """cam-1, connected over the link."""
     return Listener(link.port, "cam-1", enrol(world.authority, world.folder, "cam-1"), *topics).start()
 
 
-def test_a_large_message_arrives_whole(world: BrokerWorld) -> None:
+def test_a_large_message_arrives_whole(world: BrokerHarness) -> None:
     """The largest payload allowed passes both ways in."""
     device = world.device("cam-1", DESIRED)
     payload = bytes(range(256)) * (LIMITS.message_bytes // 256)
@@ -56,7 +56,7 @@ def test_a_large_message_arrives_whole(world: BrokerWorld) -> None:
     assert device.next()[1] == payload
 
 
-def test_too_large_a_message_is_refused_here(world: BrokerWorld) -> None:
+def test_too_large_a_message_is_refused_here(world: BrokerHarness) -> None:
     """One byte more is refused before it is sent; the connection is not disturbed."""
     device = world.device("cam-1")
     with pytest.raises(MalformedMessage, match="at most"):
@@ -65,7 +65,7 @@ def test_too_large_a_message_is_refused_here(world: BrokerWorld) -> None:
     assert not device.losses.acquire(blocking=False)
 
 
-def test_messages_keep_their_order(world: BrokerWorld) -> None:
+def test_messages_keep_their_order(world: BrokerHarness) -> None:
     """What one session publishes on a topic is heard in that order, within each quality of service."""
     controller = world.controller("edgesplit/v1/cam-1/#")
     device = world.device("cam-1")
@@ -76,7 +76,7 @@ def test_messages_keep_their_order(world: BrokerWorld) -> None:
         assert [number for number in heard if number % 2 == parity] == list(range(parity, 200, 2))
 
 
-def test_without_a_broker_a_publish_that_waits_fails_in_time(world: BrokerWorld) -> None:
+def test_without_a_broker_a_publish_that_waits_fails_in_time(world: BrokerHarness) -> None:
     """Nobody there: `wait_s` ends in LinkError, a QoS 0 message is dropped and says so, a QoS 1 message is kept."""
     credentials = enrol(world.authority, world.folder, "cam-1")
     session = Session("localhost", 1, "cam-1", credentials.client_context(), on_message=lambda *_: None)
@@ -88,7 +88,7 @@ def test_without_a_broker_a_publish_that_waits_fails_in_time(world: BrokerWorld)
     session.stop()
 
 
-def test_the_queue_is_bounded_while_nobody_listens(world: BrokerWorld) -> None:
+def test_the_queue_is_bounded_while_nobody_listens(world: BrokerHarness) -> None:
     """A session that cannot send keeps a bounded number of QoS 1 messages, and says when it drops."""
     credentials = enrol(world.authority, world.folder, "cam-1")
     session = Session("localhost", 1, "cam-1", credentials.client_context(), on_message=lambda *_: None)
@@ -96,7 +96,7 @@ def test_the_queue_is_bounded_while_nobody_listens(world: BrokerWorld) -> None:
     assert kept.count(True) == mqtt.MAX_QUEUED_MESSAGES
 
 
-def test_a_stalled_link_does_not_fill_the_memory(world: BrokerWorld, link: ShapedLink) -> None:
+def test_a_stalled_link_does_not_fill_the_memory(world: BrokerHarness, link: ShapedLink) -> None:
     """At QoS 0 too: what a slow link cannot take is dropped beyond a bound, and publishing never blocks."""
     device = through(link, world)
     link.set_link(Link(up_bytes_per_s=1000.0, down_bytes_per_s=1000.0, rtt_s=0.0))
@@ -110,7 +110,7 @@ def test_a_stalled_link_does_not_fill_the_memory(world: BrokerWorld, link: Shape
     device.session.stop()
 
 
-def test_an_acknowledgement_that_never_comes_is_a_link_error(world: BrokerWorld, link: ShapedLink) -> None:
+def test_an_acknowledgement_that_never_comes_is_a_link_error(world: BrokerHarness, link: ShapedLink) -> None:
     """A link that swallows everything ends in LinkError after `wait_s`, not in a hang."""
     device = through(link, world)
     link.set_link(Link(up_bytes_per_s=10.0, down_bytes_per_s=10.0, rtt_s=0.0))
@@ -120,7 +120,7 @@ def test_an_acknowledgement_that_never_comes_is_a_link_error(world: BrokerWorld,
     device.session.stop()
 
 
-def test_a_lost_link_comes_back_with_its_subscriptions(world: BrokerWorld, link: ShapedLink) -> None:
+def test_a_lost_link_comes_back_with_its_subscriptions(world: BrokerHarness, link: ShapedLink) -> None:
     """Cut and restore the link: `on_disconnect`, `on_connect` again, and what was subscribed is heard again."""
     device = through(link, world, DESIRED)
     controller = world.controller()
@@ -135,7 +135,7 @@ def test_a_lost_link_comes_back_with_its_subscriptions(world: BrokerWorld, link:
     device.session.stop()
 
 
-def test_what_was_unsubscribed_stays_unsubscribed(world: BrokerWorld, link: ShapedLink) -> None:
+def test_what_was_unsubscribed_stays_unsubscribed(world: BrokerHarness, link: ShapedLink) -> None:
     """A reconnection re-makes the subscriptions that are wanted now, not those of the start."""
     fetched = "edgesplit/v1/cam-1/fetched"
     device = through(link, world, DESIRED)
@@ -152,7 +152,7 @@ def test_what_was_unsubscribed_stays_unsubscribed(world: BrokerWorld, link: Shap
     device.session.stop()
 
 
-def test_a_message_given_at_qos_1_survives_the_cut(world: BrokerWorld, link: ShapedLink) -> None:
+def test_a_message_given_at_qos_1_survives_the_cut(world: BrokerHarness, link: ShapedLink) -> None:
     """What was queued while the link was down arrives when it is back."""
     controller = world.controller(MINE)
     device = through(link, world)
@@ -173,7 +173,7 @@ def listen(session: Session) -> None:
     assert session.wait_connected(PATIENCE_S) and acknowledged.wait(PATIENCE_S)
 
 
-def test_an_owners_mistake_does_not_end_the_session(world: BrokerWorld) -> None:
+def test_an_owners_mistake_does_not_end_the_session(world: BrokerHarness) -> None:
     """Exceptions in callbacks are logged; the next message is heard."""
     heard: list[bytes] = []
     done = threading.Event()
@@ -195,7 +195,7 @@ def test_an_owners_mistake_does_not_end_the_session(world: BrokerWorld) -> None:
     session.stop()
 
 
-def test_a_callback_may_publish_but_not_wait(world: BrokerWorld) -> None:
+def test_a_callback_may_publish_but_not_wait(world: BrokerHarness) -> None:
     """An answer from a callback goes out; waiting there for the own network thread is refused instead of hanging."""
     outcome: list[object] = []
     done = threading.Event()
@@ -220,7 +220,7 @@ def test_a_callback_may_publish_but_not_wait(world: BrokerWorld) -> None:
     holder[0].stop()
 
 
-def test_many_threads_may_publish_at_once(world: BrokerWorld) -> None:
+def test_many_threads_may_publish_at_once(world: BrokerHarness) -> None:
     """Eight threads that wait for their acknowledgements: each message arrives once."""
     controller = world.controller(MINE)
     device = world.device("cam-1")
@@ -238,7 +238,7 @@ def test_many_threads_may_publish_at_once(world: BrokerWorld) -> None:
     assert len(set(heard)) == 160
 
 
-def test_stop_hands_over_what_is_queued(world: BrokerWorld) -> None:
+def test_stop_hands_over_what_is_queued(world: BrokerHarness) -> None:
     """A clean stop sends what was published just before it."""
     controller = world.controller(MINE)
     device = world.device("cam-1")
@@ -248,7 +248,7 @@ def test_stop_hands_over_what_is_queued(world: BrokerWorld) -> None:
     assert [int(controller.next()[1]) for _ in range(50)] == list(range(50))
 
 
-def test_stop_is_for_good_and_harmless(world: BrokerWorld, tmp_path: Path) -> None:
+def test_stop_is_for_good_and_harmless(world: BrokerHarness, tmp_path: Path) -> None:
     """Stopping twice, or before the start, is nothing; a stopped session stays away."""
     device = world.device("cam-1")
     device.session.stop()
@@ -257,7 +257,7 @@ def test_stop_is_for_good_and_harmless(world: BrokerWorld, tmp_path: Path) -> No
     Session("localhost", 1, "x", enrol(world.authority, tmp_path, "cam-2").client_context(), on_message=print).stop()
 
 
-def test_a_topic_that_is_none_is_the_callers_mistake(world: BrokerWorld) -> None:
+def test_a_topic_that_is_none_is_the_callers_mistake(world: BrokerHarness) -> None:
     """Wildcards cannot be published to."""
     with pytest.raises(UsageError):
         world.device("cam-1").session.publish("edgesplit/v1/+/birth", b"x", qos=1)

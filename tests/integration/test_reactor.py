@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from edgesplit.testing.mqtt_reactor import Reactor, ReactorSession
-from support.mosquitto import BrokerWorld, enrol
+from support.mosquitto import BrokerHarness, enrol
 
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[BrokerWorld]:
-    made = BrokerWorld(tmp_path)
+def world(tmp_path: Path) -> Iterator[BrokerHarness]:
+    made = BrokerHarness(tmp_path)
     made.broker.start()
     yield made
     made.close()
 
 
-def test_a_connection_that_breaks_while_it_pings_is_made_again(world: BrokerWorld) -> None:
+def test_a_connection_that_breaks_while_it_pings_is_made_again(world: BrokerHarness) -> None:
     """The client library closes the socket then and calls it a success: the thread of all goes on, and the one session
     comes again."""
     reactor = Reactor()

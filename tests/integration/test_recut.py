@@ -20,7 +20,7 @@ from edgesplit.release_store import write_release
 from integration.test_agent import DEVICE, Process, SmallController
 from support import onnx_models as tiny
 from support.agent_engine import eventually
-from support.recut_repository import CLASS, Made, RecutWorld, anatomy_for, made, plant
+from support.recut_repository import CLASS, Made, RecutHarness, anatomy_for, made, plant
 
 FEEDS = tiny.feeds_of(tiny.prepared("chain"))
 WHOLE = tiny.run_whole(tiny.prepared("chain").raw, FEEDS)
@@ -46,7 +46,7 @@ class Controller(SmallController):
 
     def first(self) -> Made:
         base = cut(2)
-        self.repository.add_anatomy(RecutWorld.encoded(anatomy_for("chain")))
+        self.repository.add_anatomy(RecutHarness.encoded(anatomy_for("chain")))
         self.deploy(base)  # type: ignore[arg-type]
         return base
 
@@ -61,7 +61,7 @@ class Controller(SmallController):
 
     def steal(self, one: Made) -> None:
         """As a thief does, who has the online keys and the offload server's folder."""
-        RecutWorld.sign_by_planner(self.repository, self.folder / "repository", one.raw)
+        RecutHarness.sign_by_planner(self.repository, self.folder / "repository", one.raw)
         plant(self.folder / "offload", one, self.repository.proof(one.digest))
         self.state(one)
 

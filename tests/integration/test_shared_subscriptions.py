@@ -10,14 +10,14 @@ import pytest
 from edgesplit.mqtt.session import Session
 from edgesplit_controller.messaging.broker import CONTROLLERS
 from edgesplit_controller.pki.authority import Authority
-from support.mosquitto import PATIENCE_S, BrokerWorld
+from support.mosquitto import PATIENCE_S, BrokerHarness
 
 SAID = "edgesplit/v1/cam-1/telemetry"
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[BrokerWorld]:
-    made = BrokerWorld(tmp_path)
+def world(tmp_path: Path) -> Iterator[BrokerHarness]:
+    made = BrokerHarness(tmp_path)
     made.broker.start()
     yield made
     made.close()
@@ -28,7 +28,7 @@ def say(session: Session, count: int) -> None:
         session.publish(SAID, str(number).encode(), qos=1, wait_s=PATIENCE_S)
 
 
-def test_two_processes_hear_each_message_once(world: BrokerWorld) -> None:
+def test_two_processes_hear_each_message_once(world: BrokerHarness) -> None:
     """Whatever one of them does not get, the other gets."""
     shared = f"$share/{world.authority.derive_secret('shared subscriptions')}/edgesplit/v1/+/telemetry"
     ended = "edgesplit/v1/cam-1/reported"
@@ -42,7 +42,7 @@ def test_two_processes_hear_each_message_once(world: BrokerWorld) -> None:
     assert sorted(heard[0] + heard[1]) == list(range(40)) and all(heard)
 
 
-def test_a_device_cannot_take_others_messages_away(world: BrokerWorld) -> None:
+def test_a_device_cannot_take_others_messages_away(world: BrokerHarness) -> None:
     """mosquitto lets anybody join a group and would give it its share, to drop it: but nobody knows the name."""
     secret = world.authority.derive_secret("shared subscriptions")
     shared, ended = f"$share/{secret}/edgesplit/v1/+/telemetry", "edgesplit/v1/cam-1/reported"

@@ -81,7 +81,7 @@ class Clock:
         return self.now
 
 
-class World:
+class ApiHarness:
     """One controller's API and who calls it."""
 
     def __init__(self, folder: Path, stack: ExitStack, *, clock: Clock | None = None, calls: int = 10**9) -> None:
@@ -96,7 +96,7 @@ class World:
         self.owner = Person(OWNER, OWNER_TOKEN, Peer(OWNER, OWNER_SERIAL))
         self.fresh(calls=calls)
 
-    def fresh(self, *, calls: int = 10**9) -> World:
+    def fresh(self, *, calls: int = 10**9) -> ApiHarness:
         """Nobody but the owner, no device, nothing counted; the audit log begins here for `lines`."""
         with self.database.write() as session:
             for table in reversed(Table.metadata.sorted_tables):

@@ -37,7 +37,7 @@ def new_url(folder: Path) -> str:
     return f"sqlite:///{file}"
 
 
-class World:
+class FleetHarness:
     """A database of devices that speak when a test says so."""
 
     def __init__(self, url: str) -> None:

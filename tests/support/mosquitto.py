@@ -106,7 +106,7 @@ class Elsewhere:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class BrokerWorld:
+class BrokerHarness:
     """One broker, ours or one elsewhere, and everybody who may talk to it."""
 
     def __init__(self, folder: Path, *, elsewhere: bool = False) -> None:

@@ -15,7 +15,7 @@ from edgesplit_cli.signing import sign_release_list, sign_renewal, signatures_fo
 from edgesplit_controller.tuf.key_change import KeyChange, PublicKey
 from edgesplit_controller.tuf.rotation import ExternalSignature, Rotation
 from edgesplit_controller.tuf.signers import make_key_file, public_key
-from support.signed_repository import World, sample_release
+from support.signed_repository import TrustHarness, sample_release
 
 OPERATIONS = ("fsync", "replace", "rename", "unlink")
 
@@ -24,7 +24,7 @@ class Operator:
     """Key files in a folder, and the world whose controller they are to rule."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = World(folder)
+        self.world = TrustHarness(folder)
         self.world.now = time.time()  # what is signed is compared with the clock of the operator's machine
         self.world.repository.renew()
         self.folder = folder / "operator"
@@ -111,8 +111,7 @@ class Operator:
 
     def versions(self) -> dict[str, int]:
         """Of each role, as published."""
-        with self.world.repository.exclusive():
-            return {role: version for role, (version, _) in self.world.repository.expiries().items()}
+        return {role: version for role, (version, _) in self.world.repository.store.published().expiries().items()}
 
 
 def died_at(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:

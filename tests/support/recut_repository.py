@@ -16,13 +16,13 @@ from edgesplit.plan import Link, Plan, Row
 from edgesplit.release import manifest as release
 from edgesplit.release.fingerprint import encode_fingerprint, fingerprint_file
 from edgesplit.release.manifest import Chunk, GoldenExample, Manifest
-from edgesplit.trust.store import recut_path
+from edgesplit.trust.verification import recut_path
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_partitioner.ir.chunking import slice_file, split_into_chunks
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices, to_release_plan
 from support import onnx_models as tiny
-from support.signed_repository import World
+from support.signed_repository import TrustHarness
 from support.slice_chunks import chunk_bytes
 
 CLASS = "pi4"
@@ -140,7 +140,7 @@ def row_of(graph: LayerGraph, name: str, here: frozenset[str]) -> Row:
     return Row(name=name, layers=tuple(sorted(here)), sends=tuple(needed), receives=receives)
 
 
-class RecutWorld(World):
+class RecutHarness(TrustHarness):
     """A repository with one release of the chain model, cut after its second layer; raw input and the first layer stay
     on the device."""
 
@@ -174,10 +174,11 @@ class RecutWorld(World):
         file = folder / "targets" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(raw)
-        with repository._exclusive():
-            planner = repository._current_planner()
-            planner.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
-            repository._publish(None, planner)
+        store = repository.store
+        with store.exclusive():
+            published = store.published()
+            published.planner.targets[path] = TargetFile.from_data(path, raw, ["sha256"])
+            store.publish(repository.signer.publish(published, planner=published.planner))
         return digest
 
     @staticmethod

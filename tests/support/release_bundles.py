@@ -17,7 +17,7 @@ from edgesplit_agent.updates.bundle.command import offline_actions
 from edgesplit_provisioning.bundle.build import BundleRequest, make_bundle
 from edgesplit_provisioning.bundle.writer import open_sink
 from support.agent_versions import AgentRelease
-from support.signed_repository import DAY, World, sample_release
+from support.signed_repository import DAY, TrustHarness, sample_release
 
 DEVICE = "cam-1"
 
@@ -29,7 +29,7 @@ class BundleWorld:
 
     def __init__(self, folder: Path, name: str = "fleet") -> None:
         self.folder = folder
-        self.world = World(folder / name)
+        self.world = TrustHarness(folder / name)
         self.manifests: dict[str, bytes] = {}
         self.chunks: dict[str, bytes] = {}
         self.statement = b""

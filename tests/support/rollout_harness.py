@@ -80,7 +80,7 @@ class StandIn:
         return Reported(1, self.counter, (ModelState(self.model, runs, self.wanted, self.state, self.failed),))
 
 
-class World:
+class RolloutHarness:
     """A controller's decisions and a fleet."""
 
     def __init__(self, folder: Path, *, url: str = "", model: str = "m") -> None:

@@ -56,7 +56,7 @@ def sample_release(version: int = 1) -> tuple[bytes, dict[str, bytes]]:
     return release.encode_manifest(manifest), {hashlib.sha256(piece).hexdigest(): piece for piece in pieces}
 
 
-class World:
+class TrustHarness:
     """One repository, and stores that fetch from it through `fetch`, which a test may twist."""
 
     def __init__(self, folder: Path) -> None:
@@ -101,3 +101,10 @@ class World:
         shutil.rmtree(self.folder / "repository")
         shutil.copytree(backup, self.folder / "repository")
         self.repository = self.reopened()
+
+
+def refreshed(world: TrustHarness) -> TrustStore:
+    """A store of the device that has just refreshed."""
+    store = world.store()
+    store.refresh(world.fetch)
+    return store

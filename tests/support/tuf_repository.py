@@ -23,11 +23,12 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import FetchMetadata, decode, encode, topic
 from edgesplit.release import manifest as release
 from edgesplit.release.manifest import Statement
-from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import DIRECTOR, TARGETS_FILE, target_path
 from edgesplit_agent.control.fetcher import REQUEST_TIMEOUTS_S as ROUNDS_S
 from edgesplit_agent.control.fetcher import MetadataFetcher
 from edgesplit_controller.messaging.delivery import pieces
-from support.mosquitto import PATIENCE_S, BrokerWorld
+from support.mosquitto import PATIENCE_S, BrokerHarness
 from support.signed_repository import DAY, START, sample_release
 
 DEVICE = "cam-1"
@@ -186,11 +187,11 @@ class Case:
         return self.store.manifest(digest, self.fetcher.fetch)
 
 
-class TufWorld:
+class TufHarness:
     """One broker, the controller's session that a simulator answers on, and a device's session."""
 
     def __init__(self, folder: Path) -> None:
-        self._broker = BrokerWorld(folder)
+        self._broker = BrokerHarness(folder)
         self._broker.broker.start()
         self.simulator = Simulator()
         self._controller = self._broker.controller()

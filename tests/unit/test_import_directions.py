@@ -38,11 +38,12 @@ MAY_IMPORT = {
 }
 LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
-        "atomic_files backoff concurrency errors lazy_import limits msgspec_warmup terminal_text",
+        "atomic_files audit_chain backoff concurrency errors lazy_import limits msgspec_warmup terminal_text",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "link_emulation links observability release testing",
-        "oip trust",
-        "controller_client crypto shared_memory",
+        "crypto oip",
+        "shared_memory trust",
+        "controller_client",
         "client oip_server release_store runtime",
         "device_profile offload_client",
     ),
@@ -76,7 +77,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "main",
     ),
     CONTROLLER: (
-        "caller errors pki settings status",
+        "caller errors periodic_thread pki settings status",
         "storage tuf",
         "access backup history messaging model_registry",
         "planning",

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.trust.identity import (
     Credentials,
@@ -27,7 +28,6 @@ from edgesplit.trust.identity import (
     encode_document,
     enrolment_context,
     load_or_make_key,
-    private_pem,
     renewal_text,
 )
 from edgesplit_agent.control.enrolment import credentials, post

@@ -20,7 +20,8 @@ from edgesplit.release.manifest import Gateway, Manifest, Statement, device_slic
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.release_store import StoredRelease, adopt_release, open_release, stored_releases
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.trust.store import Fetch, TrustStore, verify_manifest, verify_statement_offline
+from edgesplit.trust.store import Fetch, TrustStore
+from edgesplit.trust.verification import verify_manifest, verify_statement_offline
 from edgesplit_agent.control.mqtt_uplink import Uplink
 from edgesplit_agent.releases.chunk_store import ChunkStore, ReleaseLayout
 from edgesplit_agent.releases.content_keys import ContentKeys

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
+from edgesplit.audit_chain import verify_chain
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import connect
-from edgesplit_controller.access.audit_log import verify_chain
 
 COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
 

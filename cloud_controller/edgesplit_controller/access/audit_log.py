@@ -9,27 +9,20 @@ was stored outside of it (`verify --expect`).
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 from sqlalchemy import select
 
+from edgesplit.audit_chain import CALLER_FIELDS, FIELDS, FIRST_PREVIOUS, entry_hash, verify_chain
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.operators import AuditHeadRow, AuditRow
 
-FIRST_PREVIOUS = "0" * 64
-"""The previous hash of the first entry."""
 MAX_TEXT_CHARS = 200
 """Characters that are stored of a subject, or of a text in the detail."""
 PAGE_ENTRIES = 1_000
 """Entries that are read from the database at once."""
-CALLER_FIELDS = ("operator", "serial", "address", "request")
-"""Fields that identify the caller and the request."""
-FIELDS = ("number", "at", *CALLER_FIELDS, "what", "subject", "outcome", "detail", "previous")
-"""Fields that the hash of an entry covers."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +93,8 @@ class AuditLog:
             return (row.number, row.hash) if row is not None else (0, FIRST_PREVIOUS)
 
     def verify(self, expected: str = "") -> dict[str, Any]:
-        """Check the whole hash chain; the result is that of `verified`. With `expected`, the hash of an older entry,
-        also check that this entry still exists."""
+        """Check the whole hash chain; the result is that of `verify_chain`. With `expected`, the hash of an older
+        entry, also check that this entry still exists."""
         number, hash_ = self.head()  # read first: entries may be appended during the check
         result = verify_chain(self.all(), expected)
         if result["problem"]:
@@ -113,42 +106,9 @@ class AuditLog:
         return result
 
 
-def verify_chain(lines: Iterable[Mapping[str, Any]], expected: str = "") -> dict[str, Any]:
-    """Check the hash chain of entries from any source, such as an export: the number of good entries (`lines`), the
-    hash of the last one, and the first `problem` ("" for none)."""
-    number, previous, is_found = 0, FIRST_PREVIOUS, not expected or expected == FIRST_PREVIOUS
-    for line in lines:
-        number += 1
-        if problem := _problem(line, number, previous):
-            return {"lines": number - 1, "hash": previous, "problem": problem}
-        previous = str(line["hash"])
-        is_found = is_found or previous == expected
-    problem = "" if is_found else f"no line has the hash {expected[:64]}: the log was cut, or written anew"
-    return {"lines": number, "hash": previous, "problem": problem}
-
-
-def entry_hash(content: Mapping[str, Any]) -> str:
-    """SHA-256, in hex, of an entry's fields without `hash`, as JSON with sorted keys and no spaces."""
-    fields = {name: content[name] for name in FIELDS}
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def to_dict(row: AuditRow) -> dict[str, Any]:
     """An entry as the API returns it."""
     return {**{name: getattr(row, name) for name in FIELDS}, "hash": row.hash}
-
-
-def _problem(line: Mapping[str, Any], number: int, previous: str) -> str:
-    """Why `line` is not entry `number` that follows the hash `previous`; empty if it is."""
-    try:
-        if line["number"] != number:
-            return f"line {number} is missing: after {number - 1} comes {line['number']}"
-        if line["previous"] != previous:
-            return f"line {number} does not follow the one before it"
-        return "" if line["hash"] == entry_hash(line) else f"line {number} was changed"
-    except (KeyError, TypeError, ValueError):
-        return f"line {number} is damaged"
 
 
 def _printable(value: str | int) -> str | int:

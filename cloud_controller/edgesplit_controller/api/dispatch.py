@@ -10,7 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ from edgesplit_controller.controller import Controller
 
 MAX_HEAVY_JOBS = 16
 """Heavy calls that may be queued or running; further ones are refused with Busy (429)."""
+POLL_S = 0.5
+"""Interval at which a job of the controller itself is checked for the stop of the controller."""
 T = TypeVar("T")
 
 
@@ -52,11 +54,16 @@ class HeavyJobQueue:
         finally:
             self._waiting -= 1
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue `work` for the controller itself, which submits one job at a time and so needs no limit."""
-        future: Future[T] = Future()
+    def run_blocking(self, work: Callable[[], None], stopping: threading.Event) -> None:
+        """Queue `work` for the controller itself, which submits one job at a time and so needs no limit; return when it
+        has ended, or when `stopping` is set."""
+        future: Future[None] = Future()
         self._queue.put((future, work))
-        return future
+        while not wait([future], POLL_S).done:
+            if stopping.is_set():
+                future.cancel()
+                return
+        future.result()
 
     def _work(self) -> None:
         while True:

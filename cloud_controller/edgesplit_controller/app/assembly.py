@@ -1,22 +1,20 @@
 """Connects the parts of a controller; starts nothing. Parts receive what they depend on as arguments here.
 
 Delivery, director and rollouts depend on each other in a circle: a message of a device may end a rollout step, and a
-rollout publishes statements. The callbacks between them are methods of `Assembly`, which has all three once it is
-constructed.
+rollout publishes statements. The circle is closed by callbacks that look up `delivery` when they are called.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from edgesplit.mqtt import messages
 from edgesplit.observability.registry import MetricRegistry
-from edgesplit.release.agent_release import is_agent_release
 from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED
 from edgesplit_controller.components.overview import HealthOverview
 from edgesplit_controller.controller import Addresses, Controller
+from edgesplit_controller.fleet.device_events import DeviceEvents
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.fleet.gateways import Gateways
 from edgesplit_controller.fleet.listing import Listing
@@ -45,7 +43,6 @@ from edgesplit_controller.settings import Settings
 from edgesplit_controller.storage.blobs import BlobStore
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.leases import Lease
-from edgesplit_controller.storage.tables.core import Device
 from edgesplit_controller.tuf.repository import Repository
 from edgesplit_controller.tuf.rotation import Rotation
 
@@ -91,28 +88,36 @@ class Assembly:
         self._gateways = Gateways(database, now=time.time, model_if_split=self._releasing.split_by_gateway)
         self._director = Director(
             database, foundations.repository.sign_statement, statement_s=foundations.settings.statement_s,
-            now=time.time,
-            wrap=self._wrap_content_key, wrap_for_gateway=self._wrap_content_key_for_gateway, tiers=self._gateways,
+            now=time.time, wrap=self._releasing.wrap_keys_for_device,
+            wrap_for_gateway=self._releasing.wrap_keys_for_gateway, tiers=self._gateways,
         )  # fmt: skip
         self._rollouts = Rollouts(
             database,
             self._director,
             now=time.time,
-            announce=self._publish_statements,
-            fits=self._has_plan_for,
+            announce=lambda devices: self.delivery.publish_statements(self._director.with_gateways(devices)),
+            fits=self._releasing.has_plan_for,
             evidences=evidence_of_members,
         )
         self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
         self.controller = self._controller()
 
     def _delivery_sources(self) -> Sources:
+        events = DeviceEvents(
+            self._devices,
+            acknowledge=lambda acks: self.delivery.acknowledge(acks),
+            end_session=self.revocations.end_session,
+            publish_revocations=self.revocations.publish,
+            on_reports=lambda: self.controller.on_reports(),
+            on_ingested=partial(metrics.record_ingest, self._foundations.metric_registry),
+        )
         return Sources(
             metadata=self._foundations.repository.read,
             chunk=self._foundations.blobs.get,
             release_chunks=self._releasing.chunks_of,
-            ingest=self._on_messages,
+            ingest=events.on_messages,
             statements=self._director.statements,
-            on_flood=self._on_flood,
+            on_flood=events.on_flood,
             confirm=StatementPublisher(self._foundations.database).confirm,
             is_leader=self._foundations.lease.held,
         )
@@ -171,44 +176,6 @@ class Assembly:
             self._foundations.database, self._registry, self._planning, self._releasing, self._gateways,
             roll_out=self._rollouts.create, now=time.time,
         )  # fmt: skip
-
-    # Callbacks between delivery, director and rollouts
-
-    def _on_messages(self, received: list[tuple[str, messages.Message]]) -> None:
-        started_s = time.perf_counter()
-        result = self._devices.ingest(received)
-        self.delivery.acknowledge(result.acks)
-        metrics.record_ingest(self._foundations.metric_registry, result, time.perf_counter() - started_s)
-        if result.superseded:
-            self.revocations.publish()
-        for device in result.intruders:
-            self.revocations.end_session(device)
-        if any(isinstance(message, messages.Reported) for _, message in received):
-            self.delivery.publish_statements(
-                self._director.refresh_gateway_statements()
-            )  # a gateway may drop what its devices stopped running
-            self._rollouts.has_new_reports.set()
-
-    def _on_flood(self, device: str, dropped: int) -> None:
-        if self._devices.quarantine(device, dropped):
-            self.revocations.publish()
-            self.revocations.end_session(device)
-
-    def _publish_statements(self, devices: Sequence[str]) -> None:
-        self.delivery.publish_statements(
-            self._director.refresh_gateway_statements()
-        )  # a gateway must know a release before its devices offload it
-        self.delivery.publish_statements(devices)
-
-    def _has_plan_for(self, release: str, device_class: str) -> bool:
-        manifest = self._releasing.find(release)
-        return manifest is not None and (is_agent_release(manifest) or device_class in manifest.plans)
-
-    def _wrap_content_key(self, device: Device, release: str) -> bytes:
-        return self._content_keys.wrap_for_device(device, release, self._releasing.manifest(release))
-
-    def _wrap_content_key_for_gateway(self, gateway: Device, release: str) -> bytes:
-        return self._content_keys.wrap_for_gateway(gateway, release, self._releasing.manifest(release))
 
 
 def api_url(settings: Settings) -> str:

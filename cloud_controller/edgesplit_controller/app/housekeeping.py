@@ -32,7 +32,7 @@ REMINDER_INTERVAL_S = 86_400.0
 
 @dataclass(slots=True)
 class Housekeeping:
-    """Housekeeping of one controller process, on a thread of its own. Call `start`, then `stop`."""
+    """Housekeeping of one controller process: a job for `PeriodicThread`, every `CHECK_INTERVAL_S`."""
 
     repository: Repository
     rotation: Rotation
@@ -47,28 +47,14 @@ class Housekeeping:
     end."""
     stopping: threading.Event
     _next_run_s: dict[str, float] = field(default_factory=dict)
-    _thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._work, name="tend", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Set the process's stop event and join the thread."""
-        self.stopping.set()
-        if self._thread is not None:
-            self._thread.join(10)
-
-    def _work(self) -> None:
-        while True:
-            self._check_processes()
-            if self.lease.held():
-                self._run_if_due(self._sweep, RECOVERY_INTERVAL_S)
-                self._run_if_due(self._renew, RENEWAL_INTERVAL_S)
-                self._run_if_due(self._remind, REMINDER_INTERVAL_S)
-            if self.stopping.wait(CHECK_INTERVAL_S):
-                return
+    def __call__(self) -> None:
+        """Check for changes by other processes, and do what is due."""
+        self._check_processes()
+        if self.lease.held():
+            self._run_if_due(self._sweep, RECOVERY_INTERVAL_S)
+            self._run_if_due(self._renew, RENEWAL_INTERVAL_S)
+            self._run_if_due(self._remind, REMINDER_INTERVAL_S)
 
     def _run_if_due(self, work: Callable[[], None], every_s: float) -> None:
         # Names of methods are keys here and words in the log.

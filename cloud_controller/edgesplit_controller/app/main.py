@@ -47,26 +47,26 @@ from edgesplit_controller.access.tls_peer import PeerAwareHttp
 from edgesplit_controller.api.app import create_app
 from edgesplit_controller.api.dispatch import HeavyJobQueue
 from edgesplit_controller.app.assembly import Assembly, Foundations, api_url, offload_url
-from edgesplit_controller.app.housekeeping import Housekeeping
+from edgesplit_controller.app.housekeeping import CHECK_INTERVAL_S, Housekeeping
 from edgesplit_controller.app.offload_process import OFFLOAD, REVOKED, offload_command, read_addresses
 from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_children
 from edgesplit_controller.backup.restore import RESTORED
 from edgesplit_controller.components.probes import broker_probe, offload_probe
-from edgesplit_controller.components.recorder import StatusRecorder
+from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
 from edgesplit_controller.controller import Addresses
 from edgesplit_controller.fleet.devices import Devices
-from edgesplit_controller.history.rollup_loop import start_rollup
+from edgesplit_controller.history import rollup_job
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.broker_config import write_broker_files
 from edgesplit_controller.messaging.delivery import RETAINED, SHARED, Delivery
 from edgesplit_controller.messaging.process_sharding import LeasedProcesses, SingleProcess
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.observability import metrics
+from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import Authority
 from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
-from edgesplit_controller.replan.loop import start_replanning
-from edgesplit_controller.rollout.engine import RolloutLoop
+from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.settings import BrokerKind, Settings, await_port, url_host, with_ports
 from edgesplit_controller.status import ProcessStatus
@@ -82,6 +82,8 @@ PORT_RELEASE_TIMEOUT_S = 15.0
 """Timeout, in seconds, for the child processes of a killed controller to release their ports."""
 BROKER_CONNECT_TIMEOUT_S = 15.0
 """Timeout of the first connection to the broker, in seconds."""
+REPLAN_INTERVAL_S = 60.0
+"""Seconds between two inspections of the plans in use."""
 ABANDONED_S = 3_600.0
 """An upload that has not grown for this many seconds is deleted; until then another process may be receiving it."""
 API_CREDENTIALS = "api"
@@ -229,19 +231,24 @@ def _start_rollouts(process: _Process) -> None:
     """Start the publication of revocations and the rollout loop."""
     process.stack.callback(process.assembly.revocations.stop)
     process.assembly.revocations.start()
-    loop = RolloutLoop(process.assembly.controller.rollouts, may_step=process.foundations.lease.held)
-    process.stack.callback(loop.stop)
-    loop.start()
+    rollouts = process.assembly.controller.rollouts
+    job = RolloutJob(rollouts, is_leader=process.foundations.lease.held)
+    _start_periodic(process, PeriodicThread("rollouts", job, SHORTEST_PAUSE_S, first_s=0.0))
+    process.stack.callback(rollouts.has_new_reports.set)  # called first: the job waits for it
 
 
 def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
     """Start the periodic work: telemetry aggregation, drift inspection, housekeeping."""
     foundations, controller = process.foundations, process.assembly.controller
     trims = (controller.roll_up.trim, controller.log_bundle_store.trim)
-    start_rollup(controller.roll_up, trims, foundations.lease.held, process.stack, process.stopping)
-    start_replanning(
-        controller.replanner.replan_all, heavy.submit, foundations.lease.held, process.stack, process.stopping
-    )
+    roll_up = rollup_job.RollUpJob(controller.roll_up, trims, foundations.lease.held, process.stopping)
+    _start_periodic(process, PeriodicThread("roll-up", roll_up, rollup_job.EVERY_S, stopping=process.stopping))
+
+    def replan() -> None:
+        if foundations.lease.held():
+            heavy.run_blocking(controller.replanner.replan_all, process.stopping)
+
+    _start_periodic(process, PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
     housekeeping = Housekeeping(
         foundations.repository,
         foundations.rotation,
@@ -253,8 +260,14 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
         process.slot.lease,
         process.stopping,
     )
-    process.stack.callback(housekeeping.stop)
-    housekeeping.start()
+    _start_periodic(
+        process, PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=process.stopping)
+    )
+
+
+def _start_periodic(process: _Process, thread: PeriodicThread) -> None:
+    process.stack.callback(thread.stop)
+    thread.start()
 
 
 def _start_broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
@@ -351,8 +364,8 @@ def _start_health_recorder(
         offload_probe(own_url if settings.offload else offload_url(settings), tls, offload),
     )
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
-    process.stack.callback(recorder.stop)
-    recorder.start()
+    recorder.step()
+    _start_periodic(process, PeriodicThread("component health", recorder.step, PROBE_INTERVAL_S))
 
 
 def _device_addresses(addresses: Addresses) -> dict[str, str]:

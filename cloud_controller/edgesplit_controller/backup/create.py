@@ -23,7 +23,7 @@ from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import UsageError
 from edgesplit_controller.backup.envelope import SCRYPT_N, BackupKey, SealedWriter
 from edgesplit_controller.backup.rows import export_rows
-from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.metadata_store import MetadataStore
 
 ROWS: Final = "database.jsonl"
 """Archive member with the database rows."""
@@ -112,7 +112,7 @@ def _write(
             rows.write(line)
         size = rows.tell()
         rows.seek(0)
-        with Repository(data / "tuf").exclusive():
+        with MetadataStore(data / "tuf").exclusive():
             small_files = [(name, (data / name).read_bytes()) for name in _small_files(data, keys)]
         blob_files = list(_blobs(data)) if blobs else []
         total = (

@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.trust.identity import private_pem
 
 MAGIC: Final = b"edgesplit backup 1\n"
 PIECE_BYTES: Final = 1 << 20

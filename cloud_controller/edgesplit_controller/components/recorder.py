@@ -7,7 +7,6 @@ Each process records what it sees under its own number. A row is written when so
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 from edgesplit.errors import EdgeError
@@ -26,26 +25,13 @@ MAX_TEXT_CHARS = 300
 
 
 class StatusRecorder:
-    """Runs the probes on a thread of its own. Call `start`, then `stop`; `step` is one round."""
+    """Runs the probes and records their results; `step` is one round."""
 
     def __init__(self, database: Database, process: int, probes: Sequence[Probe], *, now: Callable[[], float]) -> None:
         self._database = database
         self._process = process
         self._probes = list(probes)
         self._now = now
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="parts", daemon=True)
-
-    def start(self) -> None:
-        """Run the first round, then start the thread."""
-        self.step()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
 
     def step(self) -> None:
         """Run every probe, and record results that changed or were recorded too long ago."""
@@ -69,13 +55,6 @@ class StatusRecorder:
                     row.since = now
                 if (row.state, row.text) != (result.state, result.text) or now - row.at >= REFRESH_S:
                     row.state, row.text, row.at = result.state, result.text[:MAX_TEXT_CHARS], now
-
-    def _work(self) -> None:
-        while not self._stopping.wait(PROBE_INTERVAL_S):
-            try:
-                self.step()
-            except Exception:  # keep the thread alive: the next round may succeed
-                log.exception("the parts could not be looked at")
 
 
 def _run_probe(probe: Probe) -> ProbeResult | None:

@@ -17,7 +17,6 @@ from edgesplit_controller.controller import Controller
 from edgesplit_controller.fleet.rows import event_to_dict, model_to_dict
 from edgesplit_controller.fleet.table import fleet_rows
 from edgesplit_controller.planning.curves import curves
-from edgesplit_controller.planning.planner_service import PlanOptions
 from edgesplit_controller.storage.tables.core import Desired, Device, Event, Model, ReleaseRow
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 
@@ -148,10 +147,3 @@ def _manifest(controller: Controller, digest: str) -> Manifest | None:
         return controller.release_builder.manifest(digest)
     except EdgeError:
         return None
-
-
-def picture(controller: Controller, reference: str, device_class: str, link: str, options: PlanOptions) -> bytes:
-    """Heavy. A plan as an SVG picture."""
-    from edgesplit_partitioner.presentation.picture import svg  # imported late: it loads matplotlib
-
-    return svg(controller.plan(reference, device_class, link, options))

@@ -28,6 +28,7 @@ from time import monotonic
 from typing import Final
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.backoff import Backoff
 from edgesplit.errors import UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
@@ -45,10 +46,8 @@ DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "backlog", "l
 DEVICE_READS: Final = ("desired", "fetch_reply", "ack", "job")
 SAVE_EVERY_S: Final = 30
 """Interval at which mosquitto saves its database."""
-FIRST_DELAY_S: Final = 0.1
-"""First back-off delay before a restart."""
-LONGEST_DELAY_S: Final = 5.0
-"""Longest back-off delay before a restart."""
+RESTART: Final = Backoff(first_s=0.1, longest_s=5.0)
+"""Back-off before a restart."""
 STEADY_S: Final = 10.0
 """A broker that ran for longer than this did not fail at its start: the back-off begins anew."""
 STOP_S: Final = 5.0
@@ -120,11 +119,13 @@ class Broker:
         program: str | None = None,
         revoked_file: Path | None = None,
         on_client: Callable[[str], None] = lambda name: None,
+        restart_backoff: Backoff = RESTART,
     ) -> None:
         """`revoked_file` is the certificate revocation list (PEM), which must exist before `start`; `reload` makes
         mosquitto read it again. `on_client` receives the name of each accepted client, on the supervisor thread, and
         must return at once."""
         self._on_client = on_client
+        self._restart_backoff = restart_backoff
         self._revoked_file = revoked_file
         self._folder = folder.resolve()
         self._credentials = credentials
@@ -221,7 +222,7 @@ class Broker:
     # The supervisor's thread
 
     def _supervise(self) -> None:
-        delay = FIRST_DELAY_S
+        failures = 0
         while not self._stopping.is_set():
             began = monotonic()
             was_ready = self._run_once()
@@ -235,8 +236,8 @@ class Broker:
             self.restarts += 1
             code = self._process.returncode if self._process is not None else None
             _log.warning("mosquitto ended with status %s%s; starting it again", code, self._exit_reason())
-            delay = FIRST_DELAY_S if monotonic() - began > STEADY_S else min(2 * delay, LONGEST_DELAY_S)
-            self._stopping.wait(delay)
+            failures = 0 if monotonic() - began > STEADY_S else failures + 1
+            self._stopping.wait(self._restart_backoff.pause_s(failures))
 
     def _run_once(self) -> bool:
         """Run mosquitto until it exits; return whether it ever listened."""

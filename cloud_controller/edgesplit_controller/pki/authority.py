@@ -28,8 +28,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, UsageError
-from edgesplit.trust.identity import Credentials, load_or_make_key, private_pem
+from edgesplit.trust.identity import Credentials, load_or_make_key
 from edgesplit_controller.pki.keys import load_or_make_authority_key, load_or_make_web_key, private_bytes, sign_with
 
 LeafKey = Ed25519PublicKey | EllipticCurvePublicKey
@@ -60,9 +61,11 @@ _NO_OTHER_USAGE: Final = {
 class Authority:
     """The CA stored in `folder`, created there if there is none. Its private key never leaves the folder."""
 
-    def __init__(self, folder: Path, name: str = AUTHORITY) -> None:
+    def __init__(self, folder: Path, name: str = AUTHORITY, *, leaf_life: timedelta = LEAF_LIFE) -> None:
+        """`leaf_life` is the validity of certificates that it issues."""
         self._folder = folder
         self._name = name
+        self._leaf_life = leaf_life
         self.certificate_file = folder / "ca.pem"
         self._key = load_or_make_authority_key(folder / "ca.key")
         self._certificate = _load_certificate(self.certificate_file) or self._make()
@@ -97,9 +100,9 @@ class Authority:
     def sign_operator(self, csr_pem: bytes, name: str, expires: float | None) -> bytes:
         """An operator's certificate (PEM) for the public key in `csr_pem`, valid until `expires`, but a year at
         most."""
-        remaining = timedelta(seconds=expires - time.time()) if expires is not None else LEAF_LIFE
+        remaining = timedelta(seconds=expires - time.time()) if expires is not None else self._leaf_life
         key, purpose = _requested_key(csr_pem), ExtendedKeyUsageOID.CLIENT_AUTH
-        return self._leaf(name, key, purpose, None, min(LEAF_LIFE, remaining)).public_bytes(Encoding.PEM)
+        return self._leaf(name, key, purpose, None, min(self._leaf_life, remaining)).public_bytes(Encoding.PEM)
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
         """Certificate (PEM) of that gateway's server, for the public key in `csr_pem`: valid for the gateway's own host
@@ -220,11 +223,11 @@ class Authority:
         public: LeafKey,
         purpose: x509.ObjectIdentifier,
         alternatives: x509.SubjectAlternativeName | None,
-        life: timedelta = LEAF_LIFE,
+        life: timedelta | None = None,
     ) -> x509.Certificate:
         issuer = self._key.public_key()
         builder = (
-            _builder(_name(name), self._certificate.subject, public, life)
+            _builder(_name(name), self._certificate.subject, public, life or self._leaf_life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)

@@ -40,7 +40,7 @@ from edgesplit.release.manifest import (
 )
 from edgesplit.release.recut import check_recut
 from edgesplit.release_store import stored_releases, write_release
-from edgesplit.trust.store import PLANNER
+from edgesplit.trust.verification import PLANNER
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.golden import GoldenPair, golden_pairs
 from edgesplit_controller.model_registry.registry import LoadedModel, Registry
@@ -48,7 +48,7 @@ from edgesplit_controller.planning.planner_service import GatewayHop, PlanningSe
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database, record_event
-from edgesplit_controller.storage.tables.core import Model, ReleaseRow
+from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
@@ -265,6 +265,19 @@ class ReleaseBuilder:
         """The manifest of a published release; None for an unknown one."""
         cached = self._cached(digest)
         return cached[0] if cached else None
+
+    def has_plan_for(self, digest: str, device_class: str) -> bool:
+        """Whether devices of this class can run that release; an agent's release suits every class."""
+        manifest = self.find(digest)
+        return manifest is not None and (is_agent_release(manifest) or device_class in manifest.plans)
+
+    def wrap_keys_for_device(self, device: Device, digest: str) -> bytes:
+        """Content keys that a device needs for a release; empty for a release in clear."""
+        return self._content_keys.wrap_for_device(device, digest, self.manifest(digest))
+
+    def wrap_keys_for_gateway(self, gateway: Device, digest: str) -> bytes:
+        """Content keys that a gateway needs for a release; empty for a release in clear."""
+        return self._content_keys.wrap_for_gateway(gateway, digest, self.manifest(digest))
 
     def split_by_gateway(self, digest: str) -> str:
         """The model's name if some plan of that release has a gateway tier; empty otherwise, and for an unknown

@@ -23,6 +23,7 @@ from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.gateways import GatewayAssignments, NoGateways
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
+from edgesplit_controller.tuf.repository_signer import is_ahead, next_version
 
 Sign = Callable[[Statement], bytes]
 WrapKeys = Callable[[Device, str], bytes]
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 
 NAMES_PER_QUERY = 500
 """Names in one query, because databases bound the number of parameters."""
-MOST_AHEAD_S = 86_400.0
-"""A counter follows the Unix time, so one that is further ahead than this was never issued here."""
 
 
 def no_keys(_device: Device, _release: str) -> bytes:
@@ -149,6 +148,11 @@ class Director:
                     due.append((not stored_for_others, device.name))
             return [name for _, name in sorted(due)]
 
+    def with_gateways(self, devices: Collection[str]) -> list[str]:
+        """Gateways and devices whose gateway statement changed, then these devices: a gateway must know a release
+        before its devices offload it."""
+        return [*self.refresh_gateway_statements(), *devices]
+
     def resign_all(self, *, signed_by: Collection[str] | None = None) -> list[str]:
         """Sign a new statement for every device after the keys changed; return the devices.
 
@@ -169,7 +173,7 @@ class Director:
 
     def overtake_reported_counters(self) -> list[str]:
         """Sign new statements for devices that report a newer counter than is stored here, because an older copy of the
-        database was restored; return the devices. A counter further ahead than `MOST_AHEAD_S` is ignored."""
+        database was restored; return the devices. One too far ahead of the clock is ignored."""
         with self._database.write() as session:
             now = self._now()
             acted_upon = Device.reported["statement_counter"].as_integer()
@@ -183,7 +187,7 @@ class Director:
             for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
                 counter = int((device.reported or {})["statement_counter"])
                 # A device that lies must not be able to push its counter so far that no later statement overtakes it.
-                if counter <= now + MOST_AHEAD_S:
+                if not is_ahead(counter, now):
                     device.counter = counter
                     self._sign_statement(session, device, now, self._wrap_if_possible)
                     concerned.append(device.name)
@@ -208,7 +212,7 @@ class Director:
         wrap = wrap or self._wrap
         session.flush()  # the caller's changes of desired rows must be visible to the query
         rows = session.scalars(select(Desired).where(Desired.device == device.name).order_by(Desired.model)).all()
-        device.counter, device.restored = next_counter(device.counter, now), None
+        device.counter, device.restored = next_version(device.counter, now), None
         device.statement_expires = now + self._statement_s
         statement = Statement(
             device=device.name,
@@ -257,11 +261,6 @@ def _signers(statement: bytes) -> set[str]:
 def batched(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
     """The names in batches of at most `size`."""
     return (names[at : at + size] for at in range(0, len(names), size))
-
-
-def next_counter(stored: int, now: float) -> int:
-    """The counter after `stored`: higher than it, and at least the Unix time."""
-    return max(stored + 1, int(now))
 
 
 def _is_urgent(session: Session, row: Desired) -> bool:

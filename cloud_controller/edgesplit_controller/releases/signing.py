@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edgesplit.atomic_files import write_durably
-from edgesplit.trust.store import DIRECTOR
+from edgesplit.trust.verification import DIRECTOR
 from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.database import Database, record_event
@@ -144,7 +144,7 @@ class KeyManagement:
         if not done:
             return {"done": False, **self._rotation.to_sign()}
         self._update_dependents()
-        root = self._repository.trusted_root()
+        root = self._repository.store.root()
         self._record("keys.changed", "root", version=root.version, keys=list(root.roles["root"].keyids))
         return {"done": True, "root": self.root_text}
 

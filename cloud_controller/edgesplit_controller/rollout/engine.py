@@ -342,47 +342,37 @@ class _StepResult:
     has_more: bool
 
 
-class RolloutLoop:
-    """The thread that steps rollouts: soon after devices have reported, and at least every few seconds."""
+class RolloutJob:
+    """A job for `PeriodicThread` that steps rollouts: soon after devices have reported, and at least every few
+    seconds."""
 
-    def __init__(self, rollouts: Rollouts, *, may_step: Callable[[], bool] = lambda: True) -> None:
-        """`may_step` returns whether this process holds the lease: of several processes only one steps."""
+    def __init__(self, rollouts: Rollouts, *, is_leader: Callable[[], bool] = lambda: True) -> None:
+        """`is_leader` returns whether this process holds the lease: of several processes only one steps."""
         self._rollouts = rollouts
-        self._may_step = may_step
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._is_leader = is_leader
+        self._follow_at = 0.0
+        self._has_begun = False
+        self._has_more = True
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the current step."""
-        self._ended.set()
-        self._rollouts.has_new_reports.set()
-        if self._thread.ident is not None:
-            self._thread.join(10)
-
-    def _run(self) -> None:
-        follow_at, has_begun = 0.0, False
-        while not self._ended.is_set():
-            began, has_more = time.monotonic(), False
-            try:
-                if self._may_step():
-                    if not has_begun:
-                        self._rollouts.extend_timeouts_after_outage()
-                        has_begun = True
-                    has_more = self._rollouts.step_all()
-                    if began >= follow_at:
-                        self._rollouts.add_matching_devices()
-                        self._rollouts.overtake_reported_counters()
-                        follow_at = began + FOLLOW_EVERY_S
-            except Exception:
-                log.exception("the rollouts do not go on just now")
-            took_s = time.monotonic() - began
-            if not has_more and not self._ended.wait(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, 10 * took_s))):
-                self._rollouts.has_new_reports.wait(REPORT_WAIT_S)
-                self._rollouts.has_new_reports.clear()
+    def __call__(self) -> float:
+        """Step every rollout; returns the seconds until the next call."""
+        if not self._has_more:
+            self._rollouts.has_new_reports.wait(REPORT_WAIT_S)
+            self._rollouts.has_new_reports.clear()
+        self._has_more = False
+        if not self._is_leader():
+            return SHORTEST_PAUSE_S
+        began = time.monotonic()
+        if not self._has_begun:
+            self._rollouts.extend_timeouts_after_outage()
+            self._has_begun = True
+        self._has_more = self._rollouts.step_all()
+        if began >= self._follow_at:
+            self._rollouts.add_matching_devices()
+            self._rollouts.overtake_reported_counters()
+            self._follow_at = began + FOLLOW_EVERY_S
+        took_s = time.monotonic() - began
+        return 0.0 if self._has_more else min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, 10 * took_s))
 
 
 def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float) -> RolloutRow:

@@ -21,7 +21,14 @@ from sqlalchemy.orm.util import identity_key
 
 from edgesplit.errors import UsageError
 from edgesplit_controller.caller import OWNER, current_operator
-from edgesplit_controller.storage.engines import POSTGRESQL, display_name, open_engine, translate_error
+from edgesplit_controller.storage.engines import (
+    DEFAULT_LIMITS,
+    POSTGRESQL,
+    EngineLimits,
+    display_name,
+    open_engine,
+    translate_error,
+)
 from edgesplit_controller.storage.schema import migrate
 from edgesplit_controller.storage.tables.core import Device, Event
 
@@ -35,9 +42,9 @@ class Database:
     Errors of the database are raised as `Unavailable` or `Busy`, and then nothing was changed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, limits: EngineLimits = DEFAULT_LIMITS) -> None:
         """`url`: `sqlite:///FILE`, or `postgresql://USER:PASSWORD@HOST/NAME`. UsageError if it cannot be opened."""
-        self._engine = open_engine(url)
+        self._engine = open_engine(url, limits)
         try:
             migrate(self._engine)
         except SQLAlchemyError as error:

@@ -6,6 +6,7 @@ Leaves to others: which transactions there are (`database`), and which tables (`
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,34 +20,45 @@ URL_HELP = "--database is postgresql://USER:PASSWORD@HOST/NAME or sqlite:////PAT
 """Error text for an unusable database URL."""
 WRITER_LOCK = 0x65646765_73706C70
 """Key of the PostgreSQL advisory lock that `Database.write` takes."""
-LOCK_TIMEOUT_S = 30
-"""How long a transaction waits for a lock before it fails as `Busy`."""
-IDLE_TIMEOUT_S = 120
-"""PostgreSQL aborts a transaction that is idle for this long, as when its process was suspended, so that others
-continue."""
-POOL_SIZE, POOL_OVERFLOW = 4, 12
-"""PostgreSQL connections that a process keeps open, and how many more it opens under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Time-outs and connections of an engine."""
+
+    lock_timeout_s: int = 30
+    """How long a transaction waits for a lock, or for a connection, before it fails as `Busy`."""
+    idle_timeout_s: int = 120
+    """PostgreSQL aborts a transaction that is idle for this long, as when its process was suspended, so that others
+    continue."""
+    pool_size: int = 4
+    """PostgreSQL connections that a process keeps open."""
+    pool_overflow: int = 12
+    """PostgreSQL connections that a process opens beyond these under load."""
+
+
+DEFAULT_LIMITS = EngineLimits()
 
 
 class Unavailable(LinkError):
     """The database does not answer or has no space. Nothing was changed; the same call may succeed later."""
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str, limits: EngineLimits = DEFAULT_LIMITS) -> Engine:
     """The engine for `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`; UsageError for anything else."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == POSTGRESQL:
         arguments: dict[str, Any] = {"connect_timeout": "5", "application_name": "edgesplit"}
         arguments = {name: value for name, value in arguments.items() if name not in parsed.query}
         engine = create_engine(
-            parsed, connect_args=arguments, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW,
-            pool_timeout=LOCK_TIMEOUT_S,
-            pool_pre_ping=True, json_serializer=_json, json_deserializer=msgspec.json.decode,
+            parsed, connect_args=arguments, pool_size=limits.pool_size, max_overflow=limits.pool_overflow,
+            pool_timeout=limits.lock_timeout_s, pool_pre_ping=True,
+            json_serializer=_json, json_deserializer=msgspec.json.decode,
         )  # fmt: skip
-        _tune_postgresql(engine)
+        _tune_postgresql(engine, limits)
     else:
         engine = create_engine(parsed, json_serializer=_json, json_deserializer=msgspec.json.decode)
-        _tune_sqlite(engine)
+        _tune_sqlite(engine, limits)
     return engine
 
 
@@ -113,14 +125,15 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _tune_sqlite(engine: Engine) -> None:
+def _tune_sqlite(engine: Engine, limits: EngineLimits) -> None:
     """WAL with every commit synced. Transactions are begun here, because the driver's own would take the write lock too
     late."""
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={LOCK_TIMEOUT_S}000", "foreign_keys=ON"):
+        wait = f"busy_timeout={limits.lock_timeout_s}000"
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", wait, "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -129,13 +142,13 @@ def _tune_sqlite(engine: Engine) -> None:
         connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
-def _tune_postgresql(engine: Engine) -> None:
+def _tune_postgresql(engine: Engine, limits: EngineLimits) -> None:
     """Bounded waits; writers are serialised by an advisory lock."""
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _record: object) -> None:
-        connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
-        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
+        connection.execute(f"SET lock_timeout = '{limits.lock_timeout_s}s'")
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{limits.idle_timeout_s}s'")
         connection.commit()
 
     @event.listens_for(engine, "begin")

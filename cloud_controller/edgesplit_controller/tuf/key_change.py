@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from securesystemslib.signer import Key
-from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import Delegations, Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Delegations, Metadata, Root, TargetFile, Targets
 
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.manifest import release_digest
-from edgesplit.trust.store import DIRECTOR, PLANNER, target_path
+from edgesplit.trust.verification import DIRECTOR, PLANNER, target_path
 
 LIFE: Final = {
     "root": timedelta(days=3650),
@@ -43,7 +42,6 @@ WARN_BEFORE: Final = {"root": timedelta(days=365), "targets": timedelta(days=90)
 """How long before its expiry an operator is warned of metadata that the controller cannot renew by itself."""
 _CLOCK_TOLERANCE: Final = timedelta(days=1)
 """Tolerated difference between the clocks of two machines."""
-_Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
 
 
 class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,17 +261,6 @@ def missing_targets_signatures(root: Root, proposal: Metadata[Targets]) -> list[
     """Signatures that the proposed targets metadata still needs under `root`."""
     result = root.get_verification_result("targets", proposal.signed_bytes, proposal.signatures)
     return [] if result.verified else [Missing("the release key", result.missing, tuple(sorted(result.unsigned)))]
-
-
-def parse_metadata(raw: bytes, kind: type[_Role], what: str) -> Metadata[_Role]:
-    """Parse metadata of that type; TrustError for anything else. Signatures are not verified."""
-    try:
-        metadata: Metadata[Any] = Metadata.from_bytes(raw)
-    except (RepositoryError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TrustError(f"{what} is no metadata: {error}") from error
-    if not isinstance(metadata.signed, kind):
-        raise TrustError(f"{what} is {metadata.signed.type} metadata, not {kind.type}")
-    return metadata
 
 
 def describe_root_change(root: Root, following: Root) -> list[str]:

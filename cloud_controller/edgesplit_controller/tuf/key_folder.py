@@ -36,7 +36,7 @@ class KeyFolder:
     """The signers stored in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._table = folder / "keys.json"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -66,12 +66,12 @@ class KeyFolder:
     def stage(self, role: str) -> Key:
         """Generate an additional key for that role, on disk. It signs nothing until the metadata names it."""
         # Written under a temporary name first, because the final name contains the key id.
-        part = self._folder / f".{role}.staged.pem"
+        part = self.folder / f".{role}.staged.pem"
         part.unlink(missing_ok=True)
         key = make_key_file(part)
         file = f"{role}-{key.keyid[:8]}.pem"
-        part.rename(self._folder / file)
-        sync_folder(self._folder)
+        part.rename(self.folder / file)
+        sync_folder(self.folder)
         self._add(role, SignerEntry(f"{FILE}:{file}", key.keyid, key.to_dict()))
         return key
 
@@ -85,16 +85,16 @@ class KeyFolder:
         # The table is written before files are deleted: a crash in between leaves an unused file, which the next call
         # deletes, and never an entry without its file.
         kept_uris = {entry.uri for entry in kept}
-        files = [*self._folder.glob(f"{role}.pem"), *self._folder.glob(f"{role}-*.pem")]
+        files = [*self.folder.glob(f"{role}.pem"), *self.folder.glob(f"{role}-*.pem")]
         retired = [file for file in files if f"{FILE}:{file.name}" not in kept_uris]
         for file in retired:
             file.unlink(missing_ok=True)
         if retired:
-            sync_folder(self._folder)
+            sync_folder(self.folder)
 
     def _make(self, role: str) -> SignerEntry:
         file = f"{role}.pem"
-        key = CryptoSigner(load_or_make_key(self._folder / file)).public_key
+        key = CryptoSigner(load_or_make_key(self.folder / file)).public_key
         entry = SignerEntry(f"{FILE}:{file}", key.keyid, key.to_dict())
         self._add(role, entry)
         return entry
@@ -115,4 +115,4 @@ class KeyFolder:
             raise UsageError(f"{self._table} cannot be read: {error}; restore it from a backup") from error
 
     def _open(self, entry: SignerEntry) -> Signer:
-        return open_signer(entry.uri, Key.from_dict(entry.keyid, dict(entry.public)), folder=self._folder)
+        return open_signer(entry.uri, Key.from_dict(entry.keyid, dict(entry.public)), folder=self.folder)

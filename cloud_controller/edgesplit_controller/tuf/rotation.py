@@ -22,6 +22,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.atomic_files import sync_folder, write_durably
 from edgesplit.errors import NotFound, TrustError, UsageError
+from edgesplit.trust.verification import parse_metadata
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,
@@ -36,11 +37,10 @@ from edgesplit_controller.tuf.key_change import (
     missing_root_signatures,
     missing_targets_signatures,
     next_root,
-    next_targets,
-    parse_metadata,
     short_id,
 )
 from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.repository_signer import delegated_keys
 from edgesplit_controller.tuf.signers import check_signature
 
 
@@ -78,19 +78,20 @@ class Rotation:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._file = repository.folder / "pending.json"
-        with repository.exclusive():
+        self._store, self._signer, self._keys = repository.store, repository.signer, repository.keys
+        self._file = repository.store.folder / "pending.json"
+        with self._store.exclusive():
             self._complete_if_possible()
 
     def change(self, change: KeyChange) -> bool:
         """Begin a change, or continue it; True once it is published. Conflict while another is pending."""
-        with self._repository.exclusive():
-            root = self._repository.trusted_root()
+        with self._store.exclusive():
+            root = self._store.root()
             pending = self._load()
             if pending is None:
                 if is_fulfilled(root, change):
                     return True
-                self._store(self._begin(root, change))
+                self._save(self._begin(root, change))
             elif pending.change != change:
                 raise Conflict(
                     "another change of the keys waits for signatures: `edgectl keys sign --sign-with URI` finishes it, "
@@ -101,9 +102,9 @@ class Rotation:
     def add_signatures(self, root: Sequence[ExternalSignature], targets: Sequence[ExternalSignature]) -> bool:
         """Add signatures to the pending change; True once it is published. TrustError for a signature by another key,
         or of other content."""
-        with self._repository.exclusive():
+        with self._store.exclusive():
             pending = self._require_pending()
-            present = self._repository.trusted_root()
+            present = self._store.root()
             signed_root = self._root_of(pending)
             following = signed_root.signed if signed_root else present
             if root:
@@ -115,46 +116,46 @@ class Rotation:
                 if signed_targets is None:
                     raise UsageError("this change needs no new list of releases, so there is none to sign")
                 _add_signatures(signed_targets, targets, [present, following], "targets")
-            self._store(_with_metadata(pending, signed_root, signed_targets))
+            self._save(_with_metadata(pending, signed_root, signed_targets))
             return self._complete_if_possible()
 
     def drop(self) -> None:
         """Abandon the pending change; the keys generated for it are destroyed."""
-        with self._repository.exclusive():
+        with self._store.exclusive():
             pending = self._require_pending()
-            self._retire(pending, self._repository.trusted_root())
+            self._retire(pending, self._store.root())
             self._remove()
 
     def pending_change(self) -> Pending | None:
         """The pending change, as it must be signed now; None if there is none."""
-        with self._repository.exclusive():
+        with self._store.exclusive():
             self._complete_if_possible()
             return self._load()
 
     def missing(self, pending: Pending) -> list[Missing]:
         """Signatures that it still needs."""
-        present = self._repository.trusted_root()
+        present = self._store.root()
         root, targets = self._root_of(pending), self._targets_of(pending)
         lacking = missing_root_signatures(present, root) if root else []
         return [*lacking, *(missing_targets_signatures(root.signed if root else present, targets) if targets else [])]
 
     def renew_held_root(self) -> bool:
         """Extend the expiry of the root in time, if its keys are stored here; return whether it was done."""
-        remaining_s = self._repository.trusted_root().expires.timestamp() - self._repository.now()
+        remaining_s = self._store.root().expires.timestamp() - self._signer.now()
         if remaining_s > WARN_BEFORE["root"].total_seconds() or self._load() is not None:
             return False
-        root = self._repository.trusted_root().roles["root"]
-        held = self._repository.keys.held_among("root", root.keyids)
+        root = self._store.root().roles["root"]
+        held = self._keys.held_among("root", root.keyids)
         return len(held) >= root.threshold and self.change(KeyChange())
 
     def view(self) -> dict[str, Any]:
         """Every role's keys and where they are stored, versions and expiries, the pending change, and warnings, as
         JSON."""
         pending = self.pending_change()
-        repository = self._repository
-        with repository.exclusive():
-            root, expiries = repository.trusted_root(), repository.expiries()
-            delegated = {role: (repository.delegated_keys(role), 1) for role in DELEGATED}
+        with self._store.exclusive():
+            published = self._store.published()
+        root, expiries = published.root, published.expiries()
+        delegated = {role: (delegated_keys(published.targets, role), 1) for role in DELEGATED}
         groups = {role: (root.roles[role].keyids, root.roles[role].threshold) for role in TOP_LEVEL}
         everyone = {**groups, **delegated}
         roles = [
@@ -163,7 +164,7 @@ class Rotation:
                 "keys": [
                     {
                         "keyid": id_,
-                        "here": bool(repository.keys.held_among(role, [id_])),
+                        "here": bool(self._keys.held_among(role, [id_])),
                         "public": root.keys[id_].to_dict() if id_ in root.keys else None,
                     }
                     for id_ in keyids
@@ -177,11 +178,11 @@ class Rotation:
         here = [
             role
             for role, (keyids_of_role, threshold_of_role) in everyone.items()
-            if len(repository.keys.held_among(role, keyids_of_role)) >= threshold_of_role
+            if len(self._keys.held_among(role, keyids_of_role)) >= threshold_of_role
         ]
         expiry_of = {role: expires for role, (_, expires) in expiries.items()}
         due = key_warnings(
-            expiry_of, here, repository.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold
+            expiry_of, here, self._signer.now(), waiting=pending is not None, root_keys=root.roles["root"].threshold
         )
         return {"roles": roles, "pending": self._pending_view(pending) if pending else None, "notices": due}
 
@@ -204,7 +205,7 @@ class Rotation:
     def _pending_view(self, pending: Pending) -> dict[str, Any]:
         """Begin, effects and missing signatures of a pending change, as JSON."""
         root = self._root_of(pending)
-        lines = describe_root_change(self._repository.trusted_root(), root.signed) if root else []
+        lines = describe_root_change(self._store.root(), root.signed) if root else []
         lines += [f"{role}: new key {short_id(key.keyid)}" for role, key in delegates_of(pending).items()]
         missing = [msgspec.to_builtins(signatures) for signatures in self.missing(pending)]
         return {"began": pending.began, "changes": lines, "missing": missing}
@@ -213,36 +214,28 @@ class Rotation:
 
     def _begin(self, root: Root, change: KeyChange) -> Pending:
         """Generate the new keys and the metadata to sign."""
-        repository = self._repository
         placeholders = {role: _placeholder(role) for role in change.anew}
         # Validate with placeholder keys first, so that an invalid change generates no key.
-        next_root(root, change, placeholders, repository.expiry("root"))
+        next_root(root, change, placeholders, self._signer.expiry("root"))
         for role in change.anew:
-            repository.keys.retire(
-                role, self._keyids_in_use(role, root)
-            )  # keys left by a change that a crash interrupted
-        online = {role: repository.keys.stage(role) for role in change.anew}
-        following = next_root(root, change, online, repository.expiry("root")) if change.needs_root else None
+            self._keys.retire(role, self._keyids_in_use(role, root))  # keys left by a change that a crash interrupted
+        online = {role: self._keys.stage(role) for role in change.anew}
+        following = next_root(root, change, online, self._signer.expiry("root")) if change.needs_root else None
         pending = Pending(
             change,
             {role: PublicKey.from_key(key) for role, key in online.items()},
-            repository.now(),
+            self._signer.now(),
             root=_json(Metadata(following)) if following else "",
         )
         return self._with_targets(pending) if change.needs_targets else pending
 
     def _with_targets(self, pending: Pending) -> Pending:
         """The pending change with targets metadata based on the published one; signatures on an older base are void."""
-        repository = self._repository
-        current = repository.current_targets()
-        following = next_targets(
-            current,
-            [],
-            repository.next_targets_version(is_rekeyed=_changes_release_key(pending.change)),
-            repository.expiry("targets"),
-            delegates_of(pending),
+        published = self._store.published()
+        following = self._signer.next_targets(
+            published, delegates=delegates_of(pending), is_rekeyed=_changes_release_key(pending.change)
         )
-        return msgspec.structs.replace(pending, targets=_json(Metadata(following)), base=current.version)
+        return msgspec.structs.replace(pending, targets=_json(Metadata(following)), base=published.targets.version)
 
     def _complete_if_possible(self) -> bool:
         """Update the pending change, sign it with the keys stored here, and publish it if no signature is missing;
@@ -251,17 +244,17 @@ class Rotation:
         if pending is None:
             return True
         root, targets = self._root_of(pending), self._targets_of(pending)
-        current = self._repository.current_targets()
+        current = self._store.targets()
         # If a release was published since, the pending targets metadata would drop it: base it on the published one.
         # Both may have the same version, so the content decides whether the published one is the pending one itself.
         if targets is not None and current.version != pending.base and current != targets.signed:
             pending = self._with_targets(pending)
             targets = self._targets_of(pending)
-        if root is not None and root.signed.version <= self._repository.newest_root():
+        if root is not None and root.signed.version <= self._store.root_version:
             self._publish(pending, root, targets)  # published already, but a crash interrupted what follows
             return True
         # TUF 5.3.4: the next root needs a threshold of signatures from the present root's keys and from its own.
-        present = self._repository.trusted_root()
+        present = self._store.root()
         following = root.signed if root else present
         if root is not None:
             self._sign(root, "root", [present, following])
@@ -269,16 +262,14 @@ class Rotation:
             self._sign(targets, "targets", [present, following])
         signed = _with_metadata(pending, root, targets)
         if signed != self._load():
-            self._store(signed)
+            self._save(signed)
         if self.missing(signed):
             return False
         self._publish(signed, root, targets)
         return True
 
     def _sign(self, metadata: Metadata[Any], role: str, roots: Sequence[Root]) -> None:
-        for signer in self._repository.keys.signers_among(
-            role, {id_ for root in roots for id_ in root.roles[role].keyids}
-        ):
+        for signer in self._keys.signers_among(role, {id_ for root in roots for id_ in root.roles[role].keyids}):
             if signer.public_key.keyid not in metadata.signatures:
                 metadata.sign(signer, append=True)
 
@@ -290,13 +281,14 @@ class Rotation:
         # 2. the next root: from here on devices trust the new keys, and everything they need is there already;
         # 3. keys without a role are destroyed: they were needed until the next root was published;
         # 4. `pending.json` is removed, which ends the repetition of these steps.
-        repository = self._repository
-        following = root.signed if root else repository.trusted_root()
-        if root is None or following.version > repository.newest_root():
+        following = root.signed if root else self._store.root()
+        if root is None or following.version > self._store.root_version:
             if pending.change.needs_targets or set(pending.change.anew) & {"snapshot", "timestamp"}:
-                repository.publish_for(following, pending.targets.encode() if targets else None)
+                published = self._store.published()
+                raw_targets = pending.targets.encode() if targets else published.raw_targets
+                self._store.publish(self._signer.publish_signed(published, raw_targets, following))
             if root is not None:
-                repository.write_root(pending.root.encode(), following.version)
+                self._store.write_root(pending.root.encode(), following.version)
         self._retire(pending, following)
         self._remove()
 
@@ -306,7 +298,7 @@ class Rotation:
         roles |= {"root"} if pending.change.root_keys else set()
         roles |= {"targets"} if pending.change.release_key else set()
         for role in roles:
-            self._repository.keys.retire(role, self._keyids_in_use(role, root))
+            self._keys.retire(role, self._keyids_in_use(role, root))
 
     def _keyids_in_use(self, role: str, root: Root) -> list[str]:
         return self._repository.delegated_keys(role) if role in DELEGATED else list(root.roles[role].keyids)
@@ -336,7 +328,7 @@ class Rotation:
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{self._file} cannot be read: {error}; restore it from a backup") from error
 
-    def _store(self, pending: Pending) -> None:
+    def _save(self, pending: Pending) -> None:
         write_durably(self._file, msgspec.json.encode(pending), mode=0o600)
 
     def _remove(self) -> None:

@@ -35,8 +35,8 @@ from securesystemslib.signer import (
 )
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import EdgeError, TrustError, UsageError
-from edgesplit.trust.identity import private_pem
 
 FILE: Final = CryptoSigner.SCHEME
 """URI scheme of a key file."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from io import BytesIO
 from typing import IO, Any
 
 import msgspec
@@ -50,13 +49,6 @@ STYLE: Any = {
     "ytick.color": INK,
     "axes.edgecolor": GRID,
 }
-
-
-def svg(plan: dict[str, Any]) -> bytes:
-    """The picture as SVG."""
-    into = BytesIO()
-    render(plan, into, "svg")
-    return into.getvalue()
 
 
 def render(plan: dict[str, Any], into: IO[bytes], kind: str) -> None:

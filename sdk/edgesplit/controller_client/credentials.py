@@ -18,10 +18,11 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.trust.identity import Credentials as Files
-from edgesplit.trust.identity import certificate_request, private_pem
+from edgesplit.trust.identity import certificate_request
 
 FORMAT = "edgesplit.credentials/1"
 MAX_BYTES = 65_536

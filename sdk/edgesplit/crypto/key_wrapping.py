@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.release.manifest import EncryptionInfo
-from edgesplit.trust.identity import private_pem
 
 PUBLIC_BYTES = 32
 RECOVERY_HINT = (

@@ -1,7 +1,7 @@
 """Manifest of a release: a model, its plans and all its slices, device and remote halves together, as one signed unit.
 
 The manifest is one TUF target. It names every slice and every chunk by SHA-256, so that trust in the manifest's bytes
-extends to each byte that it refers to. This module is the format; verification is in `edgesplit.trust.store`.
+extends to each byte that it refers to. This module is the format; verification is in `edgesplit.trust.verification`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Trust: device identities and TLS contexts, certificate revocation lists, and the TUF-based trust store of a device.
+"""Trust: device identities and TLS contexts, certificate revocation lists, and a device's TUF-based trust store, whose
+rules (`verification`, `metadata_set`) are apart from its files (`store`).
 
-May import the SDK's root modules, `edgesplit.release` and `edgesplit.mqtt` (whose codec decodes signed statements).
+May import the SDK's root modules, `edgesplit.crypto` (for private key files), `edgesplit.release` and `edgesplit.mqtt`
+(whose codec decodes signed statements).
 """

@@ -18,11 +18,11 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 
@@ -164,13 +164,6 @@ def _make_key(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise UsageError(f"cannot write the private key {path}: {error.strerror}") from error
     return key
-
-
-def private_pem(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
-    """Encode the key as unencrypted PKCS#8 PEM; it is protected by its file's mode."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
 
 
 def certificate_request(key: Ed25519PrivateKey, name: str) -> bytes:

@@ -12,7 +12,7 @@ from edgesplit import release_store
 from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.release.manifest import release_digest
 from edgesplit.release_store import StoredRelease, open_release, remove_release, stored_releases, write_release
-from support.signed_repository import World, sample_release
+from support.signed_repository import TrustHarness, sample_release
 
 RAW, CHUNKS = sample_release()
 DIGEST = release_digest(RAW)
@@ -22,7 +22,7 @@ class Shelf:
     """A folder of releases, and the proof that the sample is signed."""
 
     def __init__(self, folder: Path) -> None:
-        world = World(folder / "world")
+        world = TrustHarness(folder / "world")
         self.folder = folder / "releases"
         self.root = world.bootstrap
         self.proof = world.repository.proof(world.add())
@@ -130,7 +130,7 @@ def test_a_spoiled_manifest_or_proof_is_noticed_and_repaired(shelf: Shelf, file:
 def test_a_release_proven_by_another_root_does_not_open(shelf: Shelf, tmp_path: Path) -> None:
     """A whole, correctly signed release of another installation is nothing to this device."""
     shelf.write()
-    stranger = World(tmp_path / "stranger")
+    stranger = TrustHarness(tmp_path / "stranger")
     with pytest.raises(TrustError):
         open_release(shelf.folder, DIGEST, stranger.bootstrap)
     with pytest.raises(TrustError):

@@ -40,7 +40,7 @@ export function ModelPage({ reference }: { reference: string }) {
           <Proposals model={data.model} />
           <Releases releases={data.releases} shown={release} onChoose={setChosen} />
           {release.plans.map((plan) => (
-            <PlanPanel key={`${release.release} ${plan.device_class}`} model={data.model} plan={plan} />
+            <PlanPanel key={`${release.release} ${plan.device_class}`} plan={plan} />
           ))}
         </>
       )}
@@ -141,7 +141,7 @@ function Answered({ by }: { by: Record<string, number> }) {
   return <span class="mark">{unreal.map((kind) => `${percent(by[kind] ?? 0, all)} ${kind}`).join(", ")}</span>;
 }
 
-function PlanPanel({ model, plan }: { model: string; plan: Curves }) {
+function PlanPanel({ plan }: { plan: Curves }) {
   const note = (
     <>
       device times <span class={plan.basis === "predicted" ? "mark" : ""}>{plan.basis}</span>
@@ -157,29 +157,6 @@ function PlanPanel({ model, plan }: { model: string; plan: Curves }) {
           <p class="words faint">{inWords(plan)}</p>
         </div>
       </div>
-      <Picture model={model} plan={plan} />
     </Panel>
   );
-}
-
-/** Drawn by the controller, which may have to plan for it: only when asked for. */
-function Picture({ model, plan }: { model: string; plan: Curves }) {
-  const [open, setOpen] = useState(false);
-  const asked = new URLSearchParams({ device: plan.device_class, link: spelt(plan) });
-  const address = `/v1/models/${encodeURIComponent(model)}/picture.svg?${asked}`;
-  return (
-    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Every candidate, as edgectl plan --plot draws it</summary>
-      {open && (
-        <a class="picture" href={address}>
-          <img src={address} alt={`Candidates of ${model} on ${plan.device_class}, and the best cut over bandwidth`} />
-        </a>
-      )}
-    </details>
-  );
-}
-
-function spelt(plan: Curves): string {
-  const { up_bytes_per_s, rtt_s } = plan.link;
-  return `${+(up_bytes_per_s * 8e-6).toPrecision(6)}mbit/${+(rtt_s * 1000).toPrecision(6)}ms`;
 }

@@ -8,9 +8,7 @@ from fastapi import Path, Query, Request
 
 from edgesplit_controller.api.authorisation import operator_routes, viewer_routes
 from edgesplit_controller.api.dispatch import controller_of
-from edgesplit_controller.api.request_models import DeployBody
-from edgesplit_controller.api.response_models import Deployed, RolloutDeviceShape, RolloutShape, json_response
-from edgesplit_controller.api.routes.deployments import deploy
+from edgesplit_controller.api.response_models import RolloutDeviceShape, RolloutShape, json_response
 from edgesplit_controller.rollout.commands import Verb
 
 viewers = viewer_routes()
@@ -40,12 +38,6 @@ def rollout_devices(
 ) -> list[dict[str, Any]]:
     """The devices of a rollout in the order of delivery, a page at a time: those after the position `after`."""
     return controller_of(request).rollouts.device_views(number, states=state or (), after=after, most=most)
-
-
-@operators.post("/rollouts", responses=json_response(Deployed))
-async def make_rollout(request: Request, body: DeployBody) -> dict[str, Any]:
-    """Plan, slice and sign a release, and roll it out on the terms in `rollout`; equal to POST /v1/deployments."""
-    return await deploy(request, body)
 
 
 @operators.post("/rollouts/{number}/{verb}", responses=json_response(RolloutShape))

@@ -10,10 +10,9 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 
 from edgesplit_controller.api.authorisation import viewer_routes
-from edgesplit_controller.api.dispatch import controller_of, run_heavy
+from edgesplit_controller.api.dispatch import controller_of
 from edgesplit_controller.dashboard import views
 from edgesplit_controller.fleet.table import MAX_NAMES
-from edgesplit_controller.planning.planner_service import PlanOptions
 
 viewers = viewer_routes()
 GZIP_FROM_BYTES = 16_384
@@ -44,13 +43,6 @@ def device_events(request: Request, name: str, newest: Newest = 100) -> list[dic
 def model_view(request: Request, reference: str) -> dict[str, Any]:
     """A model with its newest releases and their plans."""
     return views.model(controller_of(request), reference)
-
-
-@viewers.get("/models/{reference}/picture.svg")
-async def plan_picture(request: Request, reference: str, device: str, link: str = "") -> Response:
-    """The plan for a device profile and a link as a picture, as `edgectl plan --plot` draws it."""
-    raw = await run_heavy(request, views.picture, controller_of(request), reference, device, link, PlanOptions())
-    return Response(raw, media_type="image/svg+xml")
 
 
 def _gzipped_json(request: Request, content: dict[str, Any]) -> Response:

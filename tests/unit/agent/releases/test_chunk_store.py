@@ -19,7 +19,7 @@ from edgesplit.release_store import StoredRelease, adopt_release, open_release
 from edgesplit_agent.releases import chunk_store as chunks_module
 from edgesplit_agent.releases.chunk_store import ChunkStore, ReleaseAssembly, ReleaseLayout, bytes_on_disk
 from edgesplit_agent.releases.disk_quota import RESERVE_BYTES, DiskUsage, NoRoom, StoredReleaseAge, eviction_candidate
-from support.signed_repository import World, sample_release
+from support.signed_repository import TrustHarness, sample_release
 
 SLICES = {"head", "tail"}
 
@@ -39,7 +39,7 @@ class Card:
 
     def __init__(self, folder: Path, quota_bytes: int | None = None, like: Card | None = None) -> None:
         self.folder = folder
-        self.world = like.world if like else World(folder / "world")
+        self.world = like.world if like else TrustHarness(folder / "world")
         self.store = ChunkStore(folder / "chunks", folder / "releases", quota_bytes)
         self._signed: set[int] = like._signed if like else set()
 

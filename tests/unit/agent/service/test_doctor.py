@@ -23,7 +23,7 @@ from edgesplit_agent.service.doctor_findings import Finding, exit_code, format_f
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki.authority import Authority
 from support.agent_engine import folder_bytes
-from support.signed_repository import DEVICE, World
+from support.signed_repository import DEVICE, TrustHarness
 
 NOW = 1_800_000_000.0
 """A day within the life of no certificate made today: tests that need one say so."""
@@ -203,7 +203,7 @@ def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) 
 
 def test_a_chain_of_trust_that_was_spoilt_is_found(device: Device, tmp_path: Path) -> None:
     """By verifying it as the agent does; one that holds is good until its first end."""
-    world = World(tmp_path / "world")
+    world = TrustHarness(tmp_path / "world")
     world.add()
     root = world.bootstrap.decode()
     known = device.folder.read_identity()

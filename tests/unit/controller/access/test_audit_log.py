@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from edgesplit_controller.access.audit_log import FIRST_PREVIOUS, AuditEntry, AuditLog, verify_chain
+from edgesplit.audit_chain import FIRST_PREVIOUS, verify_chain
+from edgesplit_controller.access.audit_log import AuditEntry, AuditLog
 from edgesplit_controller.storage.database import Database
 
 

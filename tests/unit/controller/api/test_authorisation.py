@@ -16,7 +16,7 @@ from edgesplit_controller.caller import Role
 from edgesplit_controller.storage.database import record_event
 from edgesplit_controller.storage.tables.core import TelemetryRow
 from support import REPOSITORY
-from support.controller_api import HOST, Person, World
+from support.controller_api import HOST, ApiHarness, Person
 
 PAGE = REPOSITORY / "docs" / "access.md"
 OPEN = {
@@ -35,22 +35,22 @@ OURS, THEIRS = "doors-cam", "lab-secret"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiHarness]:
     with ExitStack() as stack:
-        world = World(tmp_path_factory.mktemp("access"), stack)
+        world = ApiHarness(tmp_path_factory.mktemp("access"), stack)
         world.device(OURS, "doors", room="hall")
         world.device(THEIRS, "lab", room="cellar-secret")
         yield world
 
 
 @pytest.fixture(scope="module")
-def people(world: World) -> dict[str, Person]:
+def people(world: ApiHarness) -> dict[str, Person]:
     """One of each role, over everything and over the group `doors`."""
     roles = {role.word: world.person(f"all-{role.word}", role.word) for role in Role}
     return roles | {f"doors-{role.word}": world.person(f"doors-{role.word}", role.word, "doors") for role in Role}
 
 
-def routes(world: World) -> list[DeclaredRoute]:
+def routes(world: ApiHarness) -> list[DeclaredRoute]:
     return list(declared_routes(world.app.router.routes))
 
 
@@ -60,7 +60,7 @@ def filled(path: str, device: str) -> str:
     return re.sub(r"\{(\w+)[^}]*\}", lambda found: known.get(found[1], "1"), path)
 
 
-def test_every_route_says_whom_it_lets_in(world: World) -> None:
+def test_every_route_says_whom_it_lets_in(world: ApiHarness) -> None:
     """Deny by default: a route that was not made by `access`, or is open and not on this page's list, fails here."""
     everything = routes(world)
     assert len(everything) > 30
@@ -73,7 +73,7 @@ def test_the_page_is_what_the_routes_declare() -> None:
     assert PAGE.read_text("utf-8") == render_page([route for router in ROUTERS for route in router.routes])
 
 
-def test_nobody_and_a_device_are_let_in_nowhere(world: World) -> None:
+def test_nobody_and_a_device_are_let_in_nowhere(world: ApiHarness) -> None:
     """Without a certificate, with a device's, with a token alone: 401 on every route that is not open."""
     from edgesplit_controller.access.tls_peer import Peer
 
@@ -88,7 +88,7 @@ def test_nobody_and_a_device_are_let_in_nowhere(world: World) -> None:
 @pytest.mark.parametrize("scope", ["", "doors-"])
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.word)
 def test_each_role_gets_through_where_it_is_declared_and_nowhere_else(
-    world: World, people: dict[str, Person], role: Role, scope: str
+    world: ApiHarness, people: dict[str, Person], role: Role, scope: str
 ) -> None:
     """Every route as every role, over all groups and over one: 403 exactly where the declaration says so. Bodies are
     empty, so that what is let in stops at its own checks."""
@@ -104,7 +104,7 @@ def test_each_role_gets_through_where_it_is_declared_and_nowhere_else(
         assert (answer.status == 403) != may, (one, person.name, answer.status, answer.body)
 
 
-def test_a_session_gets_through_where_no_certificate_is_asked_for(world: World, people: dict[str, Person]) -> None:
+def test_a_session_gets_through_where_no_certificate_is_asked_for(world: ApiHarness, people: dict[str, Person]) -> None:
     """An admin's session, everywhere: keys, operators, claims, model files and what brings code in are not for it."""
     secret, csrf = world.log_in(people["admin"])
     for one in routes(world):
@@ -127,7 +127,7 @@ def test_a_session_gets_through_where_no_certificate_is_asked_for(world: World, 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH"])
-def test_what_is_of_other_groups_does_not_exist(world: World, people: dict[str, Person], method: str) -> None:
+def test_what_is_of_other_groups_does_not_exist(world: ApiHarness, people: dict[str, Person], method: str) -> None:
     """Every route with another group's device in its path, for an operator and an admin of one group: the answer is
     that for a name that nobody has, and names nobody's device."""
     for person in (people["doors-operator"], people["doors-admin"]):
@@ -140,7 +140,7 @@ def test_what_is_of_other_groups_does_not_exist(world: World, people: dict[str, 
     assert world.call("GET", f"/v1/devices/{THEIRS}", by=people["viewer"]).status == 200
 
 
-def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str, Person]) -> None:
+def test_nothing_of_other_groups_is_in_any_answer(world: ApiHarness, people: dict[str, Person]) -> None:
     """Every GET, for viewer, operator and admin of one group, where the other group's device has a deployment, events,
     telemetry and a claim: its name, its labels and its group are in no answer. A new route is tried as well."""
     for number, devices in enumerate(([THEIRS], [OURS, THEIRS]), 1):
@@ -168,7 +168,7 @@ def test_nothing_of_other_groups_is_in_any_answer(world: World, people: dict[str
     assert [one["devices"] for one in world.call("GET", "/v1/deployments", by=people["doors-viewer"]).json] == [[OURS]]
 
 
-def test_a_rollout_that_concerns_others_does_not_exist(world: World, people: dict[str, Person]) -> None:
+def test_a_rollout_that_concerns_others_does_not_exist(world: ApiHarness, people: dict[str, Person]) -> None:
     """For who is of one group: not in the list, not by its number, not to be aborted; one of their own devices alone is
     there, with its devices, and is theirs to pause."""
     for number, devices in ((11, [THEIRS]), (12, [OURS, THEIRS]), (13, [OURS])):
@@ -185,7 +185,7 @@ def test_a_rollout_that_concerns_others_does_not_exist(world: World, people: dic
     assert world.call("POST", "/v1/rollouts/13/abort", by=me).status == 200
 
 
-def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: World, people: dict[str, Person]) -> None:
+def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
     """Into another's group it is not moved, nor is another's device moved here."""
     world.device("moved", "doors", a="1", b="2")
     both = world.person("both-op", "operator", "doors", "attic")
@@ -197,7 +197,7 @@ def test_a_device_is_labelled_and_moved_among_ones_own_groups(world: World, peop
     assert world.call("PATCH", "/v1/devices/moved", {"labels": {"all": "x"}}, by=both).status == 400
 
 
-def test_all_and_labels_mean_devices_of_ones_own_groups(world: World, people: dict[str, Person]) -> None:
+def test_all_and_labels_mean_devices_of_ones_own_groups(world: ApiHarness, people: dict[str, Person]) -> None:
     """`all`, a label of others and a group of others, as targets."""
     within = world.controller.scoped_to(frozenset({"doors"}))
     assert [device.name for device in within.devices.select(["all"])] == [OURS]
@@ -209,7 +209,7 @@ def test_all_and_labels_mean_devices_of_ones_own_groups(world: World, people: di
         assert world.call("POST", "/v1/devices/gateway", body, by=people["operator"]).status == 200
 
 
-def test_a_name_of_another_group_is_not_taken_over(world: World, people: dict[str, Person]) -> None:
+def test_a_name_of_another_group_is_not_taken_over(world: ApiHarness, people: dict[str, Person]) -> None:
     """A claim, also with `replace`, for a name that another group has, had, or has an open claim for: refused, and in
     words that do not say which; a claim for another group likewise. For a new name it is of the one own group."""
     world.device("lab-gone", "lab")
@@ -230,7 +230,7 @@ def test_a_name_of_another_group_is_not_taken_over(world: World, people: dict[st
 
 
 def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
-    world: World, people: dict[str, Person]
+    world: ApiHarness, people: dict[str, Person]
 ) -> None:
     """The gateway of another group is as unknown as one that is not there."""
     body = {"devices": [OURS], "gateway": THEIRS}
@@ -240,7 +240,9 @@ def test_an_operator_of_some_groups_leads_devices_to_no_gateway_of_others(
     assert theirs.json["error"].replace(THEIRS, "X") == nobodys.json["error"].replace("nobody", "X")
 
 
-def test_an_admin_of_a_group_makes_and_sees_operators_of_that_group(world: World, people: dict[str, Person]) -> None:
+def test_an_admin_of_a_group_makes_and_sees_operators_of_that_group(
+    world: ApiHarness, people: dict[str, Person]
+) -> None:
     """Never of all groups nor of others, and operators of others are unknown to them."""
     me = people["doors-admin"]
     made = {"name": "helper", "role": "operator", "groups": ["doors"]}

@@ -17,22 +17,22 @@ from edgesplit_controller.components.probes import Probe, ProbeResult, broker_pr
 from edgesplit_controller.components.recorder import REFRESH_S, StatusRecorder
 from edgesplit_controller.storage.tables.core import GatewayRouteRow, GatewayRow
 from edgesplit_controller.storage.tables.leases import LeaseRow
-from support.device_fleet import STALE_S, World, telemetry
+from support.device_fleet import STALE_S, FleetHarness, telemetry
 
 
 @pytest.fixture
-def world(database_url: str) -> World:
+def world(database_url: str) -> FleetHarness:
     """On both databases."""
-    return World(database_url)
+    return FleetHarness(database_url)
 
 
-def parts_of(world: World, folder: Path, behind: int = 0) -> HealthOverview:
+def parts_of(world: FleetHarness, folder: Path, behind: int = 0) -> HealthOverview:
     return HealthOverview(
         world.database, folder, stale_after_s=STALE_S, unaggregated=lambda: behind, now=lambda: world.now
     )
 
 
-def noting(world: World, process: int, *looks: Probe) -> StatusRecorder:
+def noting(world: FleetHarness, process: int, *looks: Probe) -> StatusRecorder:
     return StatusRecorder(world.database, process, looks, now=lambda: world.now)
 
 
@@ -49,7 +49,7 @@ def named(shown: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world: World, tmp_path: Path) -> None:
+def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world: FleetHarness, tmp_path: Path) -> None:
     """And is good again as soon as it is; the time is that of the change, not of the last look."""
     line = Line()
     mine = noting(world, 1, broker_probe(line, "mqtts://hub:8883"))
@@ -73,7 +73,7 @@ def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world:
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["remedy"] == ""
 
 
-def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: World, tmp_path: Path) -> None:
+def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: FleetHarness, tmp_path: Path) -> None:
     """Two of three are connected: the part is bad, and it says whose word that is."""
     for process in (1, 2, 3):
         state = "bad" if process == 2 else "good"
@@ -82,7 +82,7 @@ def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: World, tmp_p
     assert (found["state"], found["text"]) == ("bad", "process 2 of 3: it is bad")
 
 
-def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: World, tmp_path: Path) -> None:
+def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: FleetHarness, tmp_path: Path) -> None:
     """Silence is unknown, not good; while another process looks, the silent one's word does not count."""
     noting(world, 2, lambda: ProbeResult("broker", "bad", "gone")).step()
     world.now += OUTDATED_S + 1
@@ -92,7 +92,7 @@ def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: World, tmp_
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
 
 
-def test_a_look_that_fails_costs_only_itself(world: World, tmp_path: Path) -> None:
+def test_a_look_that_fails_costs_only_itself(world: FleetHarness, tmp_path: Path) -> None:
     """The others are noted; the loop lives."""
 
     def broken() -> ProbeResult:
@@ -102,7 +102,7 @@ def test_a_look_that_fails_costs_only_itself(world: World, tmp_path: Path) -> No
     assert named(parts_of(world, tmp_path).to_dicts(), "offload server")["state"] == "good"
 
 
-def test_gateways_and_the_way_to_the_cloud_are_those_of_ones_own_groups(world: World, tmp_path: Path) -> None:
+def test_gateways_and_the_way_to_the_cloud_are_those_of_ones_own_groups(world: FleetHarness, tmp_path: Path) -> None:
     """A gateway that died is bad and says how many are behind it; half of the devices without a cloud is bad news."""
     world.add("gate", "cam-1", "cam-2")
     world.add("other-gate", group="lab")
@@ -119,7 +119,7 @@ def test_gateways_and_the_way_to_the_cloud_are_those_of_ones_own_groups(world: W
     assert named(parts.to_dicts(), "way to the cloud")["text"] == "2 of 2 devices that are online reach it"
 
 
-def test_database_disk_histories_and_processes_are_always_told(world: World, tmp_path: Path) -> None:
+def test_database_disk_histories_and_processes_are_always_told(world: FleetHarness, tmp_path: Path) -> None:
     """Nobody has to note them; and every part that can be bad has a word on what to do."""
     leased = LeaseRow(name="controller", holder="me", token=1, expires=4e9)
     world.put(leased, LeaseRow(name="process 1", holder="me", token=1, expires=4e9))

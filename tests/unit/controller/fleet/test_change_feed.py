@@ -135,7 +135,7 @@ def test_a_name_cannot_break_out_of_its_event() -> None:
     assert json.loads(raw.split(b"data: ", 1)[1])["subject"].startswith("a\n")
 
 
-class World:
+class ChangeFeedHarness:
     """Changes that tests hand to a hub."""
 
     def __init__(self, **more: Any) -> None:
@@ -160,11 +160,11 @@ async def told(stream: AsyncIterator[bytes]) -> str:
     return raw.split(b"\n")[0].removeprefix(b"event: ").decode()
 
 
-def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> None:
+def run(story: Callable[[ChangeFeedHarness], Coroutine[Any, Any, None]], **more: Any) -> None:
     """Tell a story on an event loop of its own."""
 
     async def whole() -> None:
-        await story(World(**more))
+        await story(ChangeFeedHarness(**more))
 
     asyncio.run(whole())
 
@@ -172,7 +172,7 @@ def run(story: Callable[[World], Coroutine[Any, Any, None]], **more: Any) -> Non
 def test_one_reading_serves_every_follower() -> None:
     """Two follow; both hear; and when both are gone, nothing is read any more."""
 
-    async def story(world: World) -> None:
+    async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as one, aclosing(world.hub.follow()) as other:
             assert [await told(one), await told(other)] == ["hello", "hello"]
             world.waiting = [Change("device", "a")]
@@ -189,7 +189,7 @@ def test_one_reading_serves_every_follower() -> None:
 def test_a_database_that_is_away_is_waited_for() -> None:
     """A reading that fails ends no stream."""
 
-    async def story(world: World) -> None:
+    async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
             assert await told(stream) == "hello"
             world.failing, world.waiting = True, [Change("device", "a")]
@@ -202,7 +202,7 @@ def test_a_stream_ends_with_the_right_to_it() -> None:
     """While nothing happens there are heartbeats, and at each it is asked whether the reader may still read."""
     allowed = [True, True, False]
 
-    async def story(world: World) -> None:
+    async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow(None, lambda: allowed.pop(0))) as stream:
             kinds = [raw.split(b"\n")[0].removeprefix(b"event: ").decode() async for raw in stream]
             assert kinds == ["hello", "heartbeat", "heartbeat"]
@@ -213,7 +213,7 @@ def test_a_stream_ends_with_the_right_to_it() -> None:
 def test_an_ending_controller_ends_its_streams() -> None:
     """From another thread, as `edgectl up` ends."""
 
-    async def story(world: World) -> None:
+    async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
             assert await told(stream) == "hello"
             await asyncio.to_thread(world.hub.request_stop)
@@ -227,7 +227,7 @@ def test_followers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One too many is told to come back."""
     monkeypatch.setattr(live_events, "MAX_FOLLOWERS", 1)
 
-    async def story(world: World) -> None:
+    async def story(world: ChangeFeedHarness) -> None:
         async with aclosing(world.hub.follow()) as stream:
             assert await told(stream) == "hello"
             with pytest.raises(Busy):

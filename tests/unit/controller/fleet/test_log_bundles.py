@@ -33,7 +33,7 @@ from edgesplit_controller.fleet.log_bundles import (
     LogBundleStore,
     unpack,
 )
-from support.device_fleet import World, new_url
+from support.device_fleet import FleetHarness, new_url
 
 DIGEST = "3f" * 32
 TOKEN = "Zk3vQ9-tT0aL_2xWcR7nB5yHdJ8sUeGf4mPiOqKbVwE"
@@ -194,7 +194,7 @@ class Desk:
     """A controller's bundles, and what was asked of which device."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = World(new_url(folder))
+        self.world = FleetHarness(new_url(folder))
         self.world.add("cam", "thief")
         self.world.birth("cam", "thief")
         self.asked: list[tuple[str, DeviceJob]] = []

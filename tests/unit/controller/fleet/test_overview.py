@@ -21,17 +21,17 @@ from edgesplit_controller.fleet.listing import ListingQuery
 from edgesplit_controller.history.buckets import SPANS, Span
 from edgesplit_controller.history.rollup import SETTLED_S
 from edgesplit_controller.storage.tables.core import AgentStartsRow, CertificateRow, ClaimRow, FloodRow
-from support.device_fleet import NOW, OTHER, RELEASE, STALE_S, World, new_url, runs, telemetry, window
+from support.device_fleet import NOW, OTHER, RELEASE, STALE_S, FleetHarness, new_url, runs, telemetry, window
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(new_url(tmp_path))
+def world(tmp_path: Path) -> FleetHarness:
+    return FleetHarness(new_url(tmp_path))
 
 
 def test_the_overview_counts_what_is_there(database_url: str) -> None:
     """On both databases: states, versions, cuts of devices that live, failures by cause, what is wrong."""
-    world = World(database_url)
+    world = FleetHarness(database_url)
     world.add("live-1", "live-2", "silent", "dead", "never")
     world.add("gone", revoked=NOW)
     world.want("live-1", "live-2", "silent", "dead")
@@ -71,7 +71,7 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     assert world.fleet.overview(["other"])["devices"]["total"] == 0
 
 
-def test_what_the_controller_knows_by_itself_is_counted_too(world: World) -> None:
+def test_what_the_controller_knows_by_itself_is_counted_too(world: FleetHarness) -> None:
     """Copies, floods, certificates that nobody renews, devices that do not act upon what they are told."""
     world.add("cam-1", "cam-2", "cam-3", "cam-4", counter=9, statement=b"signed")
     world.put(
@@ -101,7 +101,7 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: World) -> Non
     assert world.shown("cam-4")["conditions"] == []
 
 
-def test_the_overview_asks_a_fixed_number_of_questions(world: World) -> None:
+def test_the_overview_asks_a_fixed_number_of_questions(world: FleetHarness) -> None:
     """Counts are the database's work: forty devices take as many statements as four."""
     asked: list[str] = []
 
@@ -118,7 +118,7 @@ def test_the_overview_asks_a_fixed_number_of_questions(world: World) -> None:
     assert count() == few and not any("devices.telemetry" in one for one in asked)
 
 
-def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: World) -> None:
+def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: FleetHarness) -> None:
     """No "200 OK" for a dead device: telemetry is null and a model's state unknown, their age beside them."""
     world.add("cam")
     world.birth("cam")
@@ -141,7 +141,7 @@ def test_a_dead_devices_last_words_are_not_shown_as_what_is(world: World) -> Non
     assert "unknown" in line.plain and "running" in line.plain and "said" in line.plain
 
 
-def test_why_a_device_is_not_as_wanted_is_said(world: World) -> None:
+def test_why_a_device_is_not_as_wanted_is_said(world: FleetHarness) -> None:
     """By the statement that is retained for it, and what it says."""
     signed = Signed(
         messages.encode(Statement(device="cam", releases=(DesiredRelease("m", RELEASE),), counter=8, expires=9)), ()
@@ -157,7 +157,7 @@ def test_why_a_device_is_not_as_wanted_is_said(world: World) -> None:
     assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
 
 
-def test_messages_out_of_order_are_counted_and_shown(world: World) -> None:
+def test_messages_out_of_order_are_counted_and_shown(world: FleetHarness) -> None:
     """What is missing, what came twice, what came out of order, what was of an older session."""
     world.add("cam")
     world.birth("cam", session=3)
@@ -175,7 +175,7 @@ def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Backlog:
 
 def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
     """However often it is sent; what is known of now does not change by it, and the device hears that it may forget."""
-    world = World(database_url)
+    world = FleetHarness(database_url)
     world.add("cam")
     world.birth("cam", session=5)
     world.tell("cam", 0, window("now"), session=5)
@@ -200,7 +200,7 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
     assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
 
 
-def test_a_device_is_told_about_once_a_minute_what_was_stored(world: World) -> None:
+def test_a_device_is_told_about_once_a_minute_what_was_stored(world: FleetHarness) -> None:
     """So that it may forget it; not at every message."""
     world.add("cam")
     world.birth("cam")
@@ -210,7 +210,7 @@ def test_a_device_is_told_about_once_a_minute_what_was_stored(world: World) -> N
     assert world.tell("cam", 2).acks == [("cam", Ack(session=1, sequence=2))]
 
 
-def test_late_telemetry_that_is_too_large_is_refused_alone(world: World) -> None:
+def test_late_telemetry_that_is_too_large_is_refused_alone(world: FleetHarness) -> None:
     """A hostile device cannot store more by sending it late."""
     world.add("cam")
     world.birth("cam")
@@ -222,7 +222,7 @@ def test_late_telemetry_that_is_too_large_is_refused_alone(world: World) -> None
 
 def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> None:
     """Sums of requests, means weighed by them, late ones in their own minute; each message counts once."""
-    world = World(database_url)
+    world = FleetHarness(database_url)
     world.add("cam")
     world.birth("cam")
     world.now = NOW // 3_600 * 3_600 + 100.0
@@ -274,7 +274,7 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
 def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: str) -> None:
     """All devices that run it together; who may see one group sees that group's requests; what no real device answered
     is counted apart."""
-    world = World(database_url)
+    world = FleetHarness(database_url)
     world.now = NOW // 86_400 * 86_400 + 100.0
     world.add("door-1", "door-2")
     world.add("lab-1", group="lab")
@@ -298,7 +298,7 @@ def test_a_model_is_added_up_over_the_fleet_by_group_and_origin(database_url: st
     )
 
 
-def test_pages_follow_each_other_without_gaps(world: World) -> None:
+def test_pages_follow_each_other_without_gaps(world: FleetHarness) -> None:
     """Devices and open claims together by name, each once, however small a page is."""
     names = [f"cam-{number:02}" for number in range(12)]
     world.add(*names[::2])
@@ -322,7 +322,7 @@ def test_pages_follow_each_other_without_gaps(world: World) -> None:
 
 def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> None:
     """Group, label, state, a part of the name, what is wrong, what runs; and never beyond the groups one may see."""
-    world = World(database_url)
+    world = FleetHarness(database_url)
     world.add("cam-1", "cam-2")
     world.add("yard-1", group="yard", labels={"site": "bergen"})
     world.birth("cam-1")
@@ -337,7 +337,7 @@ def test_devices_are_asked_for_by_what_is_known_of_them(database_url: str) -> No
         world.page(state="dead")
 
 
-def test_a_condition_begins_once_and_ends(world: World) -> None:
+def test_a_condition_begins_once_and_ends(world: FleetHarness) -> None:
     """Its text may change, its beginning does not; it is over with the first message that does not have it."""
     world.add("cam")
     world.birth("cam")
@@ -354,7 +354,7 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
     assert world.shown("cam")["conditions"] == []
 
 
-def test_a_device_with_another_key_begins_anew(world: World) -> None:
+def test_a_device_with_another_key_begins_anew(world: FleetHarness) -> None:
     """What the hardware before it said is not its own."""
     from edgesplit_controller.fleet import ingest
 
@@ -368,21 +368,21 @@ def test_a_device_with_another_key_begins_anew(world: World) -> None:
     assert world.fleet.overview()["models"] == []
 
 
-def test_an_overview_is_readable_on_a_terminal(world: World, tmp_path: Path) -> None:
+def test_an_overview_is_readable_on_a_terminal(world: FleetHarness, tmp_path: Path) -> None:
     """Also one of an empty fleet, and where devices are called and say what terminals would obey."""
     world.add("cam")
     world.birth("cam")
     world.report("cam", runs("failed", "no \x1b[31mroom"))
     world.tell("cam", 0, window())
     (empty := tmp_path / "empty").mkdir()
-    for seen in (world.fleet.overview(), World(new_url(empty)).fleet.overview()):
+    for seen in (world.fleet.overview(), FleetHarness(new_url(empty)).fleet.overview()):
         out = console()
         with out.capture() as printed:
             out.print(overview(seen))
         assert "devices" in printed.get() and "\x1b[31m" not in printed.get()
 
 
-def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) -> None:
+def test_what_comes_late_first_and_live_afterwards_is_one_message(world: FleetHarness) -> None:
     """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
     world.add("cam", "other")
     world.birth("cam", "other", session=5)

@@ -53,7 +53,7 @@ class Shelf:
         return self._firsts[key]
 
 
-class World:
+class ReplanHarness:
     """Three devices that run a small model alone, as planned; how slow they are is for each test to say."""
 
     def __init__(self, shelf: Shelf, **wish: Any) -> None:
@@ -156,11 +156,11 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 
 @pytest.fixture
-def world(shelf: Shelf) -> World:
-    return World(shelf)
+def world(shelf: Shelf) -> ReplanHarness:
+    return ReplanHarness(shelf)
 
 
-def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(world: World) -> None:
+def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(world: ReplanHarness) -> None:
     """It says what it predicts, of what kind of devices, and why; looked at again it is the same one."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -174,7 +174,7 @@ def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(w
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
 
 
-def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: World) -> None:
+def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: ReplanHarness) -> None:
     """Another cut of the release that the release key signed; the new one's seconds are the measured ones."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -201,7 +201,7 @@ def test_accepted_it_is_signed_by_the_planner_and_rolled_out(world: World) -> No
         world.replanner.accept(done["id"])
 
 
-def test_dismissed_it_is_not_proposed_again_for_a_while(world: World) -> None:
+def test_dismissed_it_is_not_proposed_again_for_a_while(world: ReplanHarness) -> None:
     """Four times the cool-down; then what is measured then is proposed."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -215,7 +215,7 @@ def test_dismissed_it_is_not_proposed_again_for_a_while(world: World) -> None:
     assert len(world.open()) == 1
 
 
-def test_what_is_measured_no_more_is_withdrawn(world: World) -> None:
+def test_what_is_measured_no_more_is_withdrawn(world: ReplanHarness) -> None:
     """The devices recovered before anybody decided."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -225,7 +225,7 @@ def test_what_is_measured_no_more_is_withdrawn(world: World) -> None:
     assert not world.open() and world.replanner.list_proposals()[0]["state"] == "withdrawn"
 
 
-def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(world: World) -> None:
+def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(world: ReplanHarness) -> None:
     """Slow, quick, slow again: the second table holds rows for both, and nothing moves any more."""
     world.replanner.set_policy("small", [], {"mode": "auto", "cool_down_s": 0.0})
     world.tell(40.0)
@@ -239,7 +239,7 @@ def test_auto_rolls_out_by_itself_and_back_and_forth_is_served_by_one_table(worl
     assert len(world.rolled_out) == 1 and not world.open()
 
 
-def test_auto_waits_until_the_last_change_has_cooled_down(world: World) -> None:
+def test_auto_waits_until_the_last_change_has_cooled_down(world: ReplanHarness) -> None:
     """Devices that wait for their stage are still on the old table meanwhile: nothing is proposed for them again."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -257,7 +257,7 @@ def test_auto_waits_until_the_last_change_has_cooled_down(world: World) -> None:
     assert not world.open() and len(world.rolled_out) == 1
 
 
-def test_off_does_nothing_and_still_shows_the_drift(world: World) -> None:
+def test_off_does_nothing_and_still_shows_the_drift(world: ReplanHarness) -> None:
     """The operator sees what would be."""
     world.replanner.set_policy("small", [], {"mode": "off"})
     world.tell(40.0)
@@ -267,7 +267,7 @@ def test_off_does_nothing_and_still_shows_the_drift(world: World) -> None:
     assert {one["what"] for one in found["drift"]} >= {"uplink", "round trip"}
 
 
-def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: World) -> None:
+def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: ReplanHarness) -> None:
     """Nor is one: `--devices` is the operator's word."""
     world.tell(40.0, names=NAMES[:2])
     world.replanner.replan_all()
@@ -277,7 +277,7 @@ def test_two_of_three_devices_are_not_enough_until_the_operator_says_so(world: W
     assert len(world.open()) == 1
 
 
-def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: World) -> None:
+def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: ReplanHarness) -> None:
     """Its device alone is slow, and alone is moved."""
     world.replanner.set_policy("small", ["roof"], {"mode": "auto", "least_devices": 1})
     world.tell(1.0, names=("one", "two"))
@@ -289,13 +289,13 @@ def test_a_group_with_a_policy_of_its_own_is_looked_at_apart(world: World) -> No
 
 def test_a_forced_cut_is_the_operators(shelf: Shelf) -> None:
     """Whatever is measured of it."""
-    world = World(shelf, partition="device")
+    world = ReplanHarness(shelf, partition="device")
     world.tell(40.0)
     world.replanner.replan_all()
     assert not world.replanner.inspector.units() and not world.open()
 
 
-def test_what_a_newer_release_leaves_behind_is_superseded(world: World) -> None:
+def test_what_a_newer_release_leaves_behind_is_superseded(world: ReplanHarness) -> None:
     """A proposal for a release that nobody shall run any more cannot be accepted."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -308,7 +308,7 @@ def test_what_a_newer_release_leaves_behind_is_superseded(world: World) -> None:
     assert world.replanner.list_proposals()[0]["state"] == "superseded"
 
 
-def test_what_the_planner_may_not_sign_fails_and_says_why(world: World) -> None:
+def test_what_the_planner_may_not_sign_fails_and_says_why(world: ReplanHarness) -> None:
     """Limits that no cut keeps: nothing is signed, nothing goes out, and it is not tried again at once."""
     world.tell(40.0)
     world.replanner.replan_all()
@@ -324,7 +324,7 @@ def test_what_the_planner_may_not_sign_fails_and_says_why(world: World) -> None:
 
 def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> None:
     """The first layer stays on the device in each row of the new table, as in the old."""
-    world = World(shelf, limits={"keep_first": 1})
+    world = ReplanHarness(shelf, limits={"keep_first": 1})
     world.tell(40.0)
     world.replanner.replan_all()
     world.replanner.accept(world.open()[0]["id"])
@@ -332,7 +332,7 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     assert plan.required_local_layers and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 
-def test_what_one_device_measured_is_a_costs_file(world: World) -> None:
+def test_what_one_device_measured_is_a_costs_file(world: ReplanHarness) -> None:
     """Its seconds, as they were at work, by whom and over how many requests; and why there is none."""
     with pytest.raises(UsageError, match="has not told yet"):
         world.replanner.costs_measured_on("small", world.devices[0])
@@ -350,7 +350,7 @@ def test_what_one_device_measured_is_a_costs_file(world: World) -> None:
         world.replanner.costs_measured_on("small", next(one for one in world.devices if one.name == "two"))
 
 
-def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: World) -> None:
+def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: ReplanHarness) -> None:
     """Devices of other groups do not exist for them, nor do proposals that are about some."""
     world.replanner.set_policy("small", ["roof"], {"least_devices": 1})
     world.tell(40.0)
@@ -370,14 +370,14 @@ def test_an_operator_of_some_groups_sees_and_decides_what_is_theirs(world: World
     assert roof.dismiss(mine["id"])["state"] == "dismissed"
 
 
-def test_emulated_devices_are_marked(world: World) -> None:
+def test_emulated_devices_are_marked(world: ReplanHarness) -> None:
     """What comes of them says so."""
     world.tell(40.0, emulated=True)
     world.replanner.replan_all()
     assert world.open()[0]["basis"] == "emulated"
 
 
-def test_simulated_devices_are_marked(world: World) -> None:
+def test_simulated_devices_are_marked(world: ReplanHarness) -> None:
     """They say it at their birth."""
     with world.database.write() as session:
         for device in session.scalars(select(Device)):
@@ -398,7 +398,7 @@ def test_a_policy_is_the_narrowest_that_was_set() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "perhaps"}, {"least_gain": 0.0}, {"least_devices": 0}, {"observe_s": -1.0}])
-def test_what_is_no_policy_is_refused(wrong: dict[str, Any], world: World) -> None:
+def test_what_is_no_policy_is_refused(wrong: dict[str, Any], world: ReplanHarness) -> None:
     """And a model that is not there, too."""
     with pytest.raises(UsageError, match="not a policy"):
         with_changes(Policy(), wrong)
@@ -406,7 +406,7 @@ def test_what_is_no_policy_is_refused(wrong: dict[str, Any], world: World) -> No
         world.replanner.set_policy("nobody", [], {"mode": "off"})
 
 
-def test_policies_are_kept_and_shown(world: World) -> None:
+def test_policies_are_kept_and_shown(world: ReplanHarness) -> None:
     """What is left out stays as it was."""
     world.replanner.set_policy("small", [], {"least_gain": 0.3})
     world.replanner.set_policy("", [], {"mode": "off"})

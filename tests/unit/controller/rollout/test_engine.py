@@ -15,12 +15,12 @@ from edgesplit_controller.rollout.metrics import rollout_counter
 from edgesplit_controller.rollout.request import ALL_AT_ONCE
 from edgesplit_controller.rollout.states import MEMBER_STATES, Member
 from edgesplit_controller.storage.tables.core import Event
-from support.rollout_harness import BAD, NEW, NEWER, OLD, World
+from support.rollout_harness import BAD, NEW, NEWER, OLD, RolloutHarness
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> RolloutHarness:
+    return RolloutHarness(tmp_path)
 
 
 def fleet(count: int) -> list[str]:
@@ -28,12 +28,12 @@ def fleet(count: int) -> list[str]:
     return [f"cam-{number:03d}" for number in range(count)]
 
 
-def told(world: World, release: str = NEW) -> int:
+def told(world: RolloutHarness, release: str = NEW) -> int:
     """How many devices were told of the release."""
     return sum(one.wanted == release for one in world.fleet.values())
 
 
-def test_a_plain_deployment_tells_every_device_at_once(world: World) -> None:
+def test_a_plain_deployment_tells_every_device_at_once(world: RolloutHarness) -> None:
     """One stage of all devices, told before the call returns; finished when they run it."""
     world.enrol(*fleet(10), runs="")
     number = world.deploy(NEW)
@@ -43,7 +43,7 @@ def test_a_plain_deployment_tells_every_device_at_once(world: World) -> None:
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
 
 
-def test_stages_come_one_after_the_other(world: World) -> None:
+def test_stages_come_one_after_the_other(world: RolloutHarness) -> None:
     """Ten per cent, then half, then all: nobody of the next stage is told before the one before has ended well."""
     world.enrol(*fleet(20))
     number = world.deploy(NEW, stages=("10%", "50%", "100%"))
@@ -61,7 +61,7 @@ def test_stages_come_one_after_the_other(world: World) -> None:
     assert [one["succeeded"] for one in world.shown(number)["stages"]] == [2, 8, 10]
 
 
-def test_a_bad_release_stops_at_its_threshold_and_failing_devices_go_back(world: World) -> None:
+def test_a_bad_release_stops_at_its_threshold_and_failing_devices_go_back(world: RolloutHarness) -> None:
     """The canaries fail, run what they ran before, and are told so; nobody else was ever told."""
     world.enrol(*fleet(40))
     number = world.deploy(BAD, stages=("10%", "100%"))
@@ -75,7 +75,7 @@ def test_a_bad_release_stops_at_its_threshold_and_failing_devices_go_back(world:
     assert not world.broken()
 
 
-def test_failures_are_grouped_by_what_they_have_in_common(world: World) -> None:
+def test_failures_are_grouped_by_what_they_have_in_common(world: RolloutHarness) -> None:
     """Digests and figures differ from device to device; the cause is one."""
     world.enrol(*fleet(6))
     number = world.deploy(BAD)
@@ -87,7 +87,7 @@ def test_failures_are_grouped_by_what_they_have_in_common(world: World) -> None:
 
 @pytest.mark.parametrize(("when_failed", "state", "runs"), [("stay", "failed", NEW), ("rollback", "rolled back", OLD)])
 def test_devices_that_succeeded_stay_unless_the_terms_say_rollback(
-    world: World, when_failed: str, state: str, runs: str
+    world: RolloutHarness, when_failed: str, state: str, runs: str
 ) -> None:
     """A rollout that fails late leaves what runs well, or takes all of it back."""
     world.enrol(*fleet(10))
@@ -102,7 +102,7 @@ def test_devices_that_succeeded_stay_unless_the_terms_say_rollback(
     assert {world.running()[name] for name in set(fleet(10)) - set(canaries)} == {OLD}
 
 
-def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: World) -> None:
+def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: RolloutHarness) -> None:
     """They run what they ran before, are still wanted to run the new one, and may mend by themselves meanwhile: a disk
     that was full. Stopping the rollout takes them back, too."""
     world.enrol(*fleet(3))
@@ -119,7 +119,7 @@ def test_a_plain_deployment_leaves_failing_devices_to_themselves(world: World) -
     assert set(world.running().values()) == {OLD} and {one.wanted for one in world.fleet.values()} == {OLD}
 
 
-def test_a_rollback_takes_everybody_to_what_they_ran_before(world: World) -> None:
+def test_a_rollback_takes_everybody_to_what_they_ran_before(world: RolloutHarness) -> None:
     """Each device to its own release before; the one that had none stays. A second rollback finds nothing."""
     world.enrol("a", "b", runs=OLD)
     world.enrol("c", runs=NEWER)
@@ -140,7 +140,7 @@ def test_a_rollback_takes_everybody_to_what_they_ran_before(world: World) -> Non
     assert not world.broken()
 
 
-def test_a_device_that_never_answers_times_out_and_blocks_nobody(world: World) -> None:
+def test_a_device_that_never_answers_times_out_and_blocks_nobody(world: RolloutHarness) -> None:
     """Silent from the start it is no proof against the release; one that began and never ended is."""
     world.enrol(*fleet(20))
     world.fleet["cam-003"].mood = "silent"
@@ -155,7 +155,7 @@ def test_a_device_that_never_answers_times_out_and_blocks_nobody(world: World) -
 
 
 @pytest.mark.parametrize(("policy", "state"), [("never", "finished"), ("heard", "finished"), ("all", "failed")])
-def test_silence_counts_by_policy(world: World, policy: str, state: str) -> None:
+def test_silence_counts_by_policy(world: RolloutHarness, policy: str, state: str) -> None:
     """Whether devices that nobody hears condemn a release is the operator's to say."""
     world.enrol(*fleet(4))
     world.fleet["cam-000"].mood = "silent"
@@ -164,7 +164,7 @@ def test_silence_counts_by_policy(world: World, policy: str, state: str) -> None
     assert world.state(number) == state
 
 
-def test_a_device_that_comes_late_still_runs_the_release(world: World) -> None:
+def test_a_device_that_comes_late_still_runs_the_release(world: RolloutHarness) -> None:
     """What it was told is retained: after its time-out it is only not waited for."""
     world.enrol(*fleet(3))
     world.fleet["cam-001"].mood = "silent"
@@ -177,7 +177,7 @@ def test_a_device_that_comes_late_still_runs_the_release(world: World) -> None:
     assert world.running()["cam-001"] == NEW
 
 
-def test_a_stage_that_proved_nothing_does_not_begin_the_next(world: World) -> None:
+def test_a_stage_that_proved_nothing_does_not_begin_the_next(world: RolloutHarness) -> None:
     """All canaries were off: the rollout pauses and says so; an operator may go on all the same."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), device_timeout="2m")
@@ -191,7 +191,7 @@ def test_a_stage_that_proved_nothing_does_not_begin_the_next(world: World) -> No
     assert world.state(number) == "finished"
 
 
-def test_gates_hold_a_device_on_trial_and_send_it_back(world: World) -> None:
+def test_gates_hold_a_device_on_trial_and_send_it_back(world: RolloutHarness) -> None:
     """It runs, but its p95 is too high: it goes back, is told so, and the next stage never begins."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="50 requests / 10m")
@@ -208,7 +208,7 @@ def test_gates_hold_a_device_on_trial_and_send_it_back(world: World) -> None:
     assert shown["failures"][0]["kind"] == "gate p95<150ms" and "300 ms" in shown["failures"][0]["example"]
 
 
-def test_gates_that_are_passed_let_the_next_stage_begin(world: World) -> None:
+def test_gates_that_are_passed_let_the_next_stage_begin(world: RolloutHarness) -> None:
     """Enough requests, fast enough: succeeded."""
     world.enrol(*fleet(4))
     world.evidence = {name: {"requests": 60, "latency_p95_s": 0.1} for name in fleet(4)}
@@ -217,7 +217,7 @@ def test_gates_that_are_passed_let_the_next_stage_begin(world: World) -> None:
     assert world.state(number) == "finished" and set(world.running().values()) == {NEW}
 
 
-def test_gates_that_nobody_could_judge_pause_the_rollout(world: World) -> None:
+def test_gates_that_nobody_could_judge_pause_the_rollout(world: RolloutHarness) -> None:
     """A canary without a request has proved nothing about latency."""
     world.enrol(*fleet(4))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="10m")
@@ -225,7 +225,7 @@ def test_gates_that_nobody_could_judge_pause_the_rollout(world: World) -> None:
     assert world.state(number) == "paused" and "p95<150ms" in world.shown(number)["reason"]
 
 
-def test_a_newer_release_supersedes_from_any_state(world: World) -> None:
+def test_a_newer_release_supersedes_from_any_state(world: RolloutHarness) -> None:
     """Queued, told, fetching, on trial, failed, timed out, succeeded: each goes to the newer one, and back from it to
     what last ran well."""
     world.enrol(*fleet(12))
@@ -251,7 +251,7 @@ def test_a_newer_release_supersedes_from_any_state(world: World) -> None:
     assert not world.broken()
 
 
-def test_two_operators_at_once_the_newer_wins_and_the_other_sees_why(world: World) -> None:
+def test_two_operators_at_once_the_newer_wins_and_the_other_sees_why(world: RolloutHarness) -> None:
     """For the devices that both name; the older goes on with the others."""
     world.enrol(*fleet(6))
     older = world.deploy(NEW, stages=("1",))
@@ -262,7 +262,7 @@ def test_two_operators_at_once_the_newer_wins_and_the_other_sees_why(world: Worl
     assert world.state(older) == "finished" and world.state(newer) == "finished"
 
 
-def test_who_asks_not_to_supersede_is_refused_with_the_number(world: World) -> None:
+def test_who_asks_not_to_supersede_is_refused_with_the_number(world: RolloutHarness) -> None:
     """`--unless-busy`: the rollout that is on its way is named, and nothing is made."""
     world.enrol(*fleet(6))
     older = world.deploy(NEW, stages=("1",))
@@ -271,7 +271,7 @@ def test_who_asks_not_to_supersede_is_refused_with_the_number(world: World) -> N
     assert [one["id"] for one in world.rollouts.list_views(10)][-1] == older
 
 
-def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: World) -> None:
+def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: RolloutHarness) -> None:
     """Its devices are the newer one's: nothing happens to them."""
     world.enrol(*fleet(3))
     older = world.deploy(NEW)
@@ -284,7 +284,7 @@ def test_an_older_rollout_cannot_be_rolled_back_over_a_newer_one(world: World) -
     assert world.state(older) == "rolled back"
 
 
-def test_a_scheduled_rollout_supersedes_when_it_begins(world: World) -> None:
+def test_a_scheduled_rollout_supersedes_when_it_begins(world: RolloutHarness) -> None:
     """Until its time comes the one before goes on; then it takes over."""
     world.enrol(*fleet(4))
     older = world.deploy(NEW, stages=("1",), approve_stages=(2,))
@@ -298,7 +298,7 @@ def test_a_scheduled_rollout_supersedes_when_it_begins(world: World) -> None:
     assert set(world.running().values()) == {NEWER}
 
 
-def test_pause_resume_approve_abort(world: World) -> None:
+def test_pause_resume_approve_abort(world: RolloutHarness) -> None:
     """Each takes effect at once; what does not apply is refused by the state it is in."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("20%", "50%"), approve=True)
@@ -327,7 +327,7 @@ def test_pause_resume_approve_abort(world: World) -> None:
         world.rollouts.command(number + 1, "pause")
 
 
-def test_a_constant_rate_is_kept(world: World) -> None:
+def test_a_constant_rate_is_kept(world: RolloutHarness) -> None:
     """Sixty a minute: one a second, however often the loop looks, and none is saved up in a pause."""
     world.enrol(*fleet(30))
     number = world.deploy(NEW, rate="60/min")
@@ -344,7 +344,7 @@ def test_a_constant_rate_is_kept(world: World) -> None:
     assert world.state(number) == "finished"
 
 
-def test_an_exponential_rate_grows(world: World) -> None:
+def test_an_exponential_rate_grows(world: RolloutHarness) -> None:
     """Two in the first ten minutes, four in the next, then eight."""
     world.enrol(*fleet(30))
     world.deploy(NEW, rate="exponential:base=2,factor=2,every=10m")
@@ -357,7 +357,7 @@ def test_an_exponential_rate_grows(world: World) -> None:
     assert counts == [2, 6, 14, 30, 30]
 
 
-def test_hours_are_kept(world: World) -> None:
+def test_hours_are_kept(world: RolloutHarness) -> None:
     """Outside them nobody is told; those that were go on."""
     world.now = 1_800_000_000.0  # 08:00 UTC
     world.enrol(*fleet(2), runs="")
@@ -370,7 +370,7 @@ def test_hours_are_kept(world: World) -> None:
     assert all(one.wanted == NEW for one in world.fleet.values())
 
 
-def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> None:
+def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: RolloutHarness) -> None:
     """A rollout keeps the devices that it resolved; with `--follow` those that come to be meant join its last stage,
     until a newer rollout takes over."""
     world.enrol(*fleet(2), group="cams")
@@ -396,7 +396,7 @@ def test_who_follows_takes_in_who_comes_late_and_others_do_not(world: World) -> 
     assert world.fleet["late-3"].wanted == "" and not world.active
 
 
-def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: World) -> None:
+def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: RolloutHarness) -> None:
     """It is awaited for a while and then only told of: whenever it comes it obeys. (Once it stayed `told`, and the
     rollout `aborting`, for a day.)"""
     world.enrol(*fleet(3))
@@ -413,7 +413,7 @@ def test_a_device_that_falls_silent_while_it_goes_back_holds_up_no_end(world: Wo
     assert set(world.running().values()) == {OLD}
 
 
-def test_a_revoked_device_is_skipped(world: World) -> None:
+def test_a_revoked_device_is_skipped(world: RolloutHarness) -> None:
     """Before it is told, and after."""
     world.enrol(*fleet(6))
     number = world.deploy(NEW, stages=("50%",))
@@ -428,7 +428,7 @@ def test_a_revoked_device_is_skipped(world: World) -> None:
     assert {world.members(number)[name]["state"] for name in (first, queued)} == {"skipped"}
 
 
-def test_canaries_are_chosen_by_hash_and_preference(world: World) -> None:
+def test_canaries_are_chosen_by_hash_and_preference(world: RolloutHarness) -> None:
     """The same for everybody who computes it; devices of the lab first, where the operator prefers them."""
     world.enrol(*fleet(50))
     world.enrol("lab-1", "lab-2", "lab-3", kind="lab")
@@ -440,7 +440,9 @@ def test_canaries_are_chosen_by_hash_and_preference(world: World) -> None:
     assert sorted(name for name, stage in stages.items() if stage == 1) == ["lab-1", "lab-2", "lab-3"]
 
 
-def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(
+    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its statement cannot be made; the others' are."""
     world.enrol(*fleet(3))
     assign = world.director.assign
@@ -457,7 +459,7 @@ def test_a_device_that_cannot_be_told_fails_and_holds_up_nobody(world: World, mo
     assert world.members(number)["cam-001"]["state"] == "failed" and world.state(number) == "finished"
 
 
-def test_a_rollout_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_is_bounded(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many devices are refused before anything is made, and so are too many rollouts at once."""
     world.enrol("a")
     monkeypatch.setattr(engine, "MOST_ACTIVE", 1)
@@ -468,7 +470,7 @@ def test_a_rollout_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> 
         world.rollouts.checked_terms(ALL_AT_ONCE, 20_001)
 
 
-def test_everything_that_happens_is_an_event(world: World) -> None:
+def test_everything_that_happens_is_an_event(world: RolloutHarness) -> None:
     """Who made it, each stage, what operators said, how it ended."""
     world.enrol(*fleet(4))
     number = world.deploy(BAD, stages=("1",))
@@ -484,7 +486,7 @@ def test_everything_that_happens_is_an_event(world: World) -> None:
     ]  # fmt: skip
 
 
-def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
+def test_rollouts_and_their_devices_are_counted_by_state(world: RolloutHarness) -> None:
     """Of rollouts that go on, where each device stands; every state is told, also one that nothing is in."""
     world.enrol(*fleet(20))
     first = world.deploy(NEW, stages=("10%", "100%"))
@@ -501,7 +503,7 @@ def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
 
 
 def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand were told within a minute, and each waited for what all others had asked for: 260 a minute came
     through. The next are told as those before have done; who was told a minute ago counts no longer."""
@@ -522,7 +524,7 @@ def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
     assert world.shown(number)["states"]["queued"] == 0
 
 
-def test_devices_that_are_not_here_take_nobodys_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_are_not_here_take_nobodys_place(world: RolloutHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet that is switched off is told within some looks what it shall run when it comes back."""
     monkeypatch.setattr(decide, "MOST_FETCHING", 5)
     world.enrol(*fleet(20))
@@ -533,7 +535,9 @@ def test_devices_that_are_not_here_take_nobodys_place(world: World, monkeypatch:
     assert {device.wanted for device in world.fleet.values()} == {NEW}
 
 
-def test_a_look_reads_the_devices_that_something_became_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_reads_the_devices_that_something_became_of(
+    world: RolloutHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not all that are awaited: of thousands most have nothing new to say."""
     world.enrol(*fleet(30))
     for name in fleet(30)[3:]:
@@ -559,7 +563,7 @@ def test_a_look_reads_the_devices_that_something_became_of(world: World, monkeyp
 
 
 @pytest.mark.parametrize("what", ["times out", "revoked", "superseded"])
-def test_a_look_finds_what_devices_do_not_say(world: World, what: str) -> None:
+def test_a_look_finds_what_devices_do_not_say(world: RolloutHarness, what: str) -> None:
     """Though only the news are looked at: time, an operator and another rollout move devices that are silent."""
     world.enrol(*fleet(6))
     for device in world.fleet.values():
@@ -581,7 +585,7 @@ def test_a_look_finds_what_devices_do_not_say(world: World, what: str) -> None:
         assert world.members(number)["cam-001"]["state"] == "superseded"
 
 
-def test_a_clock_that_is_set_back_costs_no_report(world: World) -> None:
+def test_a_clock_that_is_set_back_costs_no_report(world: RolloutHarness) -> None:
     """What was looked at until then lies in the future: everything is looked at anew."""
     world.enrol(*fleet(4))
     number = world.deploy(NEW)

@@ -25,7 +25,7 @@ from edgesplit_controller.rollout.commands import VERBS, Verb
 from edgesplit_controller.rollout.states import IN_PROGRESS
 from edgesplit_controller.rollout.terms import Portion
 from edgesplit_controller.storage.tables.core import Desired
-from support.rollout_harness import BAD, NEW, NEWER, OLD, World
+from support.rollout_harness import BAD, NEW, NEWER, OLD, RolloutHarness
 
 EXAMPLES = int(os.environ.get("EDGESPLIT_ROLLOUT_EXAMPLES", "6"))
 """`make soak` tries more."""
@@ -44,7 +44,7 @@ ASKED = (
 class Rollouts(RuleBasedStateMachine):
     """Operators, devices and time against one controller."""
 
-    world: World
+    world: RolloutHarness
     examples = 0
 
     @initialize()
@@ -166,12 +166,12 @@ class Rollouts(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[RolloutHarness]:
     with tempfile.TemporaryDirectory(prefix="es-rollouts-") as folder:
-        yield World(Path(folder))
+        yield RolloutHarness(Path(folder))
 
 
-def test_whatever_happens_devices_only_go_forward_and_never_empty(world: World) -> None:
+def test_whatever_happens_devices_only_go_forward_and_never_empty(world: RolloutHarness) -> None:
     """Counters never fall, thresholds hold, nobody else is touched, the newer rollout wins, and all of it ends."""
 
     class Here(Rollouts):

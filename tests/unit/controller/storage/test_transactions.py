@@ -219,11 +219,10 @@ def test_a_connection_lost_inside_a_savepoint_is_a_database_that_is_away(postgre
     database.close()
 
 
-def test_too_many_at_once_are_told_to_come_back(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_at_once_are_told_to_come_back(postgres: Postgres) -> None:
     """Every connection is taken for longer than anybody waits."""
-    for name, value in (("POOL_SIZE", 1), ("POOL_OVERFLOW", 0), ("LOCK_TIMEOUT_S", 1)):
-        monkeypatch.setattr(engines, name, value)
-    database = on_postgresql(postgres)
+    limits = engines.EngineLimits(lock_timeout_s=1, pool_size=1, pool_overflow=0)
+    database = Database(postgres.database(), limits)
     with database.read() as session:
         session.get(Device, "cam")
         with pytest.raises(Busy, match="too many"), database.read() as other:
@@ -303,10 +302,9 @@ def test_other_urls_are_refused(url: str) -> None:
         engines.open_engine(url)
 
 
-def test_sqlite_says_busy_when_others_write_for_too_long(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_says_busy_when_others_write_for_too_long(tmp_path: object) -> None:
     """Another program holds the file: told to come back."""
-    monkeypatch.setattr(engines, "LOCK_TIMEOUT_S", 0)
-    database = Database(f"sqlite:///{tmp_path}/c.db")
+    database = Database(f"sqlite:///{tmp_path}/c.db", engines.EngineLimits(lock_timeout_s=0))
     other = sqlite3.connect(f"{tmp_path}/c.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Busy), database.write() as session:

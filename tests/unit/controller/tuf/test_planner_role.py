@@ -38,39 +38,47 @@ from edgesplit.release.manifest import (
 from edgesplit.release_store import open_release, stored_releases, write_release
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.trust.identity import load_or_make_key
-from edgesplit.trust.store import TrustStore, recut_path, verify_release
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import recut_path, verify_release
 from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.repository_signer import PublishedMetadata
 from edgesplit_controller.tuf.rotation import Rotation
 from edgesplit_offload.models.repository import ModelRepository
 from edgesplit_offload.server import release_opener
 from edgesplit_partitioner.slicing import CutSlice
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, Made, RecutWorld, made, plant
+from support.recut_repository import CLASS, Made, RecutHarness, made, plant
 from support.signed_repository import DAY, DEVICE
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> RecutWorld:
+def signed(tmp_path_factory: pytest.TempPathFactory) -> RecutHarness:
     """A world for tests that only add to it."""
-    return RecutWorld(tmp_path_factory.mktemp("recut"))
+    return RecutHarness(tmp_path_factory.mktemp("recut"))
 
 
 @pytest.fixture()
-def world(tmp_path: Path) -> RecutWorld:
-    return RecutWorld(tmp_path)
+def world(tmp_path: Path) -> RecutHarness:
+    return RecutHarness(tmp_path)
 
 
-def refreshed(world: RecutWorld, name: str = DEVICE) -> TrustStore:
+def publish_targets(world: RecutHarness, published: PublishedMetadata) -> None:
+    """Sign this list of releases and what leads to it; the planner's metadata stays."""
+    signer = world.repository.signer
+    world.repository.store.publish(signer.publish(published, targets=signer.next_targets(published)))
+
+
+def refreshed(world: RecutHarness, name: str = DEVICE) -> TrustStore:
     store = world.store(name)
     store.refresh(world.fetch)
     return store
 
 
-def write(world: RecutWorld, folder: Path, one: Made, proof: dict[str, bytes]) -> None:
+def write(world: RecutHarness, folder: Path, one: Made, proof: dict[str, bytes]) -> None:
     write_release(folder, one.digest, one.raw, proof, one.chunks.__getitem__, bootstrap_root=world.bootstrap)
 
 
-def load_remotely(world: RecutWorld, folder: Path, one: Made) -> None:
+def load_remotely(world: RecutHarness, folder: Path, one: Made) -> None:
     """As an offload server loads the far half of the first row."""
     shelf = ModelRepository(release_opener(folder, world.bootstrap), OnnxRuntime())
     shelf.model(oip.remote_name(one.digest, CLASS, one.manifest.plans[CLASS].rows[0].name)).half.load()
@@ -81,7 +89,7 @@ def load_remotely(world: RecutWorld, folder: Path, one: Made) -> None:
 
 @pytest.mark.parametrize("after", [(4,), (1, 5), (2,), (1, 2, 3, 4, 5, 6)])
 def test_another_cut_is_believed_fetched_opened_and_loaded(
-    signed: RecutWorld, tmp_path: Path, after: tuple[int, ...]
+    signed: RecutHarness, tmp_path: Path, after: tuple[int, ...]
 ) -> None:
     """The planner's signature and the release's own: fetched, proven without a network, written, loaded on both sides,
     and the answer is the whole model's, bit for bit."""
@@ -105,14 +113,14 @@ def test_every_kind_of_model_can_be_cut_elsewhere(name: str, tmp_path: Path) -> 
     """Branches, captured tensors, loops, state, eight bits, weights that several layers use: each layer's operators
     and weights keep their bytes in whatever slice they are."""
     layers = [layer.name for layer in tiny.prepared(name).graph.layers]
-    world = ModelWorld(tmp_path, name)
+    world = ModelRecutHarness(tmp_path, name)
     for count in range(len(layers) + 1):
         one = made(name, layers[:count], private_tensors=(), recut_of=world.base.digest)
         world.repository.add_recut(one.raw)
         write(world, tmp_path / "device", one, world.repository.proof(one.digest))
 
 
-class ModelWorld(RecutWorld):
+class ModelRecutHarness(RecutHarness):
     """The same with another model, and no limits."""
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -122,7 +130,7 @@ class ModelWorld(RecutWorld):
 
 def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> None:
     """Where a model has no anatomy (TFLite), rows may still be put together anew from the release's own slices."""
-    world = RecutWorld(tmp_path)
+    world = RecutHarness(tmp_path)
     base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
     world.publish(base)
     plan = base.manifest.plans[CLASS]
@@ -136,35 +144,34 @@ def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> No
         world.repository.add_recut(cut_anew.raw)
 
 
-def test_limits_may_become_stricter(world: RecutWorld) -> None:
+def test_limits_may_become_stricter(world: RecutHarness) -> None:
     """More layers kept, more tensors that never leave."""
     one = world.recut(4, required_local_layers=world.layers[:3], private_tensors=("image", "a1"))
     world.repository.add_recut(one.raw)
     assert refreshed(world).manifest(one.digest, world.fetch) == one.raw
 
 
-def test_adding_a_recut_needs_no_release_key(world: RecutWorld) -> None:
+def test_adding_a_recut_needs_no_release_key(world: RecutHarness) -> None:
     """With the release key taken away the planner still publishes, and the targets metadata is not written anew."""
     world.repository.keys.retire("targets", ())
-    before = world.repository._current_targets().version
+    before = world.repository.store.targets().version
     assert not world.repository.signs_releases
     world.now += 60
     digest = world.repository.add_recut(world.recut().raw)
-    assert world.repository.recuts() == [digest] and world.repository._current_targets().version == before
+    assert world.repository.recuts() == [digest] and world.repository.store.targets().version == before
     assert refreshed(world).manifest(digest, world.fetch) == world.recut().raw
     assert world.repository.add_recut(world.recut().raw) == digest
 
 
-def test_a_recut_runs_on_after_its_base_has_gone(world: RecutWorld, tmp_path: Path) -> None:
+def test_a_recut_runs_on_after_its_base_has_gone(world: RecutHarness, tmp_path: Path) -> None:
     """(g) A base that the targets role lists no more: nothing new is installed of it, and what runs is kept."""
     one = world.recut()
     world.repository.add_recut(one.raw)
     store = refreshed(world)
     write(world, tmp_path / "device", one, store.manifest_with_proof(one.digest, world.fetch)[1])
-    with world.repository._exclusive():
-        targets = world.repository._current_targets()
-        targets.targets.clear()
-        world.repository._publish(targets)
+    published = world.repository.store.published()
+    published.targets.targets.clear()
+    publish_targets(world, published)
     world.now += 60
     store.refresh(world.fetch)
 
@@ -296,7 +303,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_thief_of_the_planners_key_cannot_say_more_than_a_recut(
-    signed: RecutWorld, tmp_path: Path, attack: str
+    signed: RecutHarness, tmp_path: Path, attack: str
 ) -> None:
     """Signed by the real planner's key, and refused: when it is added, fetched, written, opened and served."""
     twist, why = FORGED[attack]
@@ -319,7 +326,7 @@ def test_a_thief_of_the_planners_key_cannot_say_more_than_a_recut(
         )
 
 
-def forged_proof(world: RecutWorld, one: Made) -> dict[str, bytes]:
+def forged_proof(world: RecutHarness, one: Made) -> dict[str, bytes]:
     """All that the thief can lay beside it: the planner's word, and the true base."""
     honest = world.recut(4)
     world.repository.add_recut(honest.raw)
@@ -457,7 +464,7 @@ TAMPERED: dict[str, tuple[Twist, str]] = {
 
 @pytest.mark.parametrize("attack", TAMPERED)
 def test_a_recuts_files_hold_the_released_model_and_nothing_else(
-    signed: RecutWorld, tmp_path: Path, attack: str
+    signed: RecutHarness, tmp_path: Path, attack: str
 ) -> None:
     """The manifest is flawless, signed and names these very files; what is in them is not the model. Nothing of it is
     left on a device's disk, and what a thief puts there himself is not loaded, neither there nor by a server."""
@@ -481,7 +488,7 @@ def test_a_recuts_files_hold_the_released_model_and_nothing_else(
             load_remotely(signed, tmp_path / "cloud", one)
 
 
-def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutWorld, tmp_path: Path) -> None:
+def test_a_slice_that_is_added_later_is_looked_into_too(signed: RecutHarness, tmp_path: Path) -> None:
     """A device that first needed one slice and then another checks the other as well."""
     one = signed.recut().with_graph(1, lambda model: model.graph.node.pop())
     proof = signed.stolen_proof(one)
@@ -505,7 +512,7 @@ def sealed(one: Made) -> Made:
     return replace(one, cut=cut).with_(slices=tuple(slice_ for slice_, _ in closed))
 
 
-def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutWorld) -> None:
+def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarness) -> None:
     """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
     clear nor encrypted; its own slices go into other tables as they are."""
     base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
@@ -531,7 +538,7 @@ def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutWorld)
 
 
 @pytest.mark.parametrize("name", ["base.json", "anatomy.json", "planner.json", "targets.json"])
-def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutWorld, tmp_path: Path, name: str) -> None:
+def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutHarness, tmp_path: Path, name: str) -> None:
     """Flipped, of another release, or gone: the recut is as good as unsigned until it is written anew."""
     one = signed.recut()
     signed.repository.add_recut(one.raw)
@@ -550,7 +557,7 @@ def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutWorld
 # Roles
 
 
-def test_a_recut_of_a_recut_is_refused(world: RecutWorld) -> None:
+def test_a_recut_of_a_recut_is_refused(world: RecutHarness) -> None:
     """(f) Limits could be loosened step by step: the base is always what the release key signed."""
     first = world.recut(3)
     world.repository.add_recut(first.raw)
@@ -562,7 +569,7 @@ def test_a_recut_of_a_recut_is_refused(world: RecutWorld) -> None:
         refreshed(world).manifest(second.digest, world.fetch)
 
 
-def test_a_release_among_recuts_is_refused(world: RecutWorld) -> None:
+def test_a_release_among_recuts_is_refused(world: RecutHarness) -> None:
     """(h) A first release of a model by the planner's key, under its own path and under the release key's."""
     other = made("branches", private_tensors=())
     world.steal(other.raw)
@@ -574,7 +581,7 @@ def test_a_release_among_recuts_is_refused(world: RecutWorld) -> None:
         refreshed(world).manifest(late.digest, world.fetch)
 
 
-def test_a_recut_among_releases_is_refused(world: RecutWorld) -> None:
+def test_a_recut_among_releases_is_refused(world: RecutHarness) -> None:
     """(h) Even the release key signs no recut: what it signs is measured by nothing, and says so."""
     one = world.recut().with_plan(private_tensors=())
     world.publish(one)
@@ -584,17 +591,17 @@ def test_a_recut_among_releases_is_refused(world: RecutWorld) -> None:
         verify_release(one.raw, world.repository.proof(one.digest), world.bootstrap)
 
 
-def test_what_the_release_key_lists_is_not_the_planners_to_answer_for(world: RecutWorld) -> None:
+def test_what_the_release_key_lists_is_not_the_planners_to_answer_for(world: RecutHarness) -> None:
     """The planner lists a release under its own path too: it stays what the release key signed."""
     world.steal(world.base.raw)
     assert refreshed(world).manifest(world.base.digest, world.fetch) == world.base.raw
 
 
-def signer(world: RecutWorld, role: str) -> CryptoSigner:
+def signer(world: RecutHarness, role: str) -> CryptoSigner:
     return CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
 
 
-def test_the_planner_does_not_speak_for_the_director(world: RecutWorld) -> None:
+def test_the_planner_does_not_speak_for_the_director(world: RecutHarness) -> None:
     """(i) A statement signed with the planner's key moves no device."""
     store = refreshed(world)
     payload = decode(world.state(counter=5), Signed).payload
@@ -606,7 +613,7 @@ def test_the_planner_does_not_speak_for_the_director(world: RecutWorld) -> None:
 
 
 @pytest.mark.parametrize("role", ["director", "snapshot", "timestamp", "root"])
-def test_nobody_else_speaks_for_the_planner(world: RecutWorld, role: str) -> None:
+def test_nobody_else_speaks_for_the_planner(world: RecutHarness, role: str) -> None:
     """(i) Planner's metadata signed by another role's key is not believed; releases are installed all the same."""
     one = world.recut()
     world.repository.add_recut(one.raw)
@@ -630,7 +637,7 @@ def test_nobody_else_speaks_for_the_planner(world: RecutWorld, role: str) -> Non
     assert store.manifest(world.base.digest, world.fetch) == world.base.raw
 
 
-def test_an_older_planner_is_not_heard(world: RecutWorld) -> None:
+def test_an_older_planner_is_not_heard(world: RecutHarness) -> None:
     """A replay of the planner's older metadata installs no recut, whatever the cache lost; releases go on."""
     first = world.recut(3)
     world.repository.add_recut(first.raw)
@@ -641,8 +648,8 @@ def test_an_older_planner_is_not_heard(world: RecutWorld) -> None:
     assert store.manifest(first.digest, world.fetch) == first.raw
 
     world.restore(backup)
-    with world.repository._exclusive():  # all but the planner's is fresh: the thief has the online keys as well
-        world.repository._publish(world.repository._current_targets())
+    # all but the planner's is fresh: the thief has the online keys as well
+    publish_targets(world, world.repository.store.published())
     for name in ("planner.json", "snapshot.json", "timestamp.json"):
         (world.folder / DEVICE / "cache" / name).unlink()
     store = refreshed(world)
@@ -651,15 +658,14 @@ def test_an_older_planner_is_not_heard(world: RecutWorld) -> None:
     assert store.manifest(world.base.digest, world.fetch) == world.base.raw
 
 
-def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorld) -> None:
+def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutHarness) -> None:
     """Its life is its own: what it signed runs on, and the release key is heard."""
     one = world.recut()
     world.repository.add_recut(one.raw)
     store = refreshed(world)
     raw, proof = store.manifest_with_proof(one.digest, world.fetch)
     world.now += 91 * DAY
-    with world.repository._exclusive():
-        world.repository._publish(world.repository._current_targets())
+    publish_targets(world, world.repository.store.published())
     store.refresh(world.fetch)
     with pytest.raises(TrustError):
         store.manifest(one.digest, world.fetch)
@@ -671,7 +677,7 @@ def test_an_expired_planner_installs_nothing_and_releases_go_on(world: RecutWorl
     assert store.manifest(one.digest, world.fetch) == raw
 
 
-def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
+def test_a_stolen_planners_key_is_rotated_away(world: RecutHarness) -> None:
     """`keys rotate planner`: what it signed before stays listed under the new key, and the old one signs nothing more;
     that a thief counted ahead does not matter."""
     one = world.recut()
@@ -693,14 +699,12 @@ def test_a_stolen_planners_key_is_rotated_away(world: RecutWorld) -> None:
         verify_release(one.raw, {**proof, "planner.json": forged.to_bytes()}, world.bootstrap)
 
 
-def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutWorld) -> None:
+def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutHarness) -> None:
     """Roles of the planner's own making are neither asked for nor believed."""
     one = world.recut()
-    with world.repository._exclusive():
-        planner = world.repository._current_planner()
-        targets = world.repository._current_targets()
-        planner.delegations = targets.delegations
-        world.repository._publish(None, planner)
+    published = world.repository.store.published()
+    published.planner.delegations = published.targets.delegations
+    world.repository.store.publish(world.repository.signer.publish(published, planner=published.planner))
     world.repository.add_recut(one.raw)
     world.fetched.clear()
     assert refreshed(world).manifest(one.digest, world.fetch) == one.raw
@@ -708,7 +712,7 @@ def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutWorld)
 
 
 @pytest.mark.parametrize("path", ["recuts/", "anatomies/", "releases/"])
-def test_what_is_not_there_yet_is_asked_for_again(world: RecutWorld, path: str) -> None:
+def test_what_is_not_there_yet_is_asked_for_again(world: RecutHarness, path: str) -> None:
     """A file that the controller does not have (yet) is a lost link, no attack."""
     one = world.recut()
     world.repository.add_recut(one.raw)
@@ -724,7 +728,7 @@ def test_what_is_not_there_yet_is_asked_for_again(world: RecutWorld, path: str) 
     assert store.manifest(one.digest, world.fetch) == one.raw
 
 
-def test_a_restart_without_a_network_still_knows_the_planner(world: RecutWorld) -> None:
+def test_a_restart_without_a_network_still_knows_the_planner(world: RecutHarness) -> None:
     """The proof on disk holds its metadata, and a spoilt one only means: refresh first."""
     one = world.recut()
     world.repository.add_recut(one.raw)
@@ -736,7 +740,7 @@ def test_a_restart_without_a_network_still_knows_the_planner(world: RecutWorld) 
         world.store().proof()
 
 
-def test_the_paths_of_recuts_and_anatomies_are_served_and_nothing_beside_them(world: RecutWorld) -> None:
+def test_the_paths_of_recuts_and_anatomies_are_served_and_nothing_beside_them(world: RecutHarness) -> None:
     """As devices ask for them, over MQTT."""
     digest = world.repository.add_recut(world.recut().raw)
     anatomy = decode_manifest(world.base.raw).fingerprint

@@ -36,7 +36,7 @@ def operator(tmp_path: Path) -> Operator:
 
 
 def key_ids(operator: Operator, role: str) -> list[str]:
-    return list(operator.world.repository.trusted_root().roles[role].keyids)
+    return list(operator.world.repository.store.root().roles[role].keyids)
 
 
 # Moving away
@@ -359,8 +359,8 @@ def test_a_wish_that_no_root_can_follow_is_refused(
 def _edited(operator: Operator, edit: Callable[[Root, Key], None]) -> tuple[Root, Root, KeyChange]:
     """The present root, a next one as a hostile controller would have it, and the change that was asked for."""
     change = operator.offline()
-    root = operator.world.repository.trusted_root()
-    following = next_root(root, change, {}, operator.world.repository.expiry("root"))
+    root = operator.world.repository.store.root()
+    following = next_root(root, change, {}, operator.world.repository.signer.expiry("root"))
     edit(following, operator.key("thief").to_key())
     return root, following, change
 
@@ -427,7 +427,7 @@ def test_a_change_that_is_not_the_one_asked_for_is_not_signed(operator: Operator
 
 def test_a_new_online_key_that_is_an_old_one_is_not_signed(operator: Operator) -> None:
     """The controller says that the timestamp has a new key, and it is the present snapshot's."""
-    root = operator.world.repository.trusted_root()
+    root = operator.world.repository.store.root()
     change = KeyChange(anew=("timestamp",))
     following = Root.from_dict(root.to_dict())
     following.version += 1

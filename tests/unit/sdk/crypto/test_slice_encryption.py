@@ -56,7 +56,7 @@ from edgesplit.release.manifest import (
 from edgesplit.release_store import StoredRelease, open_release, write_release
 from edgesplit.trust.identity import certificate_request
 from edgesplit_offload.server import release_opener
-from support.signed_repository import World, chunk_of, sample_release, slice_of
+from support.signed_repository import TrustHarness, chunk_of, sample_release, slice_of
 
 SECRET, OTHER_SECRET = b"s" * 32, b"t" * 32
 GRAPH, WEIGHTS = b"the graph", [b"w" * 1000, b"v" * 500, b"u" * 70]
@@ -246,7 +246,7 @@ def sealed_release() -> tuple[bytes, dict[str, bytes], dict[str, bytes]]:
 def test_a_release_on_disk_is_ciphertext_and_opens_in_memory(tmp_path: Path) -> None:
     """What lies there holds no weight; its files are verified as signed at each load, and opened only with keys."""
     raw, chunks, keys = sealed_release()
-    world = World(tmp_path / "world")
+    world = TrustHarness(tmp_path / "world")
     digest = world.repository.add_release(raw)
     proof = world.repository.proof(digest)
     folder = tmp_path / "releases"
@@ -267,7 +267,7 @@ def test_a_release_on_disk_is_ciphertext_and_opens_in_memory(tmp_path: Path) -> 
 def test_an_offload_server_opens_with_good_keys_and_only_with_those(tmp_path: Path) -> None:
     """Its keys file missing, spoiled or another's: TrustError says which file; mended, the next request opens it."""
     raw, chunks, keys = sealed_release()
-    world = World(tmp_path / "world")
+    world = TrustHarness(tmp_path / "world")
     digest = world.repository.add_release(raw)
     folder = tmp_path / "releases"
     home = write_release(

@@ -238,11 +238,9 @@ def test_the_authority_is_made_once(tmp_path: Path) -> None:
     assert again.issue_server("broker", ["localhost", "10.0.0.1"]).certificate_file.read_bytes() != before
 
 
-def test_our_own_certificates_are_renewed_before_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_certificates_are_renewed_before_they_end(tmp_path: Path) -> None:
     """A server's certificate with less than a month to go is replaced at the next start."""
-    monkeypatch.setattr(ca, "LEAF_LIFE", timedelta(days=20))
-    Authority(tmp_path).issue_client("controller")
-    monkeypatch.undo()
+    Authority(tmp_path, leaf_life=timedelta(days=20)).issue_client("controller")
 
     renewed = Authority(tmp_path).issue_client("controller")
 

@@ -22,21 +22,16 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import Signature, Signed, Statement
 from edgesplit.trust.identity import load_or_make_key
-from edgesplit.trust.store import TrustStore, target_path, verify_manifest, verify_statement_offline
-from edgesplit_controller.tuf import key_folder, repository
+from edgesplit.trust.store import TrustStore
+from edgesplit.trust.verification import target_path, verify_manifest, verify_statement_offline
+from edgesplit_controller.tuf import key_folder
 from edgesplit_controller.tuf.repository import Repository
-from support.signed_repository import DAY, DEVICE, START, World, sample_release
+from support.signed_repository import DAY, DEVICE, START, TrustHarness, refreshed, sample_release
 
 
 @pytest.fixture()
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
-
-
-def refreshed(world: World) -> TrustStore:
-    store = world.store()
-    store.refresh(world.fetch)
-    return store
+def world(tmp_path: Path) -> TrustHarness:
+    return TrustHarness(tmp_path)
 
 
 def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
@@ -48,7 +43,7 @@ def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
 # The way it is meant
 
 
-def test_a_signed_release_reaches_the_device(world: World) -> None:
+def test_a_signed_release_reaches_the_device(world: TrustHarness) -> None:
     """Refresh, statement, manifest: what the repository signed is what the device gets, and proves again offline."""
     digest = world.add()
     store = refreshed(world)
@@ -63,7 +58,7 @@ def test_a_signed_release_reaches_the_device(world: World) -> None:
     assert verify_manifest(raw, world.repository.proof(digest), world.bootstrap).model == "tiny@1"
 
 
-def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: World) -> None:
+def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: TrustHarness) -> None:
     """A warm refresh fetches the next root (there is none) and the timestamp, nothing else."""
     store = refreshed(world)
     world.fetched.clear()
@@ -73,7 +68,7 @@ def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: World) -> No
     assert world.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
 
 
-def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) -> None:
+def test_a_restarted_device_keeps_what_it_had_without_a_network(world: TrustHarness) -> None:
     """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
     digest = world.add()
     raw = world.state(counter=7, digest=digest)
@@ -91,7 +86,7 @@ def test_a_restarted_device_keeps_what_it_had_without_a_network(world: World) ->
             forbidden()
 
 
-def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: World) -> None:
+def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: TrustHarness) -> None:
     """The thread that brings the metadata may also bring a statement: neither waits for the other."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -109,13 +104,13 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Worl
     assert judged == [5, 5]
 
 
-def test_a_new_device_without_a_network_only_has_to_wait(world: World) -> None:
+def test_a_new_device_without_a_network_only_has_to_wait(world: TrustHarness) -> None:
     """With no metadata yet, the error is the link's: try again."""
     with pytest.raises(LinkError):
         world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
 
 
-def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_path: Path) -> None:
+def test_a_plain_tuf_client_finds_releases_past_the_director(world: TrustHarness, tmp_path: Path) -> None:
     """The director's delegation has no metadata file, and no TUF client ever asks for one."""
     path = target_path(world.add())
     config = UpdaterConfig(prefix_targets_with_hash=False)
@@ -135,7 +130,7 @@ def test_a_plain_tuf_client_finds_releases_past_the_director(world: World, tmp_p
 class Plain(FetcherInterface):
     """What python-tuf asks of any transport."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: TrustHarness) -> None:
         self._world = world
 
     def _fetch(self, url: str) -> Any:
@@ -148,7 +143,7 @@ class Plain(FetcherInterface):
 # Statements
 
 
-def test_another_devices_statement_is_refused(world: World) -> None:
+def test_another_devices_statement_is_refused(world: TrustHarness) -> None:
     """C2: a statement signed for one device moves no other."""
     store = refreshed(world)
     with pytest.raises(TrustError, match="for device 'cam-2'"):
@@ -156,7 +151,7 @@ def test_another_devices_statement_is_refused(world: World) -> None:
     assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
 
 
-def test_a_replayed_older_statement_is_refused(world: World) -> None:
+def test_a_replayed_older_statement_is_refused(world: TrustHarness) -> None:
     """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
     store = refreshed(world)
     old, new = world.state(counter=5), world.state(counter=6)
@@ -168,7 +163,7 @@ def test_a_replayed_older_statement_is_refused(world: World) -> None:
             device.verify_statement(old, DEVICE, for_install=False)
 
 
-def test_a_refused_statement_moves_no_counter(world: World) -> None:
+def test_a_refused_statement_moves_no_counter(world: TrustHarness) -> None:
     """A statement that is refused for another reason leaves the way free for the true one."""
     store = refreshed(world)
     with pytest.raises(TrustError):
@@ -176,7 +171,7 @@ def test_a_refused_statement_moves_no_counter(world: World) -> None:
     assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
 
 
-def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
+def test_every_flipped_bit_in_a_statement_is_noticed(world: TrustHarness) -> None:
     """Whatever bit changes on the way, the statement is refused with our own error."""
     store = refreshed(world)
     raw = world.state(counter=5, digest="0" * 64)
@@ -185,7 +180,7 @@ def test_every_flipped_bit_in_a_statement_is_noticed(world: World) -> None:
             store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
 
 
-def test_every_cut_statement_is_refused(world: World) -> None:
+def test_every_cut_statement_is_refused(world: TrustHarness) -> None:
     """Each prefix of a good statement, and a good one with trailing bytes, is malformed."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -194,7 +189,7 @@ def test_every_cut_statement_is_refused(world: World) -> None:
             store.verify_statement(bad, DEVICE, for_install=False)
 
 
-def resigned(world: World, change: Callable[[Signed], Signed]) -> bytes:
+def resigned(world: TrustHarness, change: Callable[[Signed], Signed]) -> bytes:
     return messages.encode(change(messages.decode(world.state(counter=5), Signed)))
 
 
@@ -222,7 +217,7 @@ def borrowed_id(signed: Signed) -> Signed:
         (lambda signed: Signed(signed.payload + b" ", signed.signatures), "bad signature"),
     ],
 )
-def test_only_the_directors_signature_counts(world: World, change: Callable[[Signed], Signed], why: str) -> None:
+def test_only_the_directors_signature_counts(world: TrustHarness, change: Callable[[Signed], Signed], why: str) -> None:
     """C10: stripped, foreign, borrowed, empty and repeated signatures are refused, each with its own reason."""
     store = refreshed(world)
     with pytest.raises(TrustError, match=why):
@@ -230,7 +225,7 @@ def test_only_the_directors_signature_counts(world: World, change: Callable[[Sig
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
-def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> None:
+def test_no_other_role_may_speak_for_the_director(world: TrustHarness, role: str) -> None:
     """A stolen snapshot or timestamp key, or even the release key, states nothing."""
     store = refreshed(world)
     signer = CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
@@ -243,7 +238,7 @@ def test_no_other_role_may_speak_for_the_director(world: World, role: str) -> No
         store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
 
 
-def test_an_expired_statement_is_kept_and_installs_nothing(world: World) -> None:
+def test_an_expired_statement_is_kept_and_installs_nothing(world: TrustHarness) -> None:
     """What runs by an expired statement goes on; nothing new is installed by it."""
     store = refreshed(world)
     raw = world.state(counter=5, lasts_s=60)
@@ -278,7 +273,7 @@ def lose(*names: str) -> Callable[[Path], None]:
         lose("cache", "proof.json"),
     ],
 )
-def test_older_metadata_is_refused_whatever_the_cache_lost(world: World, fault: Callable[[Path], None]) -> None:
+def test_older_metadata_is_refused_whatever_the_cache_lost(world: TrustHarness, fault: Callable[[Path], None]) -> None:
     """A6: python-tuf forgets what it saw with its cache; our own record does not. The true repository goes on."""
     world.add(1)
     old = world.backup()
@@ -300,7 +295,7 @@ def test_older_metadata_is_refused_whatever_the_cache_lost(world: World, fault: 
     assert restarted.manifest(newer, world.fetch) == sample_release(2)[0]
 
 
-def test_a_planted_older_proof_is_not_used(world: World) -> None:
+def test_a_planted_older_proof_is_not_used(world: TrustHarness) -> None:
     """Our own stored proof may not be older than our record either."""
     raw = world.state(counter=1)
     refreshed(world)
@@ -314,7 +309,7 @@ def test_a_planted_older_proof_is_not_used(world: World) -> None:
         world.store().verify_statement(raw, DEVICE, for_install=False)
 
 
-def test_a_restored_repository_goes_forward(world: World) -> None:
+def test_a_restored_repository_goes_forward(world: TrustHarness) -> None:
     """F4: yesterday's backup signs versions above all that devices saw since, because the clock went on."""
     saved = world.backup()
     for version in range(1, 4):
@@ -333,7 +328,7 @@ def test_a_restored_repository_goes_forward(world: World) -> None:
 # Expiry and clocks
 
 
-def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
+def test_expired_metadata_keeps_and_installs_nothing(world: TrustHarness) -> None:
     """C5, C7: a frozen timestamp ends installing after its week; what was installed still verifies."""
     digest = world.add()
     raw_statement = world.state(counter=5, digest=digest, lasts_s=30 * DAY)
@@ -356,7 +351,7 @@ def test_expired_metadata_keeps_and_installs_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("years", [-10, 10])
-def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
+def test_a_wrong_clock_never_bricks(world: TrustHarness, years: int) -> None:
     """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
     raw = world.state(counter=5)
     refreshed(world).verify_statement(raw, DEVICE, for_install=True)
@@ -373,7 +368,7 @@ def test_a_wrong_clock_never_bricks(world: World, years: int) -> None:
     assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
 
 
-def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
+def test_a_running_controller_keeps_its_metadata_fresh(world: TrustHarness) -> None:
     """Called now and then, the controller signs anew what has passed half its life, and only that."""
     assert not world.repository.refresh_timestamp()
     store = refreshed(world)
@@ -387,7 +382,7 @@ def test_a_running_controller_keeps_its_metadata_fresh(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets", "releases"])
-def test_flipped_bits_on_the_way_are_noticed(world: World, name: str) -> None:
+def test_flipped_bits_on_the_way_are_noticed(world: TrustHarness, name: str) -> None:
     """A bit flipped anywhere in metadata or manifest installs nothing."""
     digest = world.add()
     length = len(next(raw for raw in served(world, digest) if raw[0].find(name) >= 0)[1])
@@ -400,7 +395,7 @@ def test_flipped_bits_on_the_way_are_noticed(world: World, name: str) -> None:
             assert name == "timestamp"  # everything else is bound by a hash
 
 
-def served(world: World, digest: str) -> list[tuple[str, bytes]]:
+def served(world: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
     """What a cold device fetches."""
     seen: list[tuple[str, bytes]] = []
     store = TrustStore(world.folder / "probe", world.bootstrap, now=world.clock)
@@ -415,7 +410,7 @@ def served(world: World, digest: str) -> list[tuple[str, bytes]]:
     return seen
 
 
-def test_a_forged_next_root_is_refused(world: World) -> None:
+def test_a_forged_next_root_is_refused(world: TrustHarness) -> None:
     """A root signed by a stranger, by nobody, or with a flipped bit is not followed."""
     good = Metadata[Root].from_bytes(world.bootstrap)
     good.signed.version = 2
@@ -437,11 +432,11 @@ def test_a_forged_next_root_is_refused(world: World) -> None:
     assert "2.root.json" in device.proof()
 
 
-def with_root(world: World, raw: bytes) -> Callable[[str, int], bytes]:
+def with_root(world: TrustHarness, raw: bytes) -> Callable[[str, int], bytes]:
     return lambda path, most: raw if path == "metadata/2.root.json" else world.fetch(path, most)
 
 
-def test_a_release_that_is_not_listed_is_refused(world: World) -> None:
+def test_a_release_that_is_not_listed_is_refused(world: TrustHarness) -> None:
     """The manifest of a release that the release key never signed is not even asked for."""
     store = refreshed(world)
     world.fetched.clear()
@@ -452,7 +447,7 @@ def test_a_release_that_is_not_listed_is_refused(world: World) -> None:
     assert world.fetched == []
 
 
-def test_another_releases_manifest_is_refused(world: World) -> None:
+def test_another_releases_manifest_is_refused(world: TrustHarness) -> None:
     """C4: one signed manifest does not pass for another."""
     first, second = world.add(1), world.add(2)
     store = refreshed(world)
@@ -462,7 +457,7 @@ def test_another_releases_manifest_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets.json", "2.root", "releases"])
-def test_over_long_answers_are_cut_off(world: World, name: str) -> None:
+def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
     """B8: more bytes than allowed are refused, and the transport is told the bound beforehand."""
     digest = world.add()
     store = world.store()
@@ -480,7 +475,7 @@ def test_over_long_answers_are_cut_off(world: World, name: str) -> None:
     assert 0 < bounds[0] <= LIMITS.metadata_bytes
 
 
-def test_deep_and_huge_metadata_is_refused(world: World) -> None:
+def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
     """Nesting and numbers beyond reason are refused, not crashed on."""
     for bomb in (
         b"[" * 10_000,
@@ -496,7 +491,7 @@ def test_deep_and_huge_metadata_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [LinkError("gone"), FileNotFoundError(), TimeoutError("slow"), ConnectionError()])
-def test_a_lost_link_is_never_a_matter_of_trust(world: World, failure: Exception) -> None:
+def test_a_lost_link_is_never_a_matter_of_trust(world: TrustHarness, failure: Exception) -> None:
     """Whatever the link does, the answer is: try again. What was trusted stays."""
     digest = world.add()
     store = refreshed(world)
@@ -535,7 +530,7 @@ def spoilings() -> list[tuple[str, Callable[[Path], None]]]:
 
 @pytest.mark.parametrize("file", CACHED)
 @pytest.mark.parametrize(("how", "spoil"), spoilings())
-def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_a_spoiled_cache_recovers(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """A5: any file of TUF's cache missing, empty, cut or random: the next refresh repairs it."""
     refreshed(world)
     world.now += 60
@@ -552,7 +547,7 @@ def test_a_spoiled_cache_recovers(world: World, file: str, how: str, spoil: Call
 
 @pytest.mark.parametrize("file", ["proof.json", "counters.json"])
 @pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
-def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_our_own_spoiled_files_recover(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
     refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
     spoil(world.folder / DEVICE / file)
@@ -560,7 +555,9 @@ def test_our_own_spoiled_files_recover(world: World, file: str, how: str, spoil:
     assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
 
 
-def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_on_disk_before_a_statement_is_obeyed(
+    world: TrustHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A statement whose counter cannot be written is not accepted."""
     store = refreshed(world)
 
@@ -575,7 +572,7 @@ def test_counters_are_on_disk_before_a_statement_is_obeyed(world: World, monkeyp
 # Keys that change
 
 
-def rotate(world: World, *roles: str) -> None:
+def rotate(world: TrustHarness, *roles: str) -> None:
     """Root version 2, in which these roles have new keys; the repository's key folder knows them too."""
     folder = world.folder / "repository"
     root = Metadata[Root].from_bytes((folder / "metadata" / "1.root.json").read_bytes())
@@ -593,7 +590,7 @@ def rotate(world: World, *roles: str) -> None:
     (folder / "metadata" / "2.root.json").write_bytes(root.to_bytes())
 
 
-def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: World) -> None:
+def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: TrustHarness) -> None:
     """C6: a thief of the online keys counts years ahead; a root with new keys starts the count anew."""
     honest = world.backup()
     world.now = START + 9 * 365 * DAY
@@ -612,7 +609,7 @@ def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: World) -> N
     assert store.manifest(digest, world.fetch) == sample_release()[0]
 
 
-def test_a_withheld_new_root_is_noticed(world: World) -> None:
+def test_a_withheld_new_root_is_noticed(world: TrustHarness) -> None:
     """Once a device has seen root 2, a broker that hides it cannot make the device believe root 1's keys again."""
     backup = world.backup()
     rotate(world, "timestamp")
@@ -626,126 +623,7 @@ def test_a_withheld_new_root_is_noticed(world: World) -> None:
         refreshed(world)
 
 
-# The repository itself
-
-
-def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:
-    """Run `call`, dying at the `stop_at`-th durable write; how many there were."""
-    count = 0
-    real = repository.write_durably
-
-    def counted(path: Path, data: bytes, mode: int = 0o644) -> None:
-        nonlocal count
-        if count == stop_at:
-            raise KeyboardInterrupt
-        count += 1
-        real(path, data, mode)
-
-    with monkeypatch.context() as patch:
-        for module in (repository, key_folder):
-            patch.setattr(module, "write_durably", counted)
-        patch.setattr("edgesplit.trust.identity.write_durably", counted)
-        try:
-            call()
-        except KeyboardInterrupt:
-            assert stop_at is not None
-    return count
-
-
-def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
-    total = writes(lambda: World(tmp_path / "count").add(2), monkeypatch, None)
-    first = writes(lambda: World(tmp_path / "first"), monkeypatch, None)
-    assert total - first == 4  # manifest, targets, snapshot, timestamp
-    for stop_at in range(total - first):
-        world = World(tmp_path / str(stop_at))
-        old = world.add(1)
-        writes(lambda world=world: world.add(2), monkeypatch, stop_at)  # type: ignore[misc]
-
-        world.repository = world.reopened()
-        store = refreshed(world)
-        assert store.manifest(old, world.fetch) == sample_release(1)[0]
-        with pytest.raises(TrustError):
-            store.manifest(repository.release.release_digest(sample_release(2)[0]), world.fetch)
-        again = world.add(2)
-        store.refresh(world.fetch)
-        assert store.manifest(again, world.fetch) == sample_release(2)[0]
-
-
-def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Die at each write of making a repository: the next start completes it, with keys that fit."""
-    total = writes(lambda: World(tmp_path / "count"), monkeypatch, None)
-    for stop_at in range(total):
-        writes(lambda at=stop_at: World(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
-
-        world = World(tmp_path / str(stop_at))
-        digest = world.add()
-        assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
-
-
-def test_adding_a_release_again_changes_nothing(world: World) -> None:
-    """The same manifest is the same release: no new version, no new bytes."""
-    digest = world.add()
-    before = world.repository.read("metadata/timestamp.json")
-    world.now += 60
-    assert world.add() == digest
-    assert world.repository.read("metadata/timestamp.json") == before
-    assert world.repository.releases() == [digest]
-
-
-def test_old_metadata_is_pruned_but_not_at_once(world: World) -> None:
-    """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
-    for version in range(1, 40):
-        world.now += 1
-        world.add(version)
-    files = list((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
-    assert len(files) == repository.KEPT_VERSIONS
-    refreshed(world)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "metadata/../keys/root.pem",
-        "keys/root.pem",
-        "/etc/passwd",
-        "metadata/",
-        "targets/releases/../../x",
-        "metadata/timestamp.json\n",
-        "metadata/" + "9" * 100 + ".root.json",
-        "\0",
-        "",
-    ],
-)
-def test_the_repository_serves_nothing_else(world: World, path: str) -> None:
-    """C11: keys, other folders and odd names are simply not there."""
-    with pytest.raises(FileNotFoundError):
-        world.repository.read(path)
-
-
-def test_private_keys_are_closed_to_others(world: World) -> None:
-    """Every signing key is a file of mode 0600 in a folder of mode 0700."""
-    folder = world.folder / "repository" / "keys"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in key_folder.ROLES}
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
-
-
-def test_a_signer_may_live_elsewhere(world: World, tmp_path: Path) -> None:
-    """A role's signer is a URI: moving the release key to another place changes a table and no code."""
-    folder = world.folder / "repository" / "keys"
-    (tmp_path / "vault").mkdir()
-    (folder / "targets.pem").rename(tmp_path / "vault" / "release.pem")
-    table = msgspec.json.decode((folder / "keys.json").read_bytes())
-    table["targets"][0]["uri"] = f"file2:{tmp_path / 'vault' / 'release.pem'}"
-    (folder / "keys.json").write_bytes(msgspec.json.encode(table))
-
-    digest = world.add()
-
-    assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
-
-
-def test_statement_and_metadata_cannot_be_taken_for_each_other(world: World) -> None:
+def test_statement_and_metadata_cannot_be_taken_for_each_other(world: TrustHarness) -> None:
     """What the director signs is MessagePack, what TUF signs is JSON: no bytes are both."""
     payload = messages.decode(world.state(counter=5), Signed).payload
     with pytest.raises(msgspec.DecodeError):

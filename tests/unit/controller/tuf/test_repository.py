@@ -1,0 +1,157 @@
+"""The TUF repository on disk: whole after a crash at any write, closed to everything but its own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgesplit.errors import TrustError
+from edgesplit.release.manifest import release_digest
+from edgesplit_controller.tuf import key_folder, metadata_store
+from edgesplit_controller.tuf.key_change import KeyChange
+from edgesplit_controller.tuf.repository_signer import KEPT_VERSIONS
+from edgesplit_controller.tuf.rotation import Rotation
+from support.signed_repository import DAY, TrustHarness, refreshed, sample_release
+
+
+@pytest.fixture()
+def world(tmp_path: Path) -> TrustHarness:
+    return TrustHarness(tmp_path)
+
+
+def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at: int | None) -> int:
+    """Run `call`, dying at the `stop_at`-th durable write; how many there were."""
+    count = 0
+    real = metadata_store.write_durably
+
+    def counted(path: Path, data: bytes, mode: int = 0o644) -> None:
+        nonlocal count
+        if count == stop_at:
+            raise KeyboardInterrupt
+        count += 1
+        real(path, data, mode)
+
+    with monkeypatch.context() as patch:
+        for module in (metadata_store, key_folder):
+            patch.setattr(module, "write_durably", counted)
+        patch.setattr("edgesplit.trust.identity.write_durably", counted)
+        try:
+            call()
+        except KeyboardInterrupt:
+            assert stop_at is not None
+    return count
+
+
+def test_a_crash_at_any_write_leaves_a_whole_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die at each write of adding a release: a device sees the old state, and adding again succeeds."""
+    total = writes(lambda: TrustHarness(tmp_path / "count").add(2), monkeypatch, None)
+    first = writes(lambda: TrustHarness(tmp_path / "first"), monkeypatch, None)
+    assert total - first == 4  # manifest, targets, snapshot, timestamp
+    for stop_at in range(total - first):
+        world = TrustHarness(tmp_path / str(stop_at))
+        old = world.add(1)
+        writes(lambda world=world: world.add(2), monkeypatch, stop_at)  # type: ignore[misc]
+
+        world.repository = world.reopened()
+        store = refreshed(world)
+        assert store.manifest(old, world.fetch) == sample_release(1)[0]
+        with pytest.raises(TrustError):
+            store.manifest(release_digest(sample_release(2)[0]), world.fetch)
+        again = world.add(2)
+        store.refresh(world.fetch)
+        assert store.manifest(again, world.fetch) == sample_release(2)[0]
+
+
+def test_a_crash_at_any_write_of_the_first_start_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Die at each write of making a repository: the next start completes it, with keys that fit."""
+    total = writes(lambda: TrustHarness(tmp_path / "count"), monkeypatch, None)
+    for stop_at in range(total):
+        writes(lambda at=stop_at: TrustHarness(tmp_path / str(at)), monkeypatch, stop_at)  # type: ignore[misc]
+
+        world = TrustHarness(tmp_path / str(stop_at))
+        digest = world.add()
+        assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
+
+
+def test_adding_a_release_again_changes_nothing(world: TrustHarness) -> None:
+    """The same manifest is the same release: no new version, no new bytes."""
+    digest = world.add()
+    before = world.repository.read("metadata/timestamp.json")
+    world.now += 60
+    assert world.add() == digest
+    assert world.repository.read("metadata/timestamp.json") == before
+    assert world.repository.releases() == [digest]
+
+
+def test_old_metadata_is_pruned_but_not_at_once(world: TrustHarness) -> None:
+    """A device in the middle of a refresh still finds the snapshot it was pointed to; the folder does not grow."""
+    for version in range(1, 40):
+        world.now += 1
+        world.add(version)
+    files = list((world.folder / "repository" / "metadata").glob("*.snapshot.json"))
+    assert len(files) == KEPT_VERSIONS
+    refreshed(world)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "metadata/../keys/root.pem",
+        "keys/root.pem",
+        "/etc/passwd",
+        "metadata/",
+        "targets/releases/../../x",
+        "metadata/timestamp.json\n",
+        "metadata/" + "9" * 100 + ".root.json",
+        "\0",
+        "",
+    ],
+)
+def test_the_repository_serves_nothing_else(world: TrustHarness, path: str) -> None:
+    """C11: keys, other folders and odd names are simply not there."""
+    with pytest.raises(FileNotFoundError):
+        world.repository.read(path)
+
+
+def test_private_keys_are_closed_to_others(world: TrustHarness) -> None:
+    """Every signing key is a file of mode 0600 in a folder of mode 0700."""
+    folder = world.folder / "repository" / "keys"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {file.name for file in folder.glob("*.pem")} == {f"{role}.pem" for role in key_folder.ROLES}
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in folder.iterdir())
+
+
+def test_a_signer_may_live_elsewhere(world: TrustHarness, tmp_path: Path) -> None:
+    """A role's signer is a URI: moving the release key to another place changes a table and no code."""
+    folder = world.folder / "repository" / "keys"
+    (tmp_path / "vault").mkdir()
+    (folder / "targets.pem").rename(tmp_path / "vault" / "release.pem")
+    table = msgspec.json.decode((folder / "keys.json").read_bytes())
+    table["targets"][0]["uri"] = f"file2:{tmp_path / 'vault' / 'release.pem'}"
+    (folder / "keys.json").write_bytes(msgspec.json.encode(table))
+
+    digest = world.add()
+
+    assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
+
+
+@pytest.mark.parametrize("role", ["targets", "planner"])
+def test_new_metadata_survives_the_pruning_of_versions_counted_ahead(world: TrustHarness, role: str) -> None:
+    """A clock that was years ahead left more versions than are kept; under new keys the count begins anew below them,
+    and what is pruned is never what was just published."""
+    digest = world.add()
+    world.now += 9 * 365 * DAY
+    for _ in range(KEPT_VERSIONS + 1):
+        world.repository.renew()
+    world.now -= 9 * 365 * DAY
+
+    assert Rotation(world.repository).change(KeyChange(anew=(role, "snapshot", "timestamp")))
+
+    assert world.repository.store.published().expiries()[role][0] < world.now + DAY
+    world.now += 60
+    world.repository.renew()
+    assert world.repository.store.published().expiries()[role][0] < world.now + DAY
+    assert refreshed(world).manifest(digest, world.fetch) == sample_release()[0]
