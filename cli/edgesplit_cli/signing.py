@@ -21,9 +21,9 @@ from tuf.api.metadata import Metadata, Root, Targets
 from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.errors import TrustError, UsageError
+from edgesplit.quantities import format_size
 from edgesplit.release.agent_release import agent_builds, is_agent_release
 from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
-from edgesplit.terminal_text import size
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_controller.tuf.key_change import (
     DELEGATED,
@@ -80,7 +80,8 @@ def release_summary(answer: Mapping[str, Any]) -> list[str]:
     total_bytes = sum(file.bytes for slice_ in manifest.slices for file in slice_.files)
     return [
         f"release {answer['release']}",
-        f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices, {size(total_bytes)}",
+        f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices,"
+        f" {format_size(total_bytes)}",
         *plans,
         *(f"  finished by {server}, which is not ours" for server in servers),
     ]
@@ -90,7 +91,8 @@ def _agent_summary(manifest: Manifest) -> list[str]:
     """Each build of the agent with the digest by which it can be compared with `kit.json` of the kit that it was pushed
     from."""
     return [
-        f"  the agent {build.version} for {build.target}, {file.name} of {size(file.bytes)}, SHA-256 {file.sha256}"
+        f"  the agent {build.version} for {build.target}, {file.name} of {format_size(file.bytes)},"
+        f" SHA-256 {file.sha256}"
         for build in agent_builds(manifest)
         for file in build.slice.files
     ]

@@ -91,7 +91,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     PROVISIONING: ("bundle jetson kit profiles", "image", "ssh"),
     SIMULATION: (
-        "invariants quantities releases",
+        "invariants releases",
         "controller device",
         "fleet_members",
         "fleet real_controller",

@@ -18,6 +18,7 @@ from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
+from edgesplit.identifiers import parse_label
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import chosen_credentials
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
@@ -25,7 +26,7 @@ from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptio
 from edgesplit_provisioning.ssh.connection import Ssh
 from edgesplit_provisioning.ssh.decide import InstallMeans
 from edgesplit_provisioning.ssh.facts import DATA, PREFIX, MachineFacts
-from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, parse_label, read_batch
+from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, read_batch
 from edgesplit_provisioning.ssh.kit_selection import installer_path, kit_maker
 from edgesplit_provisioning.ssh.parallel import HostOutcome, run_parallel
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
@@ -117,7 +117,7 @@ def _row(cut: Cut) -> tuple[str, ...]:
     name = cut.after or "nothing (all remote)"
     return (
         f"{cut.name}: {name}" if cut.name else name,
-        size(cut.up_bytes),
+        format_size(cut.up_bytes),
         str(len(cut.sends)),
         _answers(cut.verdict, cut.error),
         _answers(cut.fast, cut.fast_error) if cut.fast else "-",

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import LinkError, UsageError
-from edgesplit.terminal_text import printable, size
+from edgesplit.identifiers import parse_label
+from edgesplit.quantities import format_size
+from edgesplit.terminal_text import printable
 from edgesplit_cli.output import check_writable, console, json_option, ms, percent_text, print_json, rate, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import mean_bars
@@ -77,7 +79,7 @@ def claim(
     if out is not None:
         check_writable(out)  # request a claim only if it can be saved
     request = ClaimRequest(
-        device=name, device_class=profile, link=link, group=group, labels=dict(_parse_label(label) for label in labels),
+        device=name, device_class=profile, link=link, group=group, labels=dict(parse_label(label) for label in labels),
         expires_s=expires_s, replace=replace, gateway=gateway,
     )  # fmt: skip
     claim_text = create_claim(connect(data), request)
@@ -91,14 +93,6 @@ def claim(
     click.echo(
         f"claim for {name} in {out}: on the device, run `edgesplit-agent run --data FOLDER --claim {out}{serving}`"
     )
-
-
-def _parse_label(text: str) -> tuple[str, str]:
-    """Parse KEY=VALUE; UsageError for a label without a value, which no `--to KEY=VALUE` could match."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"--label {text[:60]}: write it as KEY=VALUE, as in --label room=kitchen")
-    return key, value
 
 
 @device.command("list")
@@ -251,7 +245,7 @@ def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> 
     if not labels and group is None:
         raise UsageError(f"say what to change, as in `edgectl device label {name} room=kitchen` or --group NAME")
     removed = {text[:-1]: None for text in labels if text.endswith("-") and "=" not in text}
-    added = dict(_parse_label(text) for text in labels if "=" in text or not text.endswith("-"))
+    added = dict(parse_label(text) for text in labels if "=" in text or not text.endswith("-"))
     updated = connect(data).patch(
         f"/v1/devices/{quote(name, safe='')}", {"group": group, "labels": {**added, **removed}}
     )
@@ -399,7 +393,7 @@ def health_line(health: dict[str, Any]) -> Text:
     if (p95 := health.get("latency_p95_s")) is not None:
         parts.append(f"p95 {ms(p95)} ms")
     if (memory := health.get("memory_bytes")) is not None:
-        parts.append(f"{size(memory)} of memory")
+        parts.append(f"{format_size(memory)} of memory")
     if (drift := health.get("drift")) is not None:
         top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top_agrees")]
         parts.append(f"drift {percent_text(drift)}{top}")

@@ -11,7 +11,7 @@ from edgesplit.errors import UsageError
 from edgesplit_cli.flash.jetson import flash_jetson, is_jetson
 from edgesplit_cli.flash.output import show_disks
 from edgesplit_cli.flash.session import FlashSession
-from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import json_option
 from edgesplit_cli.settings import connect
 
@@ -46,7 +46,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--sudo", is_flag=True, help="That user may use sudo without a password.")
 @click.option("--link", default="wifi", show_default=True, help="The link that plans assume, as for `device claim`.")
 @click.option(
-    "--expires", "expires_s", type=LIFETIME, default="7d", show_default=True, help="How long its claim is valid."
+    "--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="How long its claim is valid."
 )
 @click.option("--replace", is_flag=True, help="Take over the name of an existing device.")
 @click.option("--claim", "claim_file", type=FILE, default=None, help="Take this claim instead of making one.")
@@ -74,7 +74,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing, claim nothing.")
 @click.option("--wait", is_flag=True, help="Wait until the device is online.")
-@click.option("--wait-for", "wait_s", type=LIFETIME, default="30m", show_default=True, help="How long --wait waits.")
+@click.option("--wait-for", "wait_s", type=DURATION, default="30m", show_default=True, help="How long --wait waits.")
 @click.option("--list", "list_disks", is_flag=True, help="Show the disks that a card could be.")
 @json_option
 @click.pass_obj

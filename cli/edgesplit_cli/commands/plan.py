@@ -19,7 +19,7 @@ from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
-from edgesplit_cli.options.quantities import LINK, TIER
+from edgesplit_cli.options.types import LINK, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan

@@ -9,8 +9,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
-from edgesplit_cli.options.quantities import INTERVAL
-from edgesplit_cli.options.types import METRICS
+from edgesplit_cli.options.types import DURATION, METRICS, format_address
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ if TYPE_CHECKING:
 @click.option(
     "--telemetry-every",
     "telemetry_s",
-    type=INTERVAL,
+    type=DURATION,
     default="2s",
     show_default=True,
     help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
@@ -124,7 +123,7 @@ def up(
 
     ports: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     options = {name: value for name, value in ports.items() if value is not None}
-    options |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
+    options |= {"metrics": metrics, "offload_metrics": format_address(offload_metrics), "log_format": log_format}
     options |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
     options |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
     options |= {"telemetry_s": telemetry_s}

@@ -15,10 +15,10 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
+from edgesplit.identifiers import parse_label
 from edgesplit_cli.flash import prompts
 from edgesplit_cli.output import console, print_json
 from edgesplit_provisioning.image import options
-from edgesplit_provisioning.image.batch import parse_label
 from edgesplit_provisioning.image.device_config import check_name_is_free, read_claim
 from edgesplit_provisioning.image.wait_online import wait_online
 from edgesplit_provisioning.jetson import flasher

@@ -13,7 +13,7 @@ from typing import Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.output import console, print_json, table
 from edgesplit_provisioning.image.boot_files import BootFiles
 from edgesplit_provisioning.image.card import Image
@@ -56,8 +56,8 @@ def show_plan(plan: FlashPlan, as_json: bool) -> None:
         return
     detected, kit, out = plan.image.detected, plan.kit.manifest, console()
     system = f"{detected.system.name or 'unknown system'}, Python {kit.python}, {kit.machine}"
-    out.print(f"{plan.image.name}: {system}; first boot by {detected.format.value}; {size(plan.image.size)}")
-    rows = [(name, size(_length(content))) for name, content in plan.files.files.items()]
+    out.print(f"{plan.image.name}: {system}; first boot by {detected.format.value}; {format_size(plan.image.size)}")
+    rows = [(name, format_size(_length(content))) for name, content in plan.files.files.items()]
     out.print(table(("file on the boot partition", ">size"), rows))
     out.print(f"cmdline.txt: {_text(plan.files.cmdline)}", soft_wrap=True)
     out.print("nothing was written")
@@ -90,7 +90,7 @@ def show_disks(as_json: bool) -> None:
         )
         return
     rows = [
-        (disk.path, size(disk.size), disk.model, disk.serial or "-", reason or "could be written")
+        (disk.path, format_size(disk.size), disk.model, disk.serial or "-", reason or "could be written")
         for disk, reason in disks
     ]
     console().print(table(("disk", ">size", "model", "serial", ""), rows))

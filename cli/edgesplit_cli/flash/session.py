@@ -13,12 +13,13 @@ from rich.text import Text
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit.terminal_text import size
+from edgesplit.identifiers import parse_label
+from edgesplit.quantities import format_size
 from edgesplit_cli.flash import prompts
 from edgesplit_cli.flash.output import FlashPlan, progress_bars, show_finished_card, show_plan
 from edgesplit_cli.output import console, print_json
 from edgesplit_provisioning.image import archive, card, options, subprocesses
-from edgesplit_provisioning.image.batch import BatchRow, Journal, parse_label, read_rows
+from edgesplit_provisioning.image.batch import BatchRow, Journal, read_rows
 from edgesplit_provisioning.image.boot_files import BootFiles, build_boot_files
 from edgesplit_provisioning.image.detect import why_board_may_not_boot
 from edgesplit_provisioning.image.device_config import (
@@ -246,5 +247,6 @@ def _check_fits(image: card.Image, target: FlashTarget) -> None:
     """UsageError where the card is too small; no claim was made and nothing was written yet."""
     if target.size is not None and image.size > target.size:
         raise UsageError(
-            f"{image.name} needs {size(image.size)}, and {target.name} has {size(target.size)}: take a larger card"
+            f"{image.name} needs {format_size(image.size)}, and {target.name} has {format_size(target.size)}:"
+            " take a larger card"
         )

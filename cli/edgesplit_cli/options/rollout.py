@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.options.types import Number
 from edgesplit_cli.settings import SIGN_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])

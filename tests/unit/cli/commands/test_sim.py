@@ -50,7 +50,7 @@ def test_the_end_for_people(tmp_path: Path) -> None:
     [
         (("--profile", "a=70%,b=70%"), "more than a whole"),
         (("--profile", ",a"), "not a list of profiles"),
-        (("--for", "soon"), "not a span"),
+        (("--for", "soon"), "not a duration"),
         (("--link", "string"), "string"),
         (("--faults", "/nowhere.yaml"), "cannot read"),
         (("--devices", "0"), "0 is not in the range"),

@@ -286,7 +286,7 @@ def test_a_table_of_devices_is_read_with_its_labels(tmp_path: Path) -> None:
         ("hostname\ncam-1\ncam-1\n", "line 3: cam-1 is in line 2"),
         ("hostname\nCam 1\n", "line 2: not a host name"),
         ("hostname\nbroker\n", "line 2: not a device name"),
-        ("hostname,labels\ncam-1,room\n", "line 2: label 'room'"),
+        ("hostname,labels\ncam-1,room\n", "line 2: not a label: 'room'"),
         ("hostname\ncam-1,x\n", "line 2: more fields"),
     ],
 )
