@@ -324,7 +324,8 @@ NAMES = [
     "certificate", "authority in a claim", "revocation list", "inference request, JSON", "inference request, binary",
     "inference answer, JSON", "inference answer, binary", "remote name", "codecs", "zstd body", "gzip body",
     "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file", "link",
-    "rate", "duration", "size", "span of the day", "model reference", "device name", "digest", "content keys, wrapped", "content keys, opened",
+    "rate", "duration", "size", "span of the day", "model reference", "device name", "digest", "content keys, wrapped",
+    "content keys, opened",
     "encryption key", "anatomy of a model", "graph of a recut slice",
 ]  # fmt: skip
 

@@ -89,7 +89,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("bundle jetson kit profiles", "image", "ssh"),
+    PROVISIONING: ("bundle kit os_release profiles wifi", "image jetson", "ssh"),
     SIMULATION: (
         "invariants releases",
         "controller device",

@@ -23,9 +23,10 @@ from edgesplit_provisioning.image.device_config import check_name_is_free, read_
 from edgesplit_provisioning.image.wait_online import wait_online
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import BOARDS, BoardSupportPackage, read_bsp
-from edgesplit_provisioning.jetson.overlay import Network, Overlay, overlay_files
+from edgesplit_provisioning.jetson.overlay import Overlay, overlay_files
 from edgesplit_provisioning.jetson.root_filesystem import install_files, restore_files
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
+from edgesplit_provisioning.wifi import Wifi
 
 BUNDLED_PYTHON = "3.11"
 """Version of the Python that the kit carries where the root file system has none."""
@@ -48,7 +49,7 @@ class JetsonFlashOptions:
     hostname: str
     user: str
     ssh_keys: tuple[str, ...]
-    network: Network | None
+    wifi: Wifi | None
     commands: list[list[str]]
 
 
@@ -95,8 +96,7 @@ def _parse_options(bsp: Path, arguments: dict[str, Any]) -> JetsonFlashOptions:
     steps = flasher.flash_commands(
         tree, medium, user=user, hostname=hostname, accept_license=arguments["accept_nvidia_license"]
     )
-    network = Network(wifi.ssid, wifi.key) if wifi is not None else None
-    return JetsonFlashOptions(tree, medium, hostname, user, keys, network, steps)
+    return JetsonFlashOptions(tree, medium, hostname, user, keys, wifi, steps)
 
 
 def _hostname(arguments: dict[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _prepare(order: JetsonFlashOptions, api: ControllerClient | None, arguments:
         claim = create_claim(api, request).encode()
     install_files(order.tree.path, overlay_files(Overlay(
         kit=kit.files, claim=claim, hostname=order.hostname, user=order.user, ssh_keys=order.ssh_keys,
-        sudo=arguments["sudo"], network=order.network,
+        sudo=arguments["sudo"], wifi=order.wifi,
     )))  # fmt: skip
 
 

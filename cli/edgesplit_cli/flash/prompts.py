@@ -8,7 +8,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image.target_checks import FlashTarget
-from edgesplit_provisioning.image.wifi import Wifi, make_wifi
+from edgesplit_provisioning.wifi import Wifi, make_wifi
 
 PASSPHRASE_BYTES = 1_000
 """At most this much of a passphrase file is read."""

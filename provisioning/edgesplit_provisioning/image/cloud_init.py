@@ -14,7 +14,7 @@ import yaml
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import systemd_unit
 from edgesplit_provisioning.image.options import CardSettings
-from edgesplit_provisioning.image.wifi import Wifi
+from edgesplit_provisioning.wifi import Wifi
 
 BYTE_LIST = re.compile(r"(?=.*;)[0-9; ]+")
 """Network names that NetworkManager reads as a list of byte values."""

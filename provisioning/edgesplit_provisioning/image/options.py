@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgesplit import identifiers
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image.wifi import Wifi
+from edgesplit_provisioning.wifi import Wifi
 
 HOSTNAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import uuid
 from dataclasses import dataclass
 
 from edgesplit.errors import UsageError
@@ -15,6 +16,8 @@ from edgesplit.errors import UsageError
 PBKDF2_ROUNDS, KEY_BYTES = 4_096, 32
 """PBKDF2 with HMAC-SHA1 and the SSID as salt (IEEE 802.11i, annex H.4)."""
 KEY = re.compile(r"[0-9a-fA-F]{64}")
+CONNECTION = "edgesplit-wifi"
+"""Name of the connection in NetworkManager."""
 COUNTRY = re.compile(r"[A-Z]{2}")
 
 
@@ -63,3 +66,28 @@ def derived_key(ssid: bytes, passphrase: str) -> str:
             " Open networks and WPA3 without WPA2 are not supported"
         )
     return hashlib.pbkdf2_hmac("sha1", secret, ssid, PBKDF2_ROUNDS, KEY_BYTES).hex()
+
+
+def network_manager_keyfile(wifi: Wifi) -> str:
+    """NetworkManager's keyfile for the network; the SSID is written as byte values, which need no quoting."""
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"edgesplit {wifi.ssid.hex()}")
+    return f"""[connection]
+id={CONNECTION}
+uuid={identity}
+type=wifi
+
+[wifi]
+mode=infrastructure
+ssid={"".join(f"{byte};" for byte in wifi.ssid)}
+
+[wifi-security]
+key-mgmt=wpa-psk
+psk={wifi.key}
+
+[ipv4]
+method=auto
+
+[ipv6]
+addr-gen-mode=default
+method=auto
+"""
