@@ -9,12 +9,16 @@ import hashlib
 import os
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgesplit.errors import UsageError
 
 PBKDF2_ROUNDS, KEY_BYTES = 4_096, 32
 """PBKDF2 with HMAC-SHA1 and the SSID as salt (IEEE 802.11i, annex H.4)."""
+PASSPHRASE_BYTES = 1_000
+"""At most this much of a passphrase file is read."""
 KEY = re.compile(r"[0-9a-fA-F]{64}")
 CONNECTION = "edgesplit-wifi"
 """Name of the connection in NetworkManager."""
@@ -41,6 +45,26 @@ def make_wifi(ssid: str, passphrase: str, country: str) -> Wifi:
     if not COUNTRY.fullmatch(country):
         raise UsageError(f"--wifi-country {country[:20]!r}: two capital letters (ISO 3166), as in DE, GB or US")
     return Wifi(name, derived_key(name, passphrase), country)
+
+
+def network_from_options(
+    ssid: str | None, password_file: Path | None, country: str, ask_passphrase: Callable[[], str]
+) -> Wifi | None:
+    """The wireless network of a flash's options, None without an SSID; the passphrase comes from the file, else from
+    `ask_passphrase`."""
+    if ssid is None:
+        if password_file is not None:
+            raise UsageError("--wifi-password-file needs --wifi SSID")
+        return None
+    if not country:
+        raise UsageError("--wifi needs --wifi-country: a radio may not send before its country is set")
+    if password_file is None:
+        return make_wifi(ssid, ask_passphrase(), country)
+    try:
+        passphrase = password_file.read_bytes()[:PASSPHRASE_BYTES].decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UsageError(f"cannot read {password_file}: {error.strerror}") from error
+    return make_wifi(ssid, passphrase, country)
 
 
 def ssid_bytes(ssid: str) -> bytes:

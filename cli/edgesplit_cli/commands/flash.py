@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash.jetson import flash_jetson, is_jetson
+from edgesplit.identifiers import parse_label
+from edgesplit_cli.flash.cards import flash_cards
+from edgesplit_cli.flash.jetson import clean_tree, flash_jetson, is_jetson
 from edgesplit_cli.flash.output import show_disks
-from edgesplit_cli.flash.session import FlashSession
 from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import json_option
 from edgesplit_cli.settings import connect
+from edgesplit_provisioning.flash_options import CardOptions, JetsonOptions
 
+CARDS_ONLY = ("image", "sha256", "batch", "fixed_disk", "coral", "coral_debs")
+JETSONS_ONLY = ("bsp", "board", "run", "accept_nvidia_license", "clean")
+"""Options that apply to one kind of flash only."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -90,15 +96,27 @@ def flash(data: Path, /, list_disks: bool, as_json: bool, **options: Any) -> Non
     if list_disks:
         show_disks(as_json)
         return
-    if is_jetson(options["device"]):
-        if options["coral"] or options["coral_debs"]:
-            raise UsageError("--coral is for Raspberry Pi cards: on a Jetson that runs, `edgectl adopt --coral`")
-        flash_jetson(lambda: connect(data), as_json, options)
-        return
-    for name in ("bsp", "board", "run", "accept_nvidia_license", "clean"):
+    jetson = is_jetson(options["device"])
+    for name in CARDS_ONLY if jetson else JETSONS_ONLY:
         if options[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is for Jetson boards (--device jetson-orin-nano)")
-    for name in ("device", "image", "to"):
+            option = f"--{name.removesuffix('s').replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for cards: the system of a Jetson comes from --bsp; on one that runs, `edgectl adopt`"
+                if jetson
+                else f"{option} is for Jetson boards (--device jetson-orin-nano)"
+            )
+    for name in ("bsp",) if jetson else ("device", "image", "to"):
         if options[name] is None:
-            raise UsageError(f"say --{name}; `edgectl flash --list` shows the disks that a card could be")
-    FlashSession(lambda: connect(data), as_json, options).run()
+            hint = "NVIDIA's folder Linux_for_Tegra" if jetson else "`edgectl flash --list` shows possible target disks"
+            raise UsageError(f"missing option --{name}: {hint}")
+    if options["clean"]:
+        clean_tree(options["bsp"], as_json)
+        return
+    options |= {"labels": dict(parse_label(text) for text in options["labels"]), "expires_s": int(options["expires_s"])}
+    kind = JetsonOptions if jetson else CardOptions
+    flash_options = {field.name: options[field.name] for field in fields(kind)}
+    run = {"as_json": as_json, "yes": options["yes"], "wait_s": options["wait_s"]}
+    if jetson:
+        flash_jetson(lambda: connect(data), JetsonOptions(**flash_options), run=options["run"], **run)
+    else:
+        flash_cards(lambda: connect(data), CardOptions(**flash_options), **run)

@@ -14,9 +14,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from edgesplit.errors import MalformedMessage, MediumFailed, TrustError, UsageError
-from edgesplit_cli.flash import session
 from edgesplit_cli.main import cli
-from edgesplit_provisioning.image import card
+from edgesplit_provisioning.image import card, session
 from edgesplit_provisioning.image.target_checks import resolve_target
 from support.card_images import (
     BOOKWORM,
@@ -132,7 +131,7 @@ def test_a_packed_image_with_its_digest_beside_is_believed(bench: Bench, packed:
 def test_an_image_that_nobody_checked_is_said_loudly_and_asked_about(bench: Bench) -> None:
     """No is no: nothing is written."""
     result = bench.flash("trixie", input="n\n")
-    assert result.exit_code == 1 and "NOBODY CHECKED THE IMAGE" in result.stderr
+    assert result.exit_code == 1 and "THE IMAGE IS NOT VERIFIED" in result.stderr
     assert not bench.card.exists()
 
 
