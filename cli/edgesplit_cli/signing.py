@@ -57,7 +57,7 @@ def sign_release_list(answer: Mapping[str, Any], uris: Sequence[str]) -> str:
     """Verify and sign the list of releases that the controller prepared for one more release; returns it as JSON."""
     manifests = [raw.encode() for raw in answer["manifests"]]
     if [release_digest(raw) for raw in manifests] != [answer["release"]]:
-        raise TrustError("the manifest that came is not that of the release: nothing is signed")
+        raise TrustError("the manifest from the controller is not that of the release: nothing is signed")
     return _sign_list(answer, uris, manifests)
 
 
@@ -83,7 +83,7 @@ def release_summary(answer: Mapping[str, Any]) -> list[str]:
         f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices,"
         f" {format_size(total_bytes)}",
         *plans,
-        *(f"  finished by {server}, which is not ours" for server in servers),
+        *(f"  finished by the foreign server {server}" for server in servers),
     ]
 
 
@@ -129,9 +129,7 @@ def signatures_for(answer: Mapping[str, Any], expected: KeyChange | None, uris: 
         if not added and others:
             raise others[0]
         if not added:
-            raise TrustError(
-                f"{uri} is no key that this change needs: `edgectl keys show` lists those that are missing"
-            )
+            raise TrustError(f"{uri} is not a key that this change needs: `edgectl keys show` lists the missing ones")
     return {"root": _to_dicts(given_root), "targets": _to_dicts(given_targets)}
 
 

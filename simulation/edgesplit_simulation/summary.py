@@ -11,7 +11,7 @@ from edgesplit_simulation.faults.injector import FaultInjector
 from edgesplit_simulation.fleet_members import BaseFleet
 
 INVARIANTS = (
-    "no byte was loaded that nobody signed",
+    "no unsigned byte was loaded",
     "no device was told or obeyed an older statement",
     "every device that was once healthy answered from its start on",
     "no accepted request was lost or answered twice",

@@ -58,7 +58,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--device-class", default="", help="Device profile. [default: by the machine's device tree]")
 @click.option("--group", default="", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
-@click.option("--link", default="wifi", show_default=True, help="The link that plans assume.")
+@click.option("--link", default="wifi", show_default=True, help="Link that plans assume.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the device is online.")
 @click.option(
     "--wait-seconds", type=click.IntRange(1, 86_400), default=WAIT_S, show_default=True, help="How long --wait waits."
@@ -174,7 +174,7 @@ def _hosts(machines: Sequence[str], batch: Path | None, options: dict[str, Any])
     """The machines; options apply where a line of the batch leaves a field empty."""
     hosts = [parse_host(text) for text in machines] + (read_batch(batch) if batch else [])
     if not hosts:
-        raise UsageError("say which machine: edgectl adopt user@host, or --batch FILE")
+        raise UsageError("no machine is named: edgectl adopt user@host, or --batch FILE")
     if options["name"] and len(hosts) > 1:
         raise UsageError("--name is for one machine; name several in a CSV file, with --batch")
     labels = dict(parse_label(text) for text in options["labels"])

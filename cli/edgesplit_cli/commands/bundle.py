@@ -44,7 +44,7 @@ from edgesplit_provisioning.kit import Target, build_kit
     "models",
     multiple=True,
     metavar="MODEL",
-    help="Only the release of this model; repeatable. [default: all that they shall run]",
+    help="Only the release of this model; repeatable. [default: all releases assigned to them]",
 )
 @click.option(
     "--valid",
@@ -71,7 +71,7 @@ def bundle(
     wheelhouse: Path | None,
     as_json: bool,
 ) -> None:
-    """Write what devices shall run to a USB stick: signatures, statements and chunks, for where there is no network.
+    """Write a release bundle to a USB stick, for devices without a network: signatures, statements and chunks.
 
     On the device `edgesplit-agent bundle apply` installs it, by the same rules as over the network: what has expired,
     is older than the device's state, or is for another device is refused. A repeated run keeps files that are already

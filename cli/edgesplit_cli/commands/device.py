@@ -35,7 +35,7 @@ def device() -> None:
     "--link",
     default="wifi",
     show_default=True,
-    help="The link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
+    help="Link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
 )
 @click.option("--group", default=None, help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
@@ -178,9 +178,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
     for health in record.get("health") or []:
         out.print(health_line(health))
     if (old := record.get("last_telemetry")) and not record.get("telemetry"):
-        out.print(
-            Text(f"it measured nothing since {_ago_text(old.get('at'))}: what follows is not how it is now", "yellow")
-        )
+        out.print(Text(f"no telemetry since {_ago_text(old.get('at'))}: the figures below are out of date", "yellow"))
     out.print(
         table(
             ("model", "cut", *(">" + name for name in COLUMNS)),
@@ -243,7 +241,9 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
 def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> None:
     """Give NAME labels (K=V), remove labels (K-), or put it into another group. What it runs stays unchanged."""
     if not labels and group is None:
-        raise UsageError(f"say what to change, as in `edgectl device label {name} room=kitchen` or --group NAME")
+        raise UsageError(
+            f"no change is given: write it as in `edgectl device label {name} room=kitchen` or --group NAME"
+        )
     removed = {text[:-1]: None for text in labels if text.endswith("-") and "=" not in text}
     added = dict(parse_label(text) for text in labels if "=" in text or not text.endswith("-"))
     updated = connect(data).patch(
@@ -453,7 +453,7 @@ def _flood_text(name: str, flooded: dict[str, Any]) -> str:
     times = "once" if flooded["times"] == 1 else f"{flooded['times']} times"
     return (
         f"it flooded the broker ({times}, last {_ago_text(flooded['at'])}): {status}. "
-        f"If that is no fault of its own: `edgectl device revoke {name}`"
+        f"If no faulty agent explains this: `edgectl device revoke {name}`"
     )
 
 

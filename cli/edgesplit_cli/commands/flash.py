@@ -39,24 +39,22 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="FILE|/dev/sdX|nvme|sd|usb",
     help="The card, or an image file; {hostname} in a batch. Of a Jetson: its own medium.",
 )
-@click.option("--hostname", default=None, help="Its name, in the network and at the controller. [default: random]")
+@click.option("--hostname", default=None, help="Host name, also the device's name at the controller. [default: random]")
 @click.option("--group", default=None, help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option("--wifi", "ssid", default=None, metavar="SSID", help="A wireless network (WPA2); asks for its key.")
 @click.option("--wifi-password-file", type=FILE, default=None, help="Read the passphrase there instead of asking.")
-@click.option("--wifi-country", default="", metavar="CC", help="Where its radio is used: DE, GB, US…")
+@click.option("--wifi-country", default="", metavar="CC", help="Country of the radio (ISO 3166), as in DE, GB or US.")
 @click.option("--ssh-key", type=FILE, default=None, help="File of public keys that may log in. [default: none]")
 @click.option(
     "--user", default=None, metavar="NAME", help="User that logs in with that key. [default: the image's, as in pi]"
 )
 @click.option("--sudo", is_flag=True, help="That user may use sudo without a password.")
-@click.option("--link", default="wifi", show_default=True, help="The link that plans assume, as for `device claim`.")
-@click.option(
-    "--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="How long its claim is valid."
-)
+@click.option("--link", default="wifi", show_default=True, help="Link that plans assume, as for `device claim`.")
+@click.option("--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="Validity of the claim.")
 @click.option("--replace", is_flag=True, help="Take over the name of an existing device.")
-@click.option("--claim", "claim_file", type=FILE, default=None, help="Take this claim instead of making one.")
-@click.option("--kit", "kit_folder", type=FOLDER, default=None, help="Take this kit instead of making one.")
+@click.option("--claim", "claim_file", type=FILE, default=None, help="Use this claim instead of a new one.")
+@click.option("--kit", "kit_folder", type=FOLDER, default=None, help="Use this kit instead of building one.")
 @click.option("--with", "extras", multiple=True, metavar="EXTRA", help="Extra of the agent, as in tflite; repeatable.")
 @click.option(
     "--wheelhouse", type=FOLDER, default=None, help="Build the kit from the wheels in this folder, without a network."
@@ -78,10 +76,10 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--batch", type=FILE, default=None, metavar="CSV", help="One card for each line: hostname,group,labels.")
 @click.option("--fixed-disk", is_flag=True, help="Allow a target disk that is built into this machine.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing, claim nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written; write nothing, create no claim.")
 @click.option("--wait", is_flag=True, help="Wait until the device is online.")
 @click.option("--wait-for", "wait_s", type=DURATION, default="30m", show_default=True, help="How long --wait waits.")
-@click.option("--list", "list_disks", is_flag=True, help="Show the disks that a card could be.")
+@click.option("--list", "list_disks", is_flag=True, help="List the disks, and which can be written to.")
 @json_option
 @click.pass_obj
 def flash(data: Path, /, list_disks: bool, as_json: bool, **options: Any) -> None:

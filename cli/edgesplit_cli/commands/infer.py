@@ -108,7 +108,7 @@ def read_npy(file: Path) -> npt.NDArray[Any]:
     try:
         array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file} is no .npy of plain numbers: {str(error).partition('. ')[0]}") from error
+        raise UsageError(f"{file} is not a valid .npy file of numbers: {str(error).partition('. ')[0]}") from error
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{file} holds several arrays: name it .npz")
     return array

@@ -123,7 +123,7 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
     for host in hosts:
         check_host(host)
     if not (data / "keys" / "ca.pem").is_file():
-        raise UsageError(f"{data} is no controller's data folder yet: `edgectl --data {data} up` makes its authority")
+        raise UsageError(f"{data} is not a controller's data folder yet: `edgectl --data {data} up` creates it")
     authority = Authority(data / "keys")
     issued = authority.issue_server("offload-elsewhere", hosts)
     files = {

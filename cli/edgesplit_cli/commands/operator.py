@@ -56,7 +56,7 @@ def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: floa
     click.echo(
         f"{name} is {role}{scope}{expiry_text(issued.expires)}; their credentials are in {_credentials_file(name, out)}"
     )
-    click.echo("It is the only copy. Hand it over safely; with it they run `edgectl login FILE`.")
+    click.echo("It is the only copy. Hand it over safely; `edgectl login FILE` then uses it.")
 
 
 @operator.command("list")

@@ -95,7 +95,7 @@ def replan_policy(
 @json_option
 @click.pass_obj
 def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
-    """What plans in use assumed, what devices have measured since, and the predicted gain of another table."""
+    """Drift of the plans in use: assumed against measured figures, and the predicted gain of another table."""
     api = connect(data)
     if look:
         api.post("/v1/drift/look", {})
@@ -104,7 +104,7 @@ def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
         print_json(plans)
         return
     if not plans:
-        console().print("no device is to run a plan that could be made anew")
+        console().print("no device runs a plan that can be replanned")
     for plan in plans:
         print_drift(plan)
 
@@ -157,7 +157,7 @@ def proposals(data: Path, /, every: bool, as_json: bool) -> None:
     for proposal in found_proposals:
         print_proposal(proposal)
     if not found_proposals:
-        console().print("nothing is proposed")
+        console().print("no table is proposed")
 
 
 @click.command()

@@ -38,7 +38,7 @@ def parse_profile_shares(text: str) -> dict[str, float]:
             unspecified.append(name)
     rest = 1.0 - sum(shares.values())
     if rest < -1e-9 or (unspecified and rest <= 1e-9):
-        raise UsageError(f"the shares of {text[:60]!r} are more than a whole")
+        raise UsageError(f"the shares of {text[:60]!r} add up to more than 100%")
     shares.update(dict.fromkeys(unspecified, rest / len(unspecified) if unspecified else 0.0))
     return shares
 
@@ -47,18 +47,16 @@ PROFILES = ParsedType("profiles", parse_profile_shares)
 
 
 @click.command()
-@click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="How many.")
+@click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="Number of devices.")
 @click.option(
     "--profile",
     "profiles",
     type=PROFILES,
     default="raspberrypi4",
     show_default=True,
-    help="Their device profiles, with shares: raspberrypi4=70%,jetson-nano.",
+    help="Device profiles, with shares: raspberrypi4=70%,jetson-nano.",
 )
-@click.option(
-    "--link", default="wifi", show_default=True, help="Their link to the offload server: wifi, lte, 8mbit/40ms."
-)
+@click.option("--link", default="wifi", show_default=True, help="Link to the offload server: wifi, lte, 8mbit/40ms.")
 @click.option(
     "--faults",
     default=None,
@@ -66,18 +64,34 @@ PROFILES = ParsedType("profiles", parse_profile_shares)
     help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of everything random.")
-@click.option("--for", "lasts_s", type=DURATION, default="10m", show_default=True, help="How long: 90s, 10m, 2h, 30d.")
+@click.option(
+    "--for",
+    "lasts_s",
+    type=DURATION,
+    default="10m",
+    show_default=True,
+    help="Duration of the run, as in 90s, 10m, 2h or 30d.",
+)
 @click.option("--virtual", is_flag=True, help="In virtual time, with a controller and a broker in this process.")
 @click.option(
     "--request-every",
     type=DURATION,
     default="2m",
     show_default=True,
-    help="Between two requests on a device; 0s: none.",
+    help="Mean interval between two requests on a device; 0s: no requests.",
 )
-@click.option("--telemetry-every", type=DURATION, default=None, help="[default: 10m in virtual time, 10s in real time]")
 @click.option(
-    "--health", "health_s", type=DURATION, default=None, help="How long a release is on trial. [default: 10m or 10s]"
+    "--telemetry-every",
+    type=DURATION,
+    default=None,
+    help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]",
+)
+@click.option(
+    "--health",
+    "health_s",
+    type=DURATION,
+    default=None,
+    help="Trial period of a release. [default: 10m in virtual time, 10s in real time]",
 )
 @click.option(
     "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."

@@ -47,8 +47,12 @@ if TYPE_CHECKING:
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
 )
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
-@click.option("--broker-told", default="", help="HOST:PORT that devices use instead of --broker.")
-@click.option("--on-revocation", default="", help="Shell command that brings $EDGESPLIT_CRL to your own broker.")
+@click.option("--broker-told", default="", help="HOST:PORT by which devices reach the broker of --broker.")
+@click.option(
+    "--on-revocation",
+    default="",
+    help="Shell command that installs the revocation list in $EDGESPLIT_CRL at your own broker.",
+)
 @click.option(
     "--print-broker-config",
     type=click.Choice(get_args(BrokerKind)),
@@ -60,12 +64,14 @@ if TYPE_CHECKING:
     "--installed-at",
     type=click.Path(path_type=Path),
     default=None,
-    help="Where the files of --out will lie on the broker's machine.",
+    help="Folder of these files on the broker's machine.",
 )
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Processes that serve the API."
 )
-@click.option("--join", is_flag=True, help="Be a further process of a controller that shares database and data folder.")
+@click.option(
+    "--join", is_flag=True, help="Join a running controller as a further process; database and data folder are shared."
+)
 @click.option(
     "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
 )
@@ -79,7 +85,8 @@ if TYPE_CHECKING:
     type=click.Choice(["exact", "fast"]),
     default="exact",
     show_default=True,
-    help="exact: the offload server gives the whole model's bits. fast: it may fuse further, and last digits differ.",
+    help="exact: results are bit-identical to the whole model's. fast: more operators"
+    " are fused; last digits may differ.",
 )
 @click.option(
     "--telemetry-every",
@@ -132,7 +139,7 @@ def up(
         run(settings, ready=_print_addresses)
         return
     if out is None:
-        raise UsageError("say where the broker's files shall be written: --out DIR")
+        raise UsageError("missing option --out DIR: the folder for the broker's files")
     for file in write_external_broker(settings, print_broker_config, out, installed_at):
         click.echo(file)
 

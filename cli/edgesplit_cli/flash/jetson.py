@@ -80,7 +80,7 @@ def _parse_options(flash: JetsonOptions, user: TerminalUser) -> JetsonFlash:
     login = options.checked_user_name(flash.user) if flash.user is not None else ""
     keys = options.read_ssh_keys(flash.ssh_key) if flash.ssh_key is not None else ()
     if (keys or flash.sudo) and not login:
-        raise UsageError("--ssh-key and --sudo are for somebody: give --user NAME")
+        raise UsageError("--ssh-key and --sudo need a user: add --user NAME")
     hostname = _hostname(flash)
     wifi = network_from_options(flash.ssid, flash.wifi_password_file, flash.wifi_country, user.ask_passphrase)
     steps = flasher.flash_commands(

@@ -53,7 +53,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=SIZE,
         default=None,
         metavar="SIZE",
-        help="Most memory on the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
+        help="Memory limit of the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
     ),
     click.option(
         "--energy",
@@ -61,7 +61,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=ENERGY,
         default=None,
         metavar="JOULES",
-        help="Most energy of the device per inference, as in 0.5J.",
+        help="Energy limit of the device per inference, as in 0.5J.",
     ),
     click.option(
         "--deadline",
@@ -69,14 +69,14 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=DURATION,
         default=None,
         metavar="TIME",
-        help="Longest from the first input byte to the answer on this link, as in 100ms.",
+        help="Latency limit on this link, from the first input byte to the answer, as in 100ms.",
     ),
     click.option(
         "--fallback",
         type=click.Choice(["warm", "cold", "none"]),
         default="warm",
         show_default=True,
-        help="How the device finishes alone without the cloud: slices kept loaded, loaded when needed, or not at all.",
+        help="Local fallback without the cloud: slices kept loaded (warm), loaded when needed (cold), or none.",
     ),
     click.option(
         "--allow-loss",
@@ -111,7 +111,8 @@ offload_option = click.option(
     default="",
     callback=check_server,
     metavar="URL",
-    help="A server that is not ours finishes: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any that speaks the"
+    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for"
+    " any that speaks the"
     " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
 )
 

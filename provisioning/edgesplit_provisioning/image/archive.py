@@ -183,4 +183,6 @@ READERS: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {"xz": _xz, "gz": _
 
 def _check_whole_sectors(name: str, size: int) -> None:
     if not size or size % SECTOR_BYTES:
-        raise UsageError(f"{name} holds {size} bytes, no whole number of sectors: it is no image, or cut short")
+        raise UsageError(
+            f"{name} holds {size} bytes, not a whole number of sectors: it is not a disk image, or is truncated"
+        )

@@ -40,13 +40,13 @@ def read_rows(file: Path) -> list[BatchRow]:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no text in UTF-8") from error
+        raise UsageError(f"{file} is not UTF-8 text") from error
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{file} has more than {MAX_BYTES} bytes: split it")
     try:
         return list(_parse_rows(text, file))
     except csv.Error as error:
-        raise UsageError(f"{file} is no CSV: {error}") from error
+        raise UsageError(f"{file} is not a valid CSV file: {error}") from error
 
 
 def _parse_rows(text: str, file: Path) -> Iterator[BatchRow]:

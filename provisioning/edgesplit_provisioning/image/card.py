@@ -61,7 +61,7 @@ def examine(clear: Path, name: str) -> Image:
             raise UsageError(f"{name}: {error}") from error
     if table.end > size:
         raise UsageError(
-            f"{name} is cut short: its partitions reach to byte {table.end}, and it has {size}. Download it again"
+            f"{name} is truncated: its partitions reach to byte {table.end}, and it has {size}. Download it again"
         )
     fat = Fat(str(clear), boot.offset, boot.size)
     try:

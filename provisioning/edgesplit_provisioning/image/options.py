@@ -77,7 +77,7 @@ def parse_ssh_key(line: str, file: Path) -> str:
     kind, _, rest = line.partition(" ")
     body, _, comment = rest.strip().partition(" ")
     if not kind.startswith(KEY_TYPES) or _embedded_key_type(body) != kind:
-        raise UsageError(f"--ssh-key {file}: {line[:40]!r} is no public key, as in 'ssh-ed25519 AAAA… me@here'")
+        raise UsageError(f"--ssh-key {file}: {line[:40]!r} is not a public key, as in 'ssh-ed25519 AAAA… me@here'")
     printable = "".join(letter for letter in comment if letter.isprintable())
     return f"{kind} {body} {printable}".rstrip()
 

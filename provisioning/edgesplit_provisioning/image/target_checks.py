@@ -55,7 +55,7 @@ def refusal(disk: Disk, fixed_disk: bool) -> str:
     if disk.read_only:
         return f"{label} is write-protected: a full-size card has a small slide for it"
     if not disk.removable and not fixed_disk:
-        return f"{label} is built in, no card and no USB disk: if it is meant all the same, say --fixed-disk"
+        return f"{label} is a built-in disk, neither a card nor a USB disk: to write to it, add --fixed-disk"
     return ""
 
 
@@ -70,7 +70,7 @@ def _disk_target(to: Path, node: Path, fixed_disk: bool, root: Path) -> FlashTar
         whole = parent_of(name, root)
         if whole is not None:
             raise UsageError(f"{to} is a partition: an image is written to the whole disk, /dev/{whole}")
-        raise UsageError(f"{to} is no disk of this machine; `edgectl flash --list` shows those that are")
+        raise UsageError(f"{to} is not a disk of this machine; `edgectl flash --list` shows the disks")
     candidate = read_disk(name, root)
     if reason := refusal(candidate, fixed_disk):
         raise UsageError(f"will not write to {to}: {reason}")

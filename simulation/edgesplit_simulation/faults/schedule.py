@@ -125,13 +125,13 @@ def parse_faults(raw: bytes, name: str = "the faults file") -> tuple[Fault, ...]
 def _parse_entry(entry: _FaultEntry) -> Fault:
     times = [name for name in ("at", "every", "rate") if getattr(entry, name)]
     if len(times) != 1:
-        raise UsageError("say once when: at (a moment), every (a period) or rate (so often, by chance)")
+        raise UsageError("give exactly one of at (a time), every (a period) or rate (a mean frequency)")
     if entry.lasts and entry.what not in LASTING_FAULTS:
-        raise UsageError("it does not last: leave `for` away")
+        raise UsageError("this kind of fault has no duration: omit `for`")
     if entry.how != "well" and entry.what != "release":
-        raise UsageError("only a release has a `how`")
+        raise UsageError("`how` applies to a release only")
     if entry.forget and entry.what != "broker restart":
-        raise UsageError("only a broker that restarts can forget")
+        raise UsageError("`forget` applies to a broker restart only")
     _check_amount(entry)
     return Fault(
         kind=entry.what,
@@ -162,7 +162,7 @@ def _check_amount(entry: _FaultEntry) -> None:
     elif entry.by and entry.what == "slow link":
         parse_rate(entry.by)
     elif entry.by:
-        raise UsageError("only clock off, slow link and restore have a `by`")
+        raise UsageError("`by` applies to clock off, slow link and restore only")
 
 
 USUAL_FAULTS = b"""

@@ -329,7 +329,7 @@ def test_the_runtime_blamed_the_model_for_a_sample(
     options = ("plan", model_file, "--device", "raspberrypi4")
     assert edgectl(monkeypatch, *options, "--samples", tmp_path / "one.npz") == 2
     said = capsys.readouterr().err
-    assert "sample 1 of 1 does not fit" in said or "one.npz is no .npz of plain arrays" in said
+    assert "sample 1 of 1 does not fit" in said or "one.npz is not a valid .npz file of arrays" in said
     assert edgectl(monkeypatch, *options, "--allow-loss", "1%") == 2
     assert "--allow-loss needs --samples" in capsys.readouterr().err
 

@@ -89,7 +89,7 @@ def test_jetpack_6_has_a_python_and_jetpack_5_gets_one() -> None:
     [
         ({"machine": "armv7l"}, "64-bit"),
         ({"bits": 32}, "32-bit system"),
-        ({"os_id": "fedora"}, "none of"),
+        ({"os_id": "fedora"}, "is not supported"),
         ({"libc": None}, "no glibc"),
         ({"libc": (2, 27)}, "glibc 2.27"),
     ],
