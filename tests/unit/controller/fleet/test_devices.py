@@ -415,7 +415,7 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     """An operator who lists the devices sees at once which of them lives without a model, and why in its page."""
     from rich.console import Console
 
-    from edgesplit_cli.commands.device import device_table
+    from edgesplit_cli.views.device import device_table
     from edgesplit_controller.fleet.device_view import device_to_dict
     from edgesplit_controller.fleet.listing import Listing
 
