@@ -168,15 +168,17 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if safe_mode := record.get("safe_mode"):
         hint = f": {safe_mode}. Deploy another release to end it."
         out.print(Text.assemble(("safe mode, no model is loaded", "red"), hint))
-    if trouble := record.get("trouble"):
+    if trouble := record.get("statement_problem"):
         out.print(Text(trouble, "red"))
     if through := record.get("gateway"):
         out.print(f"offloads through the gateway {through}")
     if serves := record.get("serves_at"):
         out.print(f"a gateway: devices reach it at {serves}")
-    for held in record.get("kept") or []:
+    for held in record.get("gateway_models") or []:
         here = "here" if held["release"] else held["state"]
-        out.print(f"  keeps {held['model']} {held['wanted'][:16]} for devices behind it: {here} {held['detail']}")
+        out.print(
+            f"  keeps {held['model']} {held['desired_release'][:16]} for devices behind it: {here} {held['detail']}"
+        )
     if heard := record.get("heard"):
         out.print(sequence_line(heard))
     if power := (record.get("telemetry") or {}).get("power"):
@@ -225,12 +227,12 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
     api = connect(data)
     requested = api.post(f"/v1/devices/{name}/logs")
     until = time.monotonic() + wait_s
-    while (log := api.get(f"/v1/devices/{name}/logs/{requested['id']}"))["state"] in ("asked", "coming"):
+    while (log := api.get(f"/v1/devices/{name}/logs/{requested['id']}"))["state"] in ("requested", "receiving"):
         if time.monotonic() >= until:
             raise LinkError(f"{name} has not answered within {wait_s} s; `edgectl device show {name}` says how it is")
         time.sleep(0.5)
-    if log["state"] != "here":
-        raise LinkError(f"{name} sent no logs: {log['why']}")
+    if log["state"] != "complete":
+        raise LinkError(f"{name} sent no logs: {log['reason']}")
     if out is not None:
         out.write_text(json.dumps(log["content"], indent=1))
         click.echo(f"{len(log['content'].get('log') or [])} lines of {name} and its state in {out}")

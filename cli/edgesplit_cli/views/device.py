@@ -97,7 +97,7 @@ def condition_line(condition: dict[str, Any]) -> Text:
         if is_current
         else f"when it was last heard (since {ago_text(condition['since'])})"
     )
-    details = f": {condition['text']}, {when}. {condition['do'][:1].upper()}{condition['do'][1:]}."
+    details = f": {condition['text']}, {when}. {condition['remedy'][:1].upper()}{condition['remedy'][1:]}."
     return Text.assemble((condition["kind"], "red" if is_current else "yellow"), details)
 
 
@@ -118,9 +118,13 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
         ]
         if model and not model.get("current", True):
             parts.append(f" (said {ago_text(reported.get('at'))}: {model.get('last_state')})")
-        if difference.get("reason") not in (None, "as wanted"):
-            reason = f" ({difference['why']})" if difference.get("why") else ""
-            wanted = f"; shall run {difference['wanted'][:16]}" if difference["wanted"] not in ("", runs) else ""
+        if difference.get("reason") not in (None, "as desired"):
+            reason = f" ({difference['reason']})" if difference.get("reason") else ""
+            wanted = (
+                f"; shall run {difference['desired_release'][:16]}"
+                if difference["desired_release"] not in ("", runs)
+                else ""
+            )
             parts.append(f"{wanted}: {difference['reason']}{reason}")
         lines.append(Text.assemble(*parts))
     return lines
@@ -134,11 +138,11 @@ def health_line(health: dict[str, Any]) -> Text:
     if (memory := health.get("memory_bytes")) is not None:
         parts.append(f"{format_size(memory)} of memory")
     if (drift := health.get("drift")) is not None:
-        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top_agrees")]
+        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top1_agrees")]
         parts.append(f"drift {percent_text(drift)}{top}")
     if health.get("golden_ok"):
         parts.append("golden inputs answered")
-    text = f"  {health['model']} {health['release'][:12]} for {_duration_text(health['since_s'])}: {', '.join(parts)}"
+    text = f"  {health['model']} {health['release'][:12]} for {_duration_text(health['active_s'])}: {', '.join(parts)}"
     return Text(text, "" if health.get("current", True) else "yellow")
 
 
@@ -154,12 +158,12 @@ def sequence_line(counts: dict[str, Any]) -> str:
 
 def power_line(power: dict[str, Any]) -> str:
     """Battery, power and temperature on one line; unknown values are left out."""
-    parts = ["power: " + power.get("mode", "performance") + (f" ({power['why']})" if power.get("why") else "")]
+    parts = ["power: " + power.get("mode", "performance") + (f" ({power['reason']})" if power.get("reason") else "")]
     if (percent := power.get("battery_percent")) is not None:
         parts.append(f"battery {percent:.0f} %{' and falling' if power.get('discharging') else ''}")
     if (watts := power.get("watts")) is not None:
         budget = power.get("budget_watts")
-        parts.append(f"{watts:.2f} W by its {power.get('watts_from', '')}{f' of {budget:g} W' if budget else ''}")
+        parts.append(f"{watts:.2f} W by its {power.get('watts_source', '')}{f' of {budget:g} W' if budget else ''}")
     elif power.get("budget_watts"):
         parts.append(f"budget {power['budget_watts']:g} W, by the plan's figures")
     if (celsius := power.get("celsius")) is not None:
@@ -168,8 +172,8 @@ def power_line(power: dict[str, Any]) -> str:
         parts.append(f"clock capped at {speed:.0%}")
     if power.get("under_voltage"):
         parts.append("UNDER-VOLTAGE: check its supply and cable")
-    if power.get("updates_wait"):
-        parts.append(f"updates wait: {power['updates_wait']}")
+    if power.get("updates_deferred_reason"):
+        parts.append(f"updates wait: {power['updates_deferred_reason']}")
     return ", ".join(parts)
 
 
