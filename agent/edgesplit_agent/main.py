@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
@@ -24,12 +25,12 @@ from urllib.parse import urlsplit
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.links import parse_host_and_port, parse_link, parse_rate
+from edgesplit.links import parse_host_and_port, parse_link
 from edgesplit.observability import log_format
 from edgesplit.observability.metrics_server import parse_address
 from edgesplit.oip.options import Hedge
 from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent, on_stop_signals
-from edgesplit.quantities import parse_size
+from edgesplit.quantities import ABOVE_ZERO, parse_power, parse_rate, parse_size
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.providers import PROVIDERS, check_names
@@ -39,7 +40,7 @@ from edgesplit_agent.control.gateway_server import listen_address
 from edgesplit_agent.host.log_buffer import install_log_buffer
 from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.offload.foreign_server import ForeignTls
-from edgesplit_agent.power.mode import POLICIES, parse_watts
+from edgesplit_agent.power.mode import POLICIES
 from edgesplit_agent.power.mode import PowerSettings as PowerWishes
 from edgesplit_agent.releases.loaded_release import RELATIVE_TOLERANCE
 from edgesplit_agent.self_update import launcher
@@ -60,6 +61,7 @@ log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
 MOST_THREADS = 256
 LONGEST_HEALTH_S = 86_400.0
+MAX_POWER_BUDGET_W = 1_000.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -190,7 +192,7 @@ def _power_options(run: argparse.ArgumentParser) -> None:
     """Options of battery, power and sensors."""
     run.add_argument(
         "--power-budget",
-        type=_argparse_type(parse_watts),
+        type=_argparse_type(partial(parse_power, least=ABOVE_ZERO, most=MAX_POWER_BUDGET_W)),
         metavar="WATTS",
         help="draw no more than this on average, as in 4W: slower rows where they take less",
     )

@@ -53,7 +53,7 @@ def make_root_keys(
     if not count:
         return []
     if folder is None:
-        raise UsageError("say where the new root keys shall lie: --folder DIR")
+        raise UsageError("missing option --folder DIR: the folder for the new root keys")
     root_keys = [_key_in_file(folder / f"root-{number}.pem", protect) for number in range(1, count + 1)]
     known = {present_key["keyid"] for present_key in role_of(present, "root")["keys"]} if present else set()
     if reused := [short_id(key.keyid) for _, key in root_keys if key.keyid in known]:
@@ -68,7 +68,7 @@ def external_release_key(name: str | None, folder: Path | None, protect: bool) -
     if name != NEW:
         return _key_by_uri(name)
     if folder is None:
-        raise UsageError("say where the new release key shall lie: --folder DIR")
+        raise UsageError("missing option --folder DIR: the folder for the new release key")
     return _key_in_file(folder / "release.pem", protect)
 
 

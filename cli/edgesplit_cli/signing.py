@@ -21,9 +21,9 @@ from tuf.api.metadata import Metadata, Root, Targets
 from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit.errors import TrustError, UsageError
+from edgesplit.quantities import format_size
 from edgesplit.release.agent_release import agent_builds, is_agent_release
 from edgesplit.release.manifest import Manifest, decode_manifest, release_digest
-from edgesplit.terminal_text import size
 from edgesplit.trust.verification import parse_metadata
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE
 from edgesplit_controller.tuf.key_change import (
@@ -57,7 +57,7 @@ def sign_release_list(answer: Mapping[str, Any], uris: Sequence[str]) -> str:
     """Verify and sign the list of releases that the controller prepared for one more release; returns it as JSON."""
     manifests = [raw.encode() for raw in answer["manifests"]]
     if [release_digest(raw) for raw in manifests] != [answer["release"]]:
-        raise TrustError("the manifest that came is not that of the release: nothing is signed")
+        raise TrustError("the manifest from the controller is not that of the release: nothing is signed")
     return _sign_list(answer, uris, manifests)
 
 
@@ -80,9 +80,10 @@ def release_summary(answer: Mapping[str, Any]) -> list[str]:
     total_bytes = sum(file.bytes for slice_ in manifest.slices for file in slice_.files)
     return [
         f"release {answer['release']}",
-        f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices, {size(total_bytes)}",
+        f"  of {manifest.model} (SHA-256 {manifest.model_sha256}), {len(manifest.slices)} slices,"
+        f" {format_size(total_bytes)}",
         *plans,
-        *(f"  finished by {server}, which is not ours" for server in servers),
+        *(f"  finished by the foreign server {server}" for server in servers),
     ]
 
 
@@ -90,7 +91,8 @@ def _agent_summary(manifest: Manifest) -> list[str]:
     """Each build of the agent with the digest by which it can be compared with `kit.json` of the kit that it was pushed
     from."""
     return [
-        f"  the agent {build.version} for {build.target}, {file.name} of {size(file.bytes)}, SHA-256 {file.sha256}"
+        f"  the agent {build.version} for {build.target}, {file.name} of {format_size(file.bytes)},"
+        f" SHA-256 {file.sha256}"
         for build in agent_builds(manifest)
         for file in build.slice.files
     ]
@@ -127,9 +129,7 @@ def signatures_for(answer: Mapping[str, Any], expected: KeyChange | None, uris: 
         if not added and others:
             raise others[0]
         if not added:
-            raise TrustError(
-                f"{uri} is no key that this change needs: `edgectl keys show` lists those that are missing"
-            )
+            raise TrustError(f"{uri} is not a key that this change needs: `edgectl keys show` lists the missing ones")
     return {"root": _to_dicts(given_root), "targets": _to_dicts(given_targets)}
 
 

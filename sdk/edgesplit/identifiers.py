@@ -52,6 +52,14 @@ def sha256_hex(raw: str) -> str:
     return raw
 
 
+def parse_label(text: str) -> tuple[str, str]:
+    """Key and value of a label `KEY=VALUE`, neither of them empty; UsageError otherwise."""
+    key, _, value = text.partition("=")
+    if not key or not value:
+        raise UsageError(f"not a label: {text[:80]!r} (KEY=VALUE, as in room=kitchen)")
+    return key, value
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRef:
     """Model reference `name@version`; without a version it refers to the newest."""

@@ -7,11 +7,9 @@ figures are not used then.
 
 from __future__ import annotations
 
-import math
-import re
-
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
+from edgesplit.quantities import ABOVE_ZERO, NUMBER, parse_duration, parse_rate
 
 
 def _link_in_megabits(up: float, down: float, rtt_ms: float, name: str) -> Link:
@@ -26,28 +24,27 @@ LINKS: dict[str, Link] = {
 }
 """Named links."""
 
-_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_NUMBER = r"(\d+(?:\.\d+)?)"
+MAX_RTT_S = 60.0
 
 
 def parse_link(text: str) -> Link:
     """Parse a link: RATE/RTT, UP/DOWN/RTT, NAME, or NAME/N for an N-th of its rates; UsageError otherwise."""
-    parts = [part.strip() for part in text.strip().lower().split("/")]
-    if parts[0] in LINKS:
-        return _parse_named_link(parts, text)
-    if len(parts) not in (2, 3):
-        raise _bad_link(text)
-    rates, rtt_s = [_parse_rate(part, text) for part in parts[:-1]], _parse_duration(parts[-1], text)
-    return Link(up_bytes_per_s=rates[0], down_bytes_per_s=rates[-1], rtt_s=rtt_s, name="/".join(parts))
-
-
-def parse_rate(text: str) -> float:
-    """Parse a rate such as 2mbit into bytes per second; UsageError otherwise."""
+    name, *parts = [part.strip() for part in text.strip().lower().split("/")]
     try:
-        return _parse_rate(text.strip().lower(), text)
+        if name in LINKS and len(parts) < 2:
+            return (
+                divide_rates(LINKS[name], NUMBER.parse(parts[0], least=ABOVE_ZERO, most=1e6)) if parts else LINKS[name]
+            )
+        if len(parts) in (1, 2):
+            rates = [parse_rate(part) for part in (name, *parts[:-1])]
+            rtt_s = parse_duration(parts[-1], most=MAX_RTT_S)
+            return Link(up_bytes_per_s=rates[0], down_bytes_per_s=rates[-1], rtt_s=rtt_s, name="/".join((name, *parts)))
+        reason = ""
     except UsageError as error:
-        raise UsageError(f"not a rate: {text[:80]!r} (as in 500kbit or 2mbit)") from error
+        reason = f"; {error}"
+    raise UsageError(
+        f"not a link: {text[:80]!r} (as in 8mbit/40ms, 8mbit/20mbit/40ms, or {', '.join(LINKS)}, lte/10){reason}"
+    )
 
 
 def format_link(link: Link) -> str:
@@ -64,38 +61,6 @@ def divide_rates(link: Link, factor: float) -> Link:
         rtt_s=link.rtt_s,
         name=f"{link.name}/{factor:g}" if link.name else "",
     )
-
-
-def _parse_named_link(parts: list[str], text: str) -> Link:
-    link = LINKS[parts[0]]
-    if len(parts) == 1:
-        return link
-    factor = re.fullmatch(_NUMBER, parts[1])
-    if len(parts) != 2 or not factor or not 0 < float(factor[1]) < 1e6:
-        raise _bad_link(text)
-    return divide_rates(link, float(factor[1]))
-
-
-def _parse_rate(part: str, text: str) -> float:
-    """Parse a rate into bytes per second."""
-    match = re.fullmatch(_NUMBER + r"\s*([kmg]?bit)(?:/s|ps)?", part)
-    rate = float(match[1]) * _BITS_PER_S[match[2]] / 8 if match else 0.0
-    if not 0 < rate < 1e12:
-        raise _bad_link(text)
-    return rate
-
-
-def _parse_duration(part: str, text: str) -> float:
-    """Parse a duration into seconds, at most 60."""
-    match = re.fullmatch(_NUMBER + r"\s*(us|ms|s)", part)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
-    if seconds > 60:
-        raise _bad_link(text)
-    return seconds
-
-
-def _bad_link(text: str) -> UsageError:
-    return UsageError(f"not a link: {text[:80]!r} (as in 8mbit/40ms, 8mbit/20mbit/40ms, or {', '.join(LINKS)}, lte/10)")
 
 
 def _format_rate(bytes_per_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Text for terminals: what devices sent, made harmless, and sizes as people read them."""
+"""Text that devices sent, made harmless for terminals."""
 
 from __future__ import annotations
 
@@ -13,14 +13,3 @@ def printable(data: Any) -> Any:
     if isinstance(data, dict):
         return {printable(key): printable(value) for key, value in data.items()}
     return [printable(item) for item in data] if isinstance(data, list) else data
-
-
-def size(count: float | None) -> str:
-    """A size in binary units."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -17,6 +17,7 @@ import msgspec
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError
+from edgesplit.links import parse_link
 from edgesplit.testing.in_memory_broker import NetworkPath
 from edgesplit.testing.mqtt_reactor import Reactor, ReactorSession
 from edgesplit.trust.identity import Claim, decode_document
@@ -51,10 +52,12 @@ class RealFleet(BaseFleet):
         group: str = "simulated",
         telemetry_backlog_bytes: int = 0,
     ) -> None:
+        """`link` is written into the claims, and emulated between each device and its simulated offload server."""
         self.reactor = Reactor()
         super().__init__(
             folder, self.reactor.hub, seed=seed, classes=classes, telemetry_schedule=telemetry_schedule,
-            request_every_s=request_every_s, health_s=health_s, telemetry_backlog_bytes=telemetry_backlog_bytes,
+            request_every_s=request_every_s, health_s=health_s, link=parse_link(link),
+            telemetry_backlog_bytes=telemetry_backlog_bytes,
         )  # fmt: skip
         self.checker.signed_files = (
             None  # the controller is external: the set of files that it signed is not known here

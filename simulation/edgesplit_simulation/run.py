@@ -99,7 +99,7 @@ def run_real(
     unsupported = sorted({fault.kind for fault in faults} - REAL_TIME_FAULTS)
     if unsupported:
         raise UsageError(
-            f"{unsupported[0]!r} is not ours to do to a controller that is real: leave it away, or --virtual"
+            f"{unsupported[0]!r} cannot be applied to a real controller: remove it from the file, or add --virtual"
         )
     fleet = RealFleet(
         folder, api, devices=devices, first=first, prefix=prefix, group=group, seed=seed, classes=classes, link=link,

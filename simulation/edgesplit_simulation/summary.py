@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from edgesplit.quantities import format_duration
 from edgesplit_simulation.faults.injector import FaultInjector
 from edgesplit_simulation.fleet_members import BaseFleet
-from edgesplit_simulation.quantities import span_text
 
 INVARIANTS = (
-    "no byte was loaded that nobody signed",
+    "no unsigned byte was loaded",
     "no device was told or obeyed an older statement",
     "every device that was once healthy answered from its start on",
     "no accepted request was lost or answered twice",
@@ -89,7 +89,7 @@ class Summary:
 
     def progress_line(self) -> str:
         """One line of progress."""
-        parts = [span_text(self.seconds), _counts(self.states), _counts(self.releases)]
+        parts = [format_duration(self.seconds), _counts(self.states), _counts(self.releases)]
         parts.append(f"{self.asked} requests" + (f", {self.messages} messages" if self.messages else ""))
         if self.broken:
             parts.append(f"{len(self.broken)} promises broken")
@@ -99,7 +99,7 @@ class Summary:
         """The final report."""
         time = "virtual time" if self.virtual else "real time, at a real broker"
         lines = [
-            f"{self.devices} simulated devices, {span_text(self.seconds)} of {time}, seed {self.seed}",
+            f"{self.devices} simulated devices, {format_duration(self.seconds)} of {time}, seed {self.seed}",
             f"devices    {_counts(self.states)}; {self.starts} starts",
             f"releases   {_counts(self.releases) or 'none'}; {self.loads} files loaded",
             f"requests   {self.asked}: {_counts(self.requests) or 'none'}",

@@ -31,10 +31,11 @@ from edgesplit.errors import EdgeError
 from edgesplit.http1.content_coding import decode_body
 from edgesplit.identifiers import ModelRef, device_name, sha256_hex
 from edgesplit.limits import LIMITS
-from edgesplit.links import parse_link, parse_rate
+from edgesplit.links import parse_link
 from edgesplit.mqtt import messages
 from edgesplit.oip import protocol as oip
 from edgesplit.oip import report
+from edgesplit.quantities import parse_daily_span, parse_duration, parse_rate, parse_size
 from edgesplit.release import boundary_codecs, fingerprint, manifest, onnx_graph
 from edgesplit.release.manifest import Signed, TensorSpec
 from edgesplit.trust import identity
@@ -294,6 +295,9 @@ def parsers(folder: Path) -> dict[str, Parser]:
         "costs file": Parser(costs, [costs_file()]),
         "link": text(parse_link, "8mbit/40ms", "wifi"),
         "rate": text(parse_rate, "8mbit", "100kB"),
+        "duration": text(parse_duration, "1h30m", "1.5e-3 s"),
+        "size": text(parse_size, "512MB", ".5 GiB"),
+        "span of the day": text(parse_daily_span, "22:30-6:00"),
         "model reference": text(ModelRef.parse, "digits@3"),
         "device name": text(device_name, "cam-1"),
         "digest": text(sha256_hex, "a" * 64),
@@ -321,7 +325,8 @@ NAMES = [
     "certificate", "authority in a claim", "revocation list", "inference request, JSON", "inference request, binary",
     "inference answer, JSON", "inference answer, binary", "remote name", "codecs", "zstd body", "gzip body",
     "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file", "link",
-    "rate", "model reference", "device name", "digest", "content keys, wrapped", "content keys, opened",
+    "rate", "duration", "size", "span of the day", "model reference", "device name", "digest", "content keys, wrapped",
+    "content keys, opened",
     "encryption key", "anatomy of a model", "graph of a recut slice",
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from support.edgesplit_processes import Agent, Cloud, eventually, frame_input, f
 NOWHERE = ["--broker", "127.0.0.1:9"]
 
 
-class World:
+class ControllerWithDevices:
     """One controller; its operator and its devices type in this process, which has all loaded already."""
 
     def __init__(self, cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_a_device_without_a_network_runs_what_sticks_bring_and_the_controller_ag
 ) -> None:
     """From `edgectl deploy` to an answer without a broker; another release while the agent runs; what is for another
     device changes nothing; then online, where nothing is left to be fetched. A bundle lasts as long as its metadata."""
-    world = World(cloud, capsys)
+    world = ControllerWithDevices(cloud, capsys)
     cloud.push_digits()
     agent = world.enrolled("cam-1")
     with pytest.raises(EdgeError, match="edgectl deploy"):

@@ -175,7 +175,9 @@ def test_several_people_sign_one_after_another(cloud: Cloud, agent: Agent, opera
     first = cloud.json(*rotated, str(operator / "root-1.pem"), "--sign-with", str(operator / "release.pem"))
     assert not first["done"] and [one["count"] for one in first["missing"]] == [1]
     assert "waits for signatures" in cloud.edgectl("keys", "show")
-    assert "no key that this change needs" in cloud.edgectl("keys", "sign", "--sign-with", str(wrong), "--yes", code=6)
+    assert "not a key that this change needs" in cloud.edgectl(
+        "keys", "sign", "--sign-with", str(wrong), "--yes", code=6
+    )
     assert {name: role(cloud, name)["keys"] for name in before} == before
 
     assert cloud.json("keys", "sign", "--sign-with", str(operator / "root-2.pem"), "--yes")["done"]

@@ -90,9 +90,9 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("bundle jetson kit profiles", "image", "ssh"),
+    PROVISIONING: ("bundle flash_options kit os_release profiles wifi", "image jetson", "ssh"),
     SIMULATION: (
-        "invariants quantities releases",
+        "invariants releases",
         "controller device",
         "fleet_members",
         "fleet real_controller",

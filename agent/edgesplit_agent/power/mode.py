@@ -8,11 +8,9 @@ refuses a request.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from edgesplit.errors import UsageError
 from edgesplit_agent.power.sensors import Readings
 
 Mode = Literal["performance", "balanced", "saver"]
@@ -32,8 +30,6 @@ REQUIRED_PROBABILITY: dict[Mode, float] = {"performance": 0.98, "balanced": 0.9,
 HEDGE_RATIO: dict[Mode, float] = {"performance": 1.0, "balanced": 0.1, "saver": 0.0}
 """By mode, the energy for optional hedges as a ratio of answering everything locally: all of it on mains, a tenth on a
 discharging battery."""
-MAX_BUDGET_W = 1_000.0
-"""Largest power budget accepted, in watts."""
 MAX_SLOWDOWN = 20.0
 """Upper bound of the slowdown attributed to a clock cap."""
 
@@ -128,15 +124,6 @@ def _mode(policy: BatteryPolicy, readings: Readings, before: Mode) -> tuple[Mode
 def _is_discharging(readings: Readings) -> bool:
     """Whether the battery is discharging; where that is unknown, whether the mains are off."""
     return readings.discharging is True or (readings.discharging is None and readings.mains is False)
-
-
-def parse_watts(text: str) -> float:
-    """Parse a power budget such as `4W` or `3500mW` into watts; UsageError if it is malformed or out of range."""
-    match = re.fullmatch(r"\s*([0-9]{1,7}(?:\.[0-9]{1,6})?)\s*(m?)W\s*", text, re.IGNORECASE)
-    watts = float(match[1]) / (1e3 if match[2] else 1.0) if match else 0.0
-    if not 0 < watts <= MAX_BUDGET_W:
-        raise UsageError(f"not a power budget: {text[:80]!r} (as in 4W or 3500mW)")
-    return watts
 
 
 def clock_slowdown(readings: Readings) -> float:

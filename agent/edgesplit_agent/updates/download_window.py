@@ -8,14 +8,14 @@ the clock has passed its beginning. Metadata and statements are fetched at any h
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from datetime import time as WallTime
 
-from edgesplit.errors import EdgeError, UsageError
+from edgesplit.errors import EdgeError
+from edgesplit.quantities import parse_daily_span
 
 RECHECK_S = 60.0
 """Longest time until the clock is read again, because it may have been set meanwhile."""
@@ -48,14 +48,8 @@ class NotNow(EdgeError):
 
 def parse_span(text: str) -> Span:
     """The span that `text` spells, as in 01:00-05:00; otherwise UsageError."""
-    match = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)-(?:([01]?\d|2[0-3]):([0-5]\d)|24:00)", text.strip())
-    if not match:
-        raise UsageError(f"not a span of the day: {text[:80]!r} (as in 01:00-05:00 or 22:30-6:00)")
-    hours = [int(part or 0) for part in match.groups()]
-    span = Span(WallTime(hours[0], hours[1]), WallTime(hours[2], hours[3]))
-    if span.begins == span.ends:
-        raise UsageError(f"{text[:80]!r} begins when it ends; leave --fetch-window out to fetch at any time")
-    return span
+    begin, end = parse_daily_span(text)
+    return Span(WallTime(*divmod(begin, 60)), WallTime(*divmod(end, 60)))
 
 
 def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) -> float:

@@ -18,6 +18,7 @@ from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
+from edgesplit.identifiers import parse_label
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import chosen_credentials
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
@@ -25,7 +26,7 @@ from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptio
 from edgesplit_provisioning.ssh.connection import Ssh
 from edgesplit_provisioning.ssh.decide import InstallMeans
 from edgesplit_provisioning.ssh.facts import DATA, PREFIX, MachineFacts
-from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, parse_label, read_batch
+from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, read_batch
 from edgesplit_provisioning.ssh.kit_selection import installer_path, kit_maker
 from edgesplit_provisioning.ssh.parallel import HostOutcome, run_parallel
 
@@ -57,7 +58,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--device-class", default="", help="Device profile. [default: by the machine's device tree]")
 @click.option("--group", default="", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
-@click.option("--link", default="wifi", show_default=True, help="The link that plans assume.")
+@click.option("--link", default="wifi", show_default=True, help="Link that plans assume.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the device is online.")
 @click.option(
     "--wait-seconds", type=click.IntRange(1, 86_400), default=WAIT_S, show_default=True, help="How long --wait waits."
@@ -173,7 +174,7 @@ def _hosts(machines: Sequence[str], batch: Path | None, options: dict[str, Any])
     """The machines; options apply where a line of the batch leaves a field empty."""
     hosts = [parse_host(text) for text in machines] + (read_batch(batch) if batch else [])
     if not hosts:
-        raise UsageError("say which machine: edgectl adopt user@host, or --batch FILE")
+        raise UsageError("no machine is named: edgectl adopt user@host, or --batch FILE")
     if options["name"] and len(hosts) > 1:
         raise UsageError("--name is for one machine; name several in a CSV file, with --batch")
     labels = dict(parse_label(text) for text in options["labels"])

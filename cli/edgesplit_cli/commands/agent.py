@@ -10,8 +10,8 @@ import click
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
+from edgesplit.quantities import format_size
 from edgesplit.release.agent_release import WHEELS_FILE
-from edgesplit.terminal_text import size
 from edgesplit_cli.commands.deploy import sign_release, wait_for_rollout
 from edgesplit_cli.commands.upload_progress import upload_bar
 from edgesplit_cli.options.kit import kit_options
@@ -156,6 +156,6 @@ def _builds_text(builds: list[dict[str, Any]]) -> str:
     return ", ".join(
         f"{build['machine']} Python {build['python']}"
         + (f" with {', '.join(build['extras'])}" if build["extras"] else "")
-        + f" ({size(build['bytes'])})"
+        + f" ({format_size(build['bytes'])})"
         for build in builds
     )

@@ -21,8 +21,8 @@ COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
 
 @click.group()
 def audit() -> None:
-    """Who requested what, and with which outcome. The log is append-only, and each line contains a hash of the ones
-    before."""
+    """The audit log: requests, operators and outcomes. The log is append-only, and each line contains
+    a hash of the lines before it."""
 
 
 @audit.command()

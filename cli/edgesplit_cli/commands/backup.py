@@ -64,7 +64,7 @@ def backup(
         click.echo(make_recipient(new_recipient))
         return
     if file is None:
-        raise UsageError("say where the backup shall be written: edgectl backup FILE")
+        raise UsageError("missing file to write the backup to: edgectl backup FILE")
     url = database or f"sqlite:///{data / 'controller.db'}"
     recipient = parse_recipient(to) if to else b""
     passphrase = "" if without_keys or to else ask_secret(f"passphrase of {file}", new=True)

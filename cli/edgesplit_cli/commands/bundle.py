@@ -11,10 +11,10 @@ import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.controller_client.settings import cache_folder
+from edgesplit.quantities import format_size
 from edgesplit.release.bundle_format import BundleIndex
-from edgesplit.terminal_text import size
 from edgesplit_cli.options.kit import kit_options
-from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
@@ -44,11 +44,11 @@ from edgesplit_provisioning.kit import Target, build_kit
     "models",
     multiple=True,
     metavar="MODEL",
-    help="Only the release of this model; repeatable. [default: all that they shall run]",
+    help="Only the release of this model; repeatable. [default: all releases assigned to them]",
 )
 @click.option(
     "--valid",
-    type=LIFETIME,
+    type=DURATION,
     default="1d",
     show_default=True,
     help="How long it must stay installable at least, as in 3d; the error names what limits it.",
@@ -71,7 +71,7 @@ def bundle(
     wheelhouse: Path | None,
     as_json: bool,
 ) -> None:
-    """Write what devices shall run to a USB stick: signatures, statements and chunks, for where there is no network.
+    """Write a release bundle to a USB stick, for devices without a network: signatures, statements and chunks.
 
     On the device `edgesplit-agent bundle apply` installs it, by the same rules as over the network: what has expired,
     is older than the device's state, or is for another device is refused. A repeated run keeps files that are already
@@ -111,8 +111,10 @@ def result_lines(to: Path, index: BundleIndex) -> list[str]:
     """The result as lines of text."""
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.valid_until))
     total = sum(release.bytes for release in index.releases)
-    text_lines = [f"{to}: {len(index.releases)} releases ({size(total)}) for {len(index.devices)} devices"]
-    text_lines += [f"  {release.model}  {release.release[:12]}  {size(release.bytes)}" for release in index.releases]
+    text_lines = [f"{to}: {len(index.releases)} releases ({format_size(total)}) for {len(index.devices)} devices"]
+    text_lines += [
+        f"  {release.model}  {release.release[:12]}  {format_size(release.bytes)}" for release in index.releases
+    ]
     text_lines.append(f"it installs until {until}; then its {index.limited_by} ends")
     text_lines.append(f"on each device: edgesplit-agent bundle apply {to.name} --data DIR")
     if index.kit:

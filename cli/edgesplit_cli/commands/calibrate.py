@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
-from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.options.types import Number
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
@@ -59,7 +59,7 @@ def check(
     jobs: int | None,
     as_json: bool,
 ) -> None:
-    """Will MODEL split safely? Cut it at every boundary, run both halves, and compare with the whole.
+    """Check that MODEL splits safely: cut it at every boundary, run both halves, and compare with the whole.
 
     Exit code 0 where every cut gives the whole model's answer, 1 where one does not, 3 where the model itself is
     refused.
@@ -95,10 +95,10 @@ def read_rows(file: Path) -> tuple[Row, ...]:
     try:
         document = json.loads(file.read_bytes())
         if not isinstance(document, dict) or "table" not in document:
-            raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: it has no table")
+            raise UsageError(f"{file} is not a plan of `edgectl plan --json`: it has no table")
         return msgspec.convert(document["table"], Plan).rows
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{file} is no plan as `edgectl plan --json` prints it: {error}") from error
+        raise UsageError(f"{file} is not a plan of `edgectl plan --json`: {error}") from error
 
 
 def print_report(name: str, report: Report) -> None:
@@ -117,7 +117,7 @@ def _row(cut: Cut) -> tuple[str, ...]:
     name = cut.split_after or "nothing (all remote)"
     return (
         f"{cut.name}: {name}" if cut.name else name,
-        size(cut.up_bytes),
+        format_size(cut.up_bytes),
         str(len(cut.sends)),
         _answers(cut.verdict, cut.error),
         _answers(cut.fast, cut.fast_error) if cut.fast else "-",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.options.types import Number
 from edgesplit_cli.output import check_writable
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash.jetson import flash_jetson, is_jetson
+from edgesplit.identifiers import parse_label
+from edgesplit_cli.flash.cards import flash_cards
+from edgesplit_cli.flash.jetson import clean_tree, flash_jetson, is_jetson
 from edgesplit_cli.flash.output import show_disks
-from edgesplit_cli.flash.session import FlashSession
-from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import json_option
 from edgesplit_cli.settings import connect
+from edgesplit_provisioning.flash_options import CardOptions, JetsonOptions
 
+CARDS_ONLY = ("image", "sha256", "batch", "fixed_disk", "coral", "coral_debs")
+JETSONS_ONLY = ("bsp", "board", "run", "accept_nvidia_license", "clean")
+"""Options that apply to one kind of flash only."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -33,24 +39,22 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="FILE|/dev/sdX|nvme|sd|usb",
     help="The card, or an image file; {hostname} in a batch. Of a Jetson: its own medium.",
 )
-@click.option("--hostname", default=None, help="Its name, in the network and at the controller. [default: random]")
+@click.option("--hostname", default=None, help="Host name, also the device's name at the controller. [default: random]")
 @click.option("--group", default=None, help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option("--wifi", "ssid", default=None, metavar="SSID", help="A wireless network (WPA2); asks for its key.")
 @click.option("--wifi-password-file", type=FILE, default=None, help="Read the passphrase there instead of asking.")
-@click.option("--wifi-country", default="", metavar="CC", help="Where its radio is used: DE, GB, US…")
+@click.option("--wifi-country", default="", metavar="CC", help="Country of the radio (ISO 3166), as in DE, GB or US.")
 @click.option("--ssh-key", type=FILE, default=None, help="File of public keys that may log in. [default: none]")
 @click.option(
     "--user", default=None, metavar="NAME", help="User that logs in with that key. [default: the image's, as in pi]"
 )
 @click.option("--sudo", is_flag=True, help="That user may use sudo without a password.")
-@click.option("--link", default="wifi", show_default=True, help="The link that plans assume, as for `device claim`.")
-@click.option(
-    "--expires", "expires_s", type=LIFETIME, default="7d", show_default=True, help="How long its claim is valid."
-)
+@click.option("--link", default="wifi", show_default=True, help="Link that plans assume, as for `device claim`.")
+@click.option("--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="Validity of the claim.")
 @click.option("--replace", is_flag=True, help="Take over the name of an existing device.")
-@click.option("--claim", "claim_file", type=FILE, default=None, help="Take this claim instead of making one.")
-@click.option("--kit", "kit_folder", type=FOLDER, default=None, help="Take this kit instead of making one.")
+@click.option("--claim", "claim_file", type=FILE, default=None, help="Use this claim instead of a new one.")
+@click.option("--kit", "kit_folder", type=FOLDER, default=None, help="Use this kit instead of building one.")
 @click.option("--with", "extras", multiple=True, metavar="EXTRA", help="Extra of the agent, as in tflite; repeatable.")
 @click.option(
     "--wheelhouse", type=FOLDER, default=None, help="Build the kit from the wheels in this folder, without a network."
@@ -72,10 +76,10 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--batch", type=FILE, default=None, metavar="CSV", help="One card for each line: hostname,group,labels.")
 @click.option("--fixed-disk", is_flag=True, help="Allow a target disk that is built into this machine.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing, claim nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written; write nothing, create no claim.")
 @click.option("--wait", is_flag=True, help="Wait until the device is online.")
-@click.option("--wait-for", "wait_s", type=LIFETIME, default="30m", show_default=True, help="How long --wait waits.")
-@click.option("--list", "list_disks", is_flag=True, help="Show the disks that a card could be.")
+@click.option("--wait-for", "wait_s", type=DURATION, default="30m", show_default=True, help="How long --wait waits.")
+@click.option("--list", "list_disks", is_flag=True, help="List the disks, and which can be written to.")
 @json_option
 @click.pass_obj
 def flash(data: Path, /, list_disks: bool, as_json: bool, **options: Any) -> None:
@@ -90,15 +94,27 @@ def flash(data: Path, /, list_disks: bool, as_json: bool, **options: Any) -> Non
     if list_disks:
         show_disks(as_json)
         return
-    if is_jetson(options["device"]):
-        if options["coral"] or options["coral_debs"]:
-            raise UsageError("--coral is for Raspberry Pi cards: on a Jetson that runs, `edgectl adopt --coral`")
-        flash_jetson(lambda: connect(data), as_json, options)
-        return
-    for name in ("bsp", "board", "run", "accept_nvidia_license", "clean"):
+    jetson = is_jetson(options["device"])
+    for name in CARDS_ONLY if jetson else JETSONS_ONLY:
         if options[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is for Jetson boards (--device jetson-orin-nano)")
-    for name in ("device", "image", "to"):
+            option = f"--{name.removesuffix('s').replace('_', '-')}"
+            raise UsageError(
+                f"{option} is for cards: the system of a Jetson comes from --bsp; on one that runs, `edgectl adopt`"
+                if jetson
+                else f"{option} is for Jetson boards (--device jetson-orin-nano)"
+            )
+    for name in ("bsp",) if jetson else ("device", "image", "to"):
         if options[name] is None:
-            raise UsageError(f"say --{name}; `edgectl flash --list` shows the disks that a card could be")
-    FlashSession(lambda: connect(data), as_json, options).run()
+            hint = "NVIDIA's folder Linux_for_Tegra" if jetson else "`edgectl flash --list` shows possible target disks"
+            raise UsageError(f"missing option --{name}: {hint}")
+    if options["clean"]:
+        clean_tree(options["bsp"], as_json)
+        return
+    options |= {"labels": dict(parse_label(text) for text in options["labels"]), "expires_s": int(options["expires_s"])}
+    kind = JetsonOptions if jetson else CardOptions
+    flash_options = {field.name: options[field.name] for field in fields(kind)}
+    run = {"as_json": as_json, "yes": options["yes"], "wait_s": options["wait_s"]}
+    if jetson:
+        flash_jetson(lambda: connect(data), JetsonOptions(**flash_options), run=options["run"], **run)
+    else:
+        flash_cards(lambda: connect(data), CardOptions(**flash_options), **run)

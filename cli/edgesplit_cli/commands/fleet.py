@@ -14,9 +14,9 @@ from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.terminal_text import printable
-from edgesplit_cli.commands.device import STATE_STYLE, ago
 from edgesplit_cli.output import console, json_option, percent_text, print_json, table
 from edgesplit_cli.settings import connect
+from edgesplit_cli.views.device import STATE_STYLE, ago
 
 REFRESH_S = 2.0
 """Seconds between two refreshes of `--watch`."""

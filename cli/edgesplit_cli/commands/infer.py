@@ -14,9 +14,9 @@ from edgesplit.client.client import Client
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_npz
-from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.options.types import Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
@@ -108,7 +108,7 @@ def read_npy(file: Path) -> npt.NDArray[Any]:
     try:
         array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{file} is no .npy of plain numbers: {str(error).partition('. ')[0]}") from error
+        raise UsageError(f"{file} is not a valid .npy file of numbers: {str(error).partition('. ')[0]}") from error
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{file} holds several arrays: name it .npz")
     return array
@@ -128,7 +128,7 @@ def _route_text(report: dict[str, Any]) -> str:
         rest = alone if report["next_tier_cause"] else cloud
         parts += f" (of it {ms(report['next_tier_s'])} ms beyond the gateway, {rest})"
     emulated = " (emulated device)" if report["emulated"] else ""
-    sent = f"{size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
+    sent = f"{format_size(report['up_bytes'])} up; predicted {ms(report['predicted_s'])} ms"
     trace = f"; trace {report['trace_id']}" if report["trace_id"] else ""
     return f"{ms(report['latency_s'])} ms {where}: {parts}, {sent}{emulated}{trace}"
 

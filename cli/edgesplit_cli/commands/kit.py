@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.options.kit import kit_options
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
@@ -93,7 +93,9 @@ def _print_kit(kit: Kit, folder: Path, as_json: bool) -> None:
         return
     console().print(
         f"kit of edgesplit {manifest.version} for Python {manifest.python} on {manifest.machine} "
-        f"(glibc {manifest.glibc} or newer): {size(kit.bytes)} in {folder}"
+        f"(glibc {manifest.glibc} or newer): {format_size(kit.bytes)} in {folder}"
     )
-    console().print(f"  {len(manifest.wheels)} wheels; installing takes {size(manifest.needs_bytes)} at its peak")
+    console().print(
+        f"  {len(manifest.wheels)} wheels; installing takes {format_size(manifest.needs_bytes)} at its peak"
+    )
     console().print("  on the device, with its claim as claim.json beside it: sudo sh install.sh", soft_wrap=True)

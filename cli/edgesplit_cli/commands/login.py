@@ -33,14 +33,14 @@ def logout() -> None:
     saved = saved_credentials()
     existed = saved.exists()
     saved.unlink(missing_ok=True)
-    click.echo(f"{saved} is deleted" if existed else "nobody is logged in here")
+    click.echo(f"{saved} is deleted" if existed else "not logged in: there are no saved credentials")
 
 
 @click.command()
 @json_option
 @click.pass_obj
 def whoami(data: Path, as_json: bool) -> None:
-    """Which operator you are, at which controller."""
+    """Show the operator and the controller of the credentials in use."""
     api = connect(data)
     session = api.get("/v1/session")
     if as_json:

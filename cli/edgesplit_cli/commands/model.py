@@ -17,7 +17,7 @@ from rich.text import Text
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.input_spec import InputSpec
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.commands.upload_progress import upload_bar
 from edgesplit_cli.local.model import MAX_SAMPLES, read_labels
@@ -110,7 +110,7 @@ def list_models(data: Path, as_json: bool) -> None:
     rows = [
         (
             model_["model"],
-            size(model_["bytes"]),
+            format_size(model_["bytes"]),
             str(_count(model_["layers"])),
             model_["sha256"][:16],
             model_.get("input") or "tensors",
@@ -135,7 +135,12 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         for tensor in model_[side]:
             console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
     rows = [
-        (layer["name"], layer.get("operator", ""), size(layer.get("weight_bytes")), size(layer.get("output_bytes")))
+        (
+            layer["name"],
+            layer.get("operator", ""),
+            format_size(layer.get("weight_bytes")),
+            format_size(layer.get("output_bytes")),
+        )
         for layer in model_["layers"]
     ]
     console().print(table(("layer", "operator", ">weights", ">writes"), rows))
@@ -247,7 +252,11 @@ def _codec_row(measurement: dict[str, Any]) -> tuple[str, ...]:
         if measurement["accuracy"] is None
         else f"{measurement['accuracy']:.1%} ({measurement['accuracy_raw']:.1%} raw)"
     )
-    sizes = size(measurement["raw_bytes"]), size(measurement["bytes"]), size(measurement["zstd_bytes"])
+    sizes = (
+        format_size(measurement["raw_bytes"]),
+        format_size(measurement["bytes"]),
+        format_size(measurement["zstd_bytes"]),
+    )
     times = fine_ms(measurement["encode_s"]), fine_ms(measurement["decode_s"])
     return (
         measurement["tensor"],

@@ -11,7 +11,7 @@ import click
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, LEVELS
-from edgesplit_cli.options.types import METRICS
+from edgesplit_cli.options.types import METRICS, format_address
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_offload.main import main as serve_main
 
@@ -88,7 +88,7 @@ def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | No
     SIGTERM lets running requests finish. /v2/health/ready reports whether it is ready or about to end.
     """
     if options["metrics"] is not None:
-        options["metrics"] = METRICS.text(options["metrics"])
+        options["metrics"] = format_address(options["metrics"])
     arguments = [
         argument for name, value in options.items() if value is not None for argument in _to_option(name, value)
     ]
@@ -123,7 +123,7 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
     for host in hosts:
         check_host(host)
     if not (data / "keys" / "ca.pem").is_file():
-        raise UsageError(f"{data} is no controller's data folder yet: `edgectl --data {data} up` makes its authority")
+        raise UsageError(f"{data} is not a controller's data folder yet: `edgectl --data {data} up` creates it")
     authority = Authority(data / "keys")
     issued = authority.issue_server("offload-elsewhere", hosts)
     files = {

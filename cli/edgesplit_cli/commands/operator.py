@@ -14,7 +14,7 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.login import expiry_text
-from edgesplit_cli.options.quantities import LIFETIME
+from edgesplit_cli.options.types import DURATION
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import chosen_credentials, connect
 
@@ -41,7 +41,7 @@ def operator() -> None:
 @click.option("--group", "groups", multiple=True, help="Only for devices of this group; may be given several times.")
 @click.option(
     "--expires",
-    type=LIFETIME,
+    type=DURATION,
     default="90d",
     show_default=True,
     help="How long the credentials are valid, as in 12h, 90d or 1y.",
@@ -56,7 +56,7 @@ def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: floa
     click.echo(
         f"{name} is {role}{scope}{expiry_text(issued.expires)}; their credentials are in {_credentials_file(name, out)}"
     )
-    click.echo("It is the only copy. Hand it over safely; with it they run `edgectl login FILE`.")
+    click.echo("It is the only copy. Hand it over safely; `edgectl login FILE` then uses it.")
 
 
 @operator.command("list")
@@ -77,7 +77,7 @@ def list_operators(data: Path, as_json: bool) -> None:
 
 @operator.command()
 @click.argument("name", required=False)
-@click.option("--expires", type=LIFETIME, default=None, help="For how long from now. [default: as it was]")
+@click.option("--expires", type=DURATION, default=None, help="For how long from now. [default: as it was]")
 @out_option
 @click.pass_obj
 def rotate(data: Path, name: str | None, expires: float | None, out: Path | None) -> None:

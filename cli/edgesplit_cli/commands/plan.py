@@ -19,7 +19,7 @@ from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
-from edgesplit_cli.options.quantities import LINK, TIER
+from edgesplit_cli.options.types import LINK, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan
@@ -61,13 +61,13 @@ class CostsSource:
     multiple=True,
     metavar="NAME=PROFILE@LINK",
     help="A tier between device and cloud, with its device profile and the link that reaches it, as in "
-    "edge=jetson-nano@100mbit/2ms; several from the device outwards. NAME@LINK for one that a costs file knows.",
+    "edge=jetson-nano@100mbit/2ms; several from the device outwards. NAME@LINK for a tier of a costs file.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
-    help="The device's uplink as it was recorded, in mahimahi's format: for --objective p95, and for the true mean.",
+    help="Recorded uplink of the device, in mahimahi's format: for --objective p95, and for the true mean.",
 )
 @click.option(
     "--radio",
@@ -90,7 +90,10 @@ class CostsSource:
     help="For a FILE: real input that prices what travels, a folder of JPEG, WAV or NPZ.",
 )
 @click.option(
-    "--explain", "explained", is_flag=True, help="Say why: the next best, limits that bind, what would change it."
+    "--explain",
+    "explained",
+    is_flag=True,
+    help="Explain the choice: the next best plan, binding limits, and what would change it.",
 )
 @click.option(
     "--plot",

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from edgesplit.device_profile import list_profiles, load_profile
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
 
@@ -20,7 +20,7 @@ def profiles(name: str | None, as_json: bool) -> None:
         if as_json:
             print_json([msgspec.to_builtins(item) for item in all_profiles])
             return
-        rows = [(item.name, item.description, size(item.memory_bytes.value)) for item in all_profiles]
+        rows = [(item.name, item.description, format_size(item.memory_bytes.value)) for item in all_profiles]
         console().print(table(("profile", "what it is", ">memory"), rows))
         return
     profile = load_profile(name)

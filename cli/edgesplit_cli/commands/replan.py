@@ -10,15 +10,13 @@ from typing import Any
 import click
 
 from edgesplit.controller_client.client import ControllerClient
-from edgesplit.terminal_text import size
-from edgesplit_cli.options.percent import parse_share
-from edgesplit_cli.options.quantities import Quantity
+from edgesplit.quantities import format_duration, format_size
+from edgesplit_cli.options.types import DURATION, FRACTION
 from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, table
 from edgesplit_cli.settings import connect
 
 MAX_NAMED = 10
 MODES = ("auto", "propose", "off")
-LONG_DURATION = Quantity("duration", {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}, "30m or 6h")
 replan_option = click.option(
     "--replan",
     type=click.Choice(MODES),
@@ -44,14 +42,10 @@ def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: 
 @click.argument("mode", type=click.Choice(MODES), required=False)
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; repeatable.")
 @click.option("--devices", type=click.IntRange(1), default=None, help="Number of devices that must agree. [default: 3]")
+@click.option("--gain", type=FRACTION, default=None, metavar="SHARE", help="Least predicted saving. [default: 10%]")
+@click.option("--observe", type=DURATION, default=None, help="How long to observe before a proposal. [default: 30m]")
 @click.option(
-    "--gain", callback=parse_share, default=None, metavar="SHARE", help="Least predicted saving. [default: 10%]"
-)
-@click.option(
-    "--observe", type=LONG_DURATION, default=None, help="How long to observe before a proposal. [default: 30m]"
-)
-@click.option(
-    "--cool-down", type=LONG_DURATION, default=None, help="Least time between two changes of a table. [default: 6h]"
+    "--cool-down", type=DURATION, default=None, help="Least time between two changes of a table. [default: 6h]"
 )
 @json_option
 @click.pass_obj
@@ -87,8 +81,8 @@ def replan_policy(
     rows = [
         (
             policy["model"] or "all", policy["group"] or "all", policy["mode"], str(policy["least_devices"]),
-            percent_text(policy["least_gain"]), duration_text(policy["observe_s"]),
-            duration_text(policy["cool_down_s"]),
+            percent_text(policy["least_gain"]), format_duration(policy["observe_s"]),
+            format_duration(policy["cool_down_s"]),
         )
         for policy in policies
     ]  # fmt: skip
@@ -101,7 +95,7 @@ def replan_policy(
 @json_option
 @click.pass_obj
 def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
-    """What plans in use assumed, what devices have measured since, and the predicted gain of another table."""
+    """Drift of the plans in use: assumed against measured figures, and the predicted gain of another table."""
     api = connect(data)
     if look:
         api.post("/v1/drift/inspect", {})
@@ -110,7 +104,7 @@ def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
         print_json(plans)
         return
     if not plans:
-        console().print("no device is to run a plan that could be made anew")
+        console().print("no device runs a plan that can be replanned")
     for plan in plans:
         print_drift(plan)
 
@@ -165,7 +159,7 @@ def proposals(data: Path, /, every: bool, as_json: bool) -> None:
     for proposal in found_proposals:
         print_proposal(proposal)
     if not found_proposals:
-        console().print("nothing is proposed")
+        console().print("no table is proposed")
 
 
 @click.command()
@@ -200,18 +194,10 @@ def dismiss(data: Path, /, number: int, as_json: bool) -> None:
 
 def figure_text(value: float, unit: str) -> str:
     """A measured or assumed figure with its unit."""
-    formatter = {"bytes/s": rate, "bytes": size}.get(unit)
+    formatter = {"bytes/s": rate, "bytes": format_size}.get(unit)
     return formatter(value) if formatter else f"{ms(value)} ms"
 
 
 def factor_text(drift: Mapping[str, Any]) -> str:
     """The factor by which a figure drifted."""
     return "" if drift["factor"] is None else f"×{drift['factor']:.2f}"
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in its largest whole unit."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:.0f}s"

@@ -27,7 +27,7 @@ for command in (proposals, accept, dismiss):
 
 
 @rollout.command("list")
-@click.option("--newest", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many.")
+@click.option("--newest", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Number of devices.")
 @json_option
 @click.pass_obj
 def list_rollouts(data: Path, newest: int, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def all_devices(api: ControllerClient, number: int) -> list[dict[str, Any]]:
 def _newest(api: ControllerClient) -> int:
     rollouts = api.get("/v1/rollouts", newest=1)
     if not rollouts:
-        raise UsageError("there is no rollout yet: `edgectl deploy MODEL --to ...` makes one")
+        raise UsageError("there is no rollout yet: `edgectl deploy MODEL --to ...` creates one")
     return int(rollouts[-1]["id"])
 
 

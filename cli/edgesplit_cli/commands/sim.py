@@ -10,67 +10,53 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.options.quantities import SIZE
+from edgesplit.quantities import ABOVE_ZERO, parse_percentage
+from edgesplit_cli.options.types import DURATION, SIZE, ParsedType
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_cli.settings import connect
-from edgesplit_simulation import quantities
 
 RAM_DISK = Path("/dev/shm")
 """A RAM disk, used for the devices' disks where it has room."""
 BYTES_PER_DEVICE = 400_000
 
 
-class DurationType(click.ParamType[float]):
-    """A duration such as 90s, 10m, 2h or 30d."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The duration in seconds."""
-        if isinstance(value, int | float):
-            return float(value)
-        try:
-            return quantities.span_s(str(value))
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-
-
-class ProfilesType(click.ParamType[dict[str, float]]):
-    """Device profiles with their shares."""
-
-    name = "profiles"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Share by profile; profiles without a share divide the rest."""
-        if isinstance(value, dict):
-            return value
-        try:
-            return _parse_profile_shares(str(value))
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
+def parse_profile_shares(text: str) -> dict[str, float]:
+    """Share by device profile; profiles without a share divide the rest."""
+    shares: dict[str, float] = {}
+    unspecified = []
+    for part in text.split(","):
+        name, equals, share = part.strip().partition("=")
+        if not name or name in shares or name in unspecified:
+            raise UsageError(f"not a list of profiles: {text[:60]!r} (as in raspberrypi4=70%,jetson-nano)")
+        if equals:
+            shares[name] = parse_percentage(share, least=ABOVE_ZERO)
+        else:
+            unspecified.append(name)
+    rest = 1.0 - sum(shares.values())
+    if rest < -1e-9 or (unspecified and rest <= 1e-9):
+        raise UsageError(f"the shares of {text[:60]!r} add up to more than 100%")
+    shares.update(dict.fromkeys(unspecified, rest / len(unspecified) if unspecified else 0.0))
+    return shares
 
 
-DURATION, PROFILES = DurationType(), ProfilesType()
+PROFILES = ParsedType("profiles", parse_profile_shares)
 
 
 @click.command()
-@click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="How many.")
+@click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="Number of devices.")
 @click.option(
     "--profile",
     "profiles",
     type=PROFILES,
     default="raspberrypi4",
     show_default=True,
-    help="Their device profiles, with shares: raspberrypi4=70%,jetson-nano.",
+    help="Device profiles, with shares: raspberrypi4=70%,jetson-nano.",
 )
-@click.option(
-    "--link", default="wifi", show_default=True, help="Their link to the offload server: wifi, lte, 8mbit/40ms."
-)
+@click.option("--link", default="wifi", show_default=True, help="Link to the offload server: wifi, lte, 8mbit/40ms.")
 @click.option(
     "--faults",
     default=None,
@@ -78,18 +64,34 @@ DURATION, PROFILES = DurationType(), ProfilesType()
     help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of everything random.")
-@click.option("--for", "lasts_s", type=DURATION, default="10m", show_default=True, help="How long: 90s, 10m, 2h, 30d.")
+@click.option(
+    "--for",
+    "lasts_s",
+    type=DURATION,
+    default="10m",
+    show_default=True,
+    help="Duration of the run, as in 90s, 10m, 2h or 30d.",
+)
 @click.option("--virtual", is_flag=True, help="In virtual time, with a controller and a broker in this process.")
 @click.option(
     "--request-every",
     type=DURATION,
     default="2m",
     show_default=True,
-    help="Between two requests on a device; 0s: none.",
+    help="Mean interval between two requests on a device; 0s: no requests.",
 )
-@click.option("--telemetry-every", type=DURATION, default=None, help="[default: 10m in virtual time, 10s in real time]")
 @click.option(
-    "--health", "health_s", type=DURATION, default=None, help="How long a release is on trial. [default: 10m or 10s]"
+    "--telemetry-every",
+    type=DURATION,
+    default=None,
+    help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]",
+)
+@click.option(
+    "--health",
+    "health_s",
+    type=DURATION,
+    default=None,
+    help="Trial period of a release. [default: 10m in virtual time, 10s in real time]",
 )
 @click.option(
     "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."
@@ -201,21 +203,3 @@ def _without_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(previous)
-
-
-def _parse_profile_shares(text: str) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    unspecified = []
-    for part in text.split(","):
-        name, equals, share = part.strip().partition("=")
-        if not name or name in shares or name in unspecified:
-            raise UsageError(f"not a list of profiles: {text[:60]!r} (as in raspberrypi4=70%,jetson-nano)")
-        if equals:
-            shares[name] = quantities.share(share)
-        else:
-            unspecified.append(name)
-    rest = 1.0 - sum(shares.values())
-    if rest < -1e-9 or (unspecified and rest <= 1e-9):
-        raise UsageError(f"the shares of {text[:60]!r} are more than a whole")
-    shares.update(dict.fromkeys(unspecified, rest / len(unspecified) if unspecified else 0.0))
-    return shares

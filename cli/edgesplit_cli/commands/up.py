@@ -9,8 +9,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
-from edgesplit_cli.options.quantities import INTERVAL
-from edgesplit_cli.options.types import METRICS
+from edgesplit_cli.options.types import DURATION, METRICS, format_address
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -48,8 +47,12 @@ if TYPE_CHECKING:
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
 )
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
-@click.option("--broker-told", default="", help="HOST:PORT that devices use instead of --broker.")
-@click.option("--on-revocation", default="", help="Shell command that brings $EDGESPLIT_CRL to your own broker.")
+@click.option("--broker-told", default="", help="HOST:PORT by which devices reach the broker of --broker.")
+@click.option(
+    "--on-revocation",
+    default="",
+    help="Shell command that installs the revocation list in $EDGESPLIT_CRL at your own broker.",
+)
 @click.option(
     "--print-broker-config",
     type=click.Choice(get_args(BrokerKind)),
@@ -61,12 +64,14 @@ if TYPE_CHECKING:
     "--installed-at",
     type=click.Path(path_type=Path),
     default=None,
-    help="Where the files of --out will lie on the broker's machine.",
+    help="Folder of these files on the broker's machine.",
 )
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Processes that serve the API."
 )
-@click.option("--join", is_flag=True, help="Be a further process of a controller that shares database and data folder.")
+@click.option(
+    "--join", is_flag=True, help="Join a running controller as a further process; database and data folder are shared."
+)
 @click.option(
     "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
 )
@@ -80,12 +85,13 @@ if TYPE_CHECKING:
     type=click.Choice(["exact", "fast"]),
     default="exact",
     show_default=True,
-    help="exact: the offload server gives the whole model's bits. fast: it may fuse further, and last digits differ.",
+    help="exact: results are bit-identical to the whole model's. fast: more operators"
+    " are fused; last digits may differ.",
 )
 @click.option(
     "--telemetry-every",
     "telemetry_s",
-    type=INTERVAL,
+    type=DURATION,
     default="2s",
     show_default=True,
     help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
@@ -124,7 +130,7 @@ def up(
 
     ports: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     options = {name: value for name, value in ports.items() if value is not None}
-    options |= {"metrics": metrics, "offload_metrics": METRICS.text(offload_metrics), "log_format": log_format}
+    options |= {"metrics": metrics, "offload_metrics": format_address(offload_metrics), "log_format": log_format}
     options |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
     options |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
     options |= {"telemetry_s": telemetry_s}
@@ -133,7 +139,7 @@ def up(
         run(settings, ready=_print_addresses)
         return
     if out is None:
-        raise UsageError("say where the broker's files shall be written: --out DIR")
+        raise UsageError("missing option --out DIR: the folder for the broker's files")
     for file in write_external_broker(settings, print_broker_config, out, installed_at):
         click.echo(file)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
@@ -32,8 +31,6 @@ class Display:
         self._streams = streams
         self._length_s = length_s
         self._elapsed = elapsed
-        self._said: list[str] = []
-        self._lock = threading.Lock()
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         self._next_line = 0.0
 
@@ -51,8 +48,6 @@ class Display:
     def announce(self, text: str) -> None:
         """Print an event; it stays on the screen."""
         line = f"[{self._elapsed():5.1f} s] {text}"
-        with self._lock:
-            self._said.append(line)
         (self._live.console if self._live else self._console).print(line, style="bold")
 
     def refresh(self) -> None:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from edgesplit import __version__
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.demo.application import RequestLog, Sample
 from edgesplit_cli.demo.scenario import DemoDevice, Event
 from edgesplit_cli.output import ms, table
@@ -97,7 +97,7 @@ FIGURES: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("answered / asked", lambda one: f"{one['answered']} / {one['requests']}"),
     ("latency p50, predicted / measured", lambda one: f"{one['predicted_p50_ms']} / {one['measured_p50_ms']} ms"),
     ("latency p95, predicted / measured", lambda one: f"{one['predicted_p95_ms']} / {one['measured_p95_ms']} ms"),
-    ("sent up", lambda one: size(one["bytes_up"])),
+    ("sent up", lambda one: format_size(one["bytes_up"])),
     ("switches", lambda one: str(one["switches"])),
     ("fallbacks", lambda one: str(one["fallbacks"])),
     ("races with the cloud, as planned", lambda one: str(one["raced"])),

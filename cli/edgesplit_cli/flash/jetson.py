@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -15,22 +14,21 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
-from edgesplit_cli.flash import prompts
+from edgesplit_cli.flash.prompts import TerminalUser
 from edgesplit_cli.output import console, print_json
+from edgesplit_provisioning.flash_options import JetsonOptions
 from edgesplit_provisioning.image import options
-from edgesplit_provisioning.image.batch import parse_label
 from edgesplit_provisioning.image.device_config import check_name_is_free, read_claim
 from edgesplit_provisioning.image.wait_online import wait_online
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import BOARDS, BoardSupportPackage, read_bsp
-from edgesplit_provisioning.jetson.overlay import Network, Overlay, overlay_files
+from edgesplit_provisioning.jetson.overlay import Overlay, overlay_files
 from edgesplit_provisioning.jetson.root_filesystem import install_files, restore_files
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
+from edgesplit_provisioning.wifi import Wifi, network_from_options
 
 BUNDLED_PYTHON = "3.11"
 """Version of the Python that the kit carries where the root file system has none."""
-CARDS_ONLY = ("image", "sha256", "batch", "fixed_disk")
-"""Options that apply to cards only."""
 RECOVERY = "connect the board's recovery port by USB, and start it in recovery mode (FC_REC held or bridged)"
 
 
@@ -40,99 +38,91 @@ def is_jetson(device: str | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class JetsonFlashOptions:
-    """The checked options of one run."""
+class JetsonFlash:
+    """The checked plan of one run."""
 
     tree: BoardSupportPackage
     medium: flasher.JetsonMedium
     hostname: str
     user: str
     ssh_keys: tuple[str, ...]
-    network: Network | None
+    wifi: Wifi | None
     commands: list[list[str]]
 
 
-def flash_jetson(connect: Callable[[], ControllerClient], as_json: bool, arguments: dict[str, Any]) -> None:
-    """Run the whole command: clean up, or prepare, print, run and wait, as the options say."""
-    bsp: Path | None = arguments["bsp"]
-    if bsp is None:
-        raise UsageError("say where NVIDIA's Linux_for_Tegra is: --bsp DIR")
-    if arguments["clean"]:
-        _clean(bsp, as_json)
-        return
-    order = _parse_options(bsp, arguments)
-    api = None if arguments["dry_run"] or (arguments["claim_file"] and not arguments["wait"]) else connect()
-    if api is not None and arguments["claim_file"] is None:
-        check_name_is_free(api, order.hostname, arguments["replace"])
-    if not arguments["dry_run"]:
-        _prepare(order, api, arguments)
-    _print_commands(order, as_json, prepared=not arguments["dry_run"])
-    if arguments["run"] and not arguments["dry_run"]:
-        _run_commands(order, arguments)
-    if arguments["wait"] and api is not None:
-        progress = wait_online(api, [order.hostname], arguments["wait_s"], lambda progress: None)
+def flash_jetson(
+    connect: Callable[[], ControllerClient], flash: JetsonOptions, *, as_json: bool, run: bool, yes: bool, wait_s: float
+) -> None:
+    """Run the whole command: prepare, print, run and wait, as the options say."""
+    order = _parse_options(flash, TerminalUser(as_json, yes))
+    api = None if flash.dry_run or (flash.claim_file and not flash.wait) else connect()
+    if api is not None and flash.claim_file is None:
+        check_name_is_free(api, order.hostname, flash.replace)
+    if not flash.dry_run:
+        _prepare(order, api, flash)
+    _print_commands(order, as_json, prepared=not flash.dry_run)
+    if run and not flash.dry_run:
+        _run_commands(order, yes)
+    if flash.wait and api is not None:
+        progress = wait_online(api, [order.hostname], wait_s, lambda progress: None)
         if not as_json:
             click.echo(f"online: {', '.join(progress.online)}")
 
 
-def _parse_options(bsp: Path, arguments: dict[str, Any]) -> JetsonFlashOptions:
-    for name in CARDS_ONLY:
-        if arguments[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is for cards: a Jetson's system comes from --bsp")
-    tree = read_bsp(bsp, arguments["device"], arguments["board"] or "")
-    medium = flasher.parse_medium(arguments["to"] or "nvme")
-    if not tree.python and arguments["interpreter"] is None and arguments["kit_folder"] is None:
+def _parse_options(flash: JetsonOptions, user: TerminalUser) -> JetsonFlash:
+    tree = read_bsp(flash.bsp, flash.device, flash.board or "")
+    medium = flasher.parse_medium(flash.to or "nvme")
+    if not tree.python and flash.interpreter is None and flash.kit_folder is None:
         raise UsageError(
             f"{tree.name} has no Python that the agent runs on: give the kit one with --interpreter ARCHIVE"
             " (python-build-standalone's install_only for aarch64)"
         )
-    user = options.checked_user_name(arguments["user"]) if arguments["user"] is not None else ""
-    keys = options.read_ssh_keys(arguments["ssh_key"]) if arguments["ssh_key"] is not None else ()
-    if (keys or arguments["sudo"]) and not user:
-        raise UsageError("--ssh-key and --sudo are for somebody: give --user NAME")
-    hostname = _hostname(arguments)
-    wifi = prompts.prompt_network(arguments["ssid"], arguments["wifi_password_file"], arguments["wifi_country"])
+    login = options.checked_user_name(flash.user) if flash.user is not None else ""
+    keys = options.read_ssh_keys(flash.ssh_key) if flash.ssh_key is not None else ()
+    if (keys or flash.sudo) and not login:
+        raise UsageError("--ssh-key and --sudo need a user: add --user NAME")
+    hostname = _hostname(flash)
+    wifi = network_from_options(flash.ssid, flash.wifi_password_file, flash.wifi_country, user.ask_passphrase)
     steps = flasher.flash_commands(
-        tree, medium, user=user, hostname=hostname, accept_license=arguments["accept_nvidia_license"]
+        tree, medium, user=login, hostname=hostname, accept_license=flash.accept_nvidia_license
     )
-    network = Network(wifi.ssid, wifi.key) if wifi is not None else None
-    return JetsonFlashOptions(tree, medium, hostname, user, keys, network, steps)
+    return JetsonFlash(tree, medium, hostname, login, keys, wifi, steps)
 
 
-def _hostname(arguments: dict[str, Any]) -> str:
-    if arguments["claim_file"] is not None:
-        claim, _ = read_claim(arguments["claim_file"], arguments["hostname"])
+def _hostname(flash: JetsonOptions) -> str:
+    if flash.claim_file is not None:
+        claim, _ = read_claim(flash.claim_file, flash.hostname)
         return options.checked_hostname(claim.device)
-    if arguments["hostname"] is not None:
-        return options.checked_hostname(arguments["hostname"])
-    return options.random_hostname(arguments["device"])
+    if flash.hostname is not None:
+        return options.checked_hostname(flash.hostname)
+    return options.random_hostname(flash.device)
 
 
-def _prepare(order: JetsonFlashOptions, api: ControllerClient | None, arguments: dict[str, Any]) -> None:
-    kit = _kit(order.tree, arguments)
-    if arguments["claim_file"] is not None:
-        claim = read_claim(arguments["claim_file"], order.hostname)[1]
+def _prepare(order: JetsonFlash, api: ControllerClient | None, flash: JetsonOptions) -> None:
+    kit = _kit(order.tree, flash)
+    if flash.claim_file is not None:
+        claim = read_claim(flash.claim_file, order.hostname)[1]
     else:
         assert api is not None
         request = ClaimRequest(
-            device=order.hostname, device_class=arguments["device"], link=arguments["link"], group=arguments["group"],
-            labels=dict(parse_label(text) for text in arguments["labels"]), expires_s=int(arguments["expires_s"]),
-            replace=arguments["replace"],
+            device=order.hostname, device_class=flash.device, link=flash.link, group=flash.group,
+            labels=flash.labels, expires_s=flash.expires_s,
+            replace=flash.replace,
         )  # fmt: skip
         claim = create_claim(api, request).encode()
     install_files(order.tree.path, overlay_files(Overlay(
         kit=kit.files, claim=claim, hostname=order.hostname, user=order.user, ssh_keys=order.ssh_keys,
-        sudo=arguments["sudo"], network=order.network,
+        sudo=flash.sudo, wifi=order.wifi,
     )))  # fmt: skip
 
 
-def _kit(tree: BoardSupportPackage, arguments: dict[str, Any]) -> Kit:
-    if arguments["kit_folder"] is not None:
-        kit = read_kit(arguments["kit_folder"])
+def _kit(tree: BoardSupportPackage, flash: JetsonOptions) -> Kit:
+    if flash.kit_folder is not None:
+        kit = read_kit(flash.kit_folder)
         fits = kit.manifest.python == tree.python or "python.tar.gz" in kit.files
         if kit.manifest.machine != "aarch64" or not fits:
             kit_text = f"Python {kit.manifest.python} on {kit.manifest.machine}"
-            raise UsageError(f"the kit in {arguments['kit_folder']} is for {kit_text}, and {tree.name} needs another")
+            raise UsageError(f"the kit in {flash.kit_folder} is for {kit_text}, and {tree.name} needs another")
         return kit
     target = Target(python=tree.python or BUNDLED_PYTHON, machine="aarch64", glibc=tree.glibc)
     out = console()
@@ -140,13 +130,13 @@ def _kit(tree: BoardSupportPackage, arguments: dict[str, Any]) -> Kit:
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("making the kit", total=None)
         return build_kit(
-            target, extras=arguments["extras"], cache=cache_folder(), wheelhouse=arguments["wheelhouse"],
-            interpreter=None if tree.python else arguments["interpreter"],
+            target, extras=flash.extras, cache=cache_folder(), wheelhouse=flash.wheelhouse,
+            interpreter=None if tree.python else flash.interpreter,
             progress=lambda text: bar.update(task, description=text),
         )  # fmt: skip
 
 
-def _print_commands(order: JetsonFlashOptions, as_json: bool, *, prepared: bool) -> None:
+def _print_commands(order: JetsonFlash, as_json: bool, *, prepared: bool) -> None:
     steps = [flasher.command_line(step) for step in order.commands]
     if as_json:
         print_json({
@@ -164,14 +154,15 @@ def _print_commands(order: JetsonFlashOptions, as_json: bool, *, prepared: bool)
         click.echo(f"`edgectl flash --device … --bsp {order.tree.path} --clean` puts the tree back as it was")
 
 
-def _run_commands(order: JetsonFlashOptions, arguments: dict[str, Any]) -> None:
-    if not arguments["yes"]:
+def _run_commands(order: JetsonFlash, yes: bool) -> None:
+    if not yes:
         click.confirm(f"Run that now? Everything on the board's {order.medium} is overwritten.", abort=True, err=True)
     for step in order.commands:
         flasher.run(order.tree, step)
 
 
-def _clean(bsp: Path, as_json: bool) -> None:
+def clean_tree(bsp: Path, as_json: bool) -> None:
+    """Put NVIDIA's root file system back as it was."""
     kept = restore_files(bsp)
     if as_json:
         print_json({"tree": str(bsp), "left": kept})

@@ -128,11 +128,11 @@ def sound_frames(file: Path, spec: InputSpec) -> Iterator[bytes]:
                 parameters = (opened.getnchannels(), opened.getsampwidth(), opened.getframerate())
                 data = opened.readframes(opened.getnframes())
         except (wave.Error, EOFError) as error:
-            raise UsageError(f"{file} is no WAV of plain samples: {error}") from error
+            raise UsageError(f"{file} is not a valid WAV file: {error}") from error
         if parameters != (1, PCM16_BYTES, spec.rate_hz):
             raise UsageError(
                 f"{file} has {parameters[0]} channel(s) of {8 * parameters[1]} bits at {parameters[2]} Hz;"
-                f" the input spec wants 1 of 16 bits at {spec.rate_hz} Hz"
+                f" the input spec requires 1 of 16 bits at {spec.rate_hz} Hz"
             )
     step = PCM16_BYTES * spec.samples
     if len(data) < step:
@@ -148,7 +148,7 @@ def read_npz(file: Path) -> Mapping[str, Any]:
             return {name.removeprefix("in:"): opened[name] for name in opened.files if not name.startswith("out:")}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         reason = str(error).partition(". ")[0]
-        raise UsageError(f"{file} is no .npz of plain arrays: {reason}") from error
+        raise UsageError(f"{file} is not a valid .npz file of arrays: {reason}") from error
 
 
 def _spread(items: Sequence[Any], limit: int) -> Sequence[Any]:

@@ -1,3 +1,3 @@
 """Options that several commands share, with their parsers. Imports `edgesplit`, `edgesplit_provisioning`, and from this
-room `quantities` and `settings`.
+room `types` and `settings`.
 """

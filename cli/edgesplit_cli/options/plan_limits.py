@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import click
 
+from edgesplit import quantities
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit_cli.options.percent import parse_share
-from edgesplit_cli.options.quantities import CODECS, DURATION, ENERGY, OBJECTIVE, SIZE, Quantity
+from edgesplit_cli.options.types import CODECS, DURATION, ENERGY, FRACTION, OBJECTIVE, SIZE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,7 +53,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=SIZE,
         default=None,
         metavar="SIZE",
-        help="Most memory on the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
+        help="Memory limit of the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
     ),
     click.option(
         "--energy",
@@ -60,7 +61,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=ENERGY,
         default=None,
         metavar="JOULES",
-        help="Most energy of the device per inference, as in 0.5J.",
+        help="Energy limit of the device per inference, as in 0.5J.",
     ),
     click.option(
         "--deadline",
@@ -68,18 +69,18 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=DURATION,
         default=None,
         metavar="TIME",
-        help="Longest from the first input byte to the answer on this link, as in 100ms.",
+        help="Latency limit on this link, from the first input byte to the answer, as in 100ms.",
     ),
     click.option(
         "--fallback",
         type=click.Choice(["warm", "cold", "none"]),
         default="warm",
         show_default=True,
-        help="How the device finishes alone without the cloud: slices kept loaded, loaded when needed, or not at all.",
+        help="Local fallback without the cloud: slices kept loaded (warm), loaded when needed (cold), or none.",
     ),
     click.option(
         "--allow-loss",
-        callback=parse_share,
+        type=FRACTION,
         default=None,
         metavar="SHARE",
         help="Output error that lossy codecs may cause, as in 0.5%: measured on the model's samples, chosen on one"
@@ -110,7 +111,8 @@ offload_option = click.option(
     default="",
     callback=check_server,
     metavar="URL",
-    help="A server that is not ours finishes: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any that speaks the"
+    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for"
+    " any that speaks the"
     " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
 )
 
@@ -138,38 +140,35 @@ def build_limits(
     return {name: value for name, value in limits.items() if value is not None}
 
 
-OPTION_UNITS: dict[str, tuple[str, tuple[tuple[float, str], ...]]] = {
-    "memory_bytes": ("--memory", ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))),
-    "energy_joules": ("--energy", ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))),
-    "deadline_s": ("--deadline", ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))),
-    "max_loss": ("--allow-loss", ((1e-2, "%"),)),
-    "keep_raw_input": ("--keep-raw-input", ()),
-    "keep_first": ("--keep-first", ()),
-    "force_after": ("--partition", ()),
-    "force": ("--partition", ()),
-    "edge_after": ("--edge-after", ()),
-    "fallback": ("--fallback", ()),
+LIMIT_OPTIONS: dict[str, tuple[str, quantities.Quantity | None]] = {
+    "memory_bytes": ("--memory", quantities.SIZE),
+    "energy_joules": ("--energy", quantities.ENERGY),
+    "deadline_s": ("--deadline", quantities.DURATION),
+    "max_loss": ("--allow-loss", quantities.PERCENTAGE),
+    "keep_raw_input": ("--keep-raw-input", None),
+    "keep_first": ("--keep-first", None),
+    "force_after": ("--partition", None),
+    "force": ("--partition", None),
+    "edge_after": ("--edge-after", None),
+    "fallback": ("--fallback", None),
 }
-"""The option that sets each limit of the planner, and its units, largest first."""
-BINARY_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
-LIMIT_PATTERN = re.compile(rf"\b({'|'.join(OPTION_UNITS)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
+"""The option that sets each limit of the planner, and its quantity."""
+BINARY_SIZE = replace(quantities.SIZE, units={"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10})
+LIMIT_PATTERN = re.compile(rf"\b({'|'.join(LIMIT_OPTIONS)})\b(?:=([^\s,;:]*[^\s,;:.]))?")
 
 REPEATED_VALUE = re.compile(r" instead of [0-9.e+-]+(?=;|$)")
 """A part of the planner's messages that repeats the requested value without its unit."""
 
 
-QUANTITIES: Mapping[str, Quantity] = {"--memory": SIZE, "--energy": ENERGY, "--deadline": DURATION}
-
-
-def typed_value(option: str, figure: float, arguments: Sequence[str]) -> str:
+def typed_value(option: str, quantity: quantities.Quantity, figure: float, arguments: Sequence[str]) -> str:
     """The value of an option as typed on the command line, if it equals `figure`; else empty."""
     parts = [
         part for argument in arguments for part in (argument.split("=", 1) if argument.startswith("--") else [argument])
     ]
     for previous, typed in pairwise(parts):
-        if previous == option and option in QUANTITIES:
-            with suppress(click.BadParameter):
-                return typed if f"{QUANTITIES[option].convert(typed, None, None):g}" == f"{figure:g}" else ""
+        if previous == option:
+            with suppress(UsageError):
+                return typed if f"{quantity.parse(typed):g}" == f"{figure:g}" else ""
     return ""
 
 
@@ -180,18 +179,17 @@ def to_options(text: str) -> str:
 
 def to_option(name: str, value: str | None) -> str:
     """A limit as the option that sets it."""
-    option, units = OPTION_UNITS[name]
+    option, quantity = LIMIT_OPTIONS[name]
     if value is None or value == "true":
         return option
     try:
-        figure = float(value) if units else math.nan
+        figure = float(value) if quantity else math.nan
     except ValueError:
         figure = math.nan
-    if math.isnan(figure):
+    if quantity is None or math.isnan(figure):
         return f"{option} {value}"
-    if typed := typed_value(option, figure, sys.argv[1:]):
+    if typed := typed_value(option, quantity, figure, sys.argv[1:]):
         return f"{option} {typed}"
     if name == "memory_bytes" and figure and not figure % 1024 and figure % 1000:
-        units = BINARY_UNITS
-    factor, unit = next((pair for pair in units if figure >= pair[0]), units[-1])
-    return f"{option} {figure / factor:.7g}{unit}"
+        quantity = BINARY_SIZE
+    return f"{option} {quantity.format(figure)}"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgesplit_cli.options.quantities import Number
+from edgesplit_cli.options.types import Number
 from edgesplit_cli.settings import SIGN_VARIABLE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,9 +17,11 @@ to_option = click.option(
     multiple=True,
     required=True,
     metavar="DEVICE|group=NAME|EXPRESSION|all",
-    help="Where to, as in 'site=oslo and not kind=lab'; may be given several times.",
+    help="Target devices, as in 'site=oslo and not kind=lab'; repeatable.",
 )
-now_option = click.option("--now", is_flag=True, help="Devices fetch it at once, also outside their fetch windows.")
+now_option = click.option(
+    "--now", is_flag=True, help="Urgent: devices fetch the release at once, also outside their fetch windows."
+)
 wait_option = click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."
 )
@@ -29,7 +31,7 @@ sign_with_option = click.option(
     multiple=True,
     envvar=SIGN_VARIABLE,
     metavar="URI",
-    help="Sign the release here, where the release key does not lie on the controller: a key file or any"
+    help="Sign the release on this machine, if the release key is not on the controller: a key file or any"
     f" securesystemslib URI. [default: ${SIGN_VARIABLE}]",
 )
 yes_option = click.option("--yes", is_flag=True, help="Sign without asking.")
@@ -42,52 +44,53 @@ _OPTIONS = (
         "--canary",
         default="",
         metavar="PART|N",
-        help="The first stage: 10% of the devices, or so many.",
+        help="Size of the first stage: a percentage of the devices, or a number.",
     ),
     click.option(
         "--then",
         multiple=True,
         metavar="PART|N",
-        help="The next stage, those before included.",
+        help="Size of the next stage, with all earlier stages included; repeatable.",
     ),
     click.option(
         "--rate",
         default="",
         metavar="N/min|exponential:base=5,factor=2,every=10m",
-        help="How fast devices get the release.",
+        help="Rate at which devices are assigned the release.",
     ),
     click.option(
         "--gate",
         "gates",
         multiple=True,
         metavar="'WHAT<BOUND'",
-        help="What the release must hold on each device before it counts: p95<150ms, errors<1%, fallbacks<10%,"
-        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs always. In quotes, for the shell.",
+        help="Health gate, a bound that the release must keep on each device: p95<150ms, errors<1%, fallbacks<10%,"
+        " memory<400MB, celsius<80, joules<0.5, drift<1%. Golden inputs are always checked. Quote it for the shell.",
     ),
     click.option(
         "--gate-after",
         default="",
         metavar='"50 requests / 10m"',
-        help="How much evidence a gate takes. [default: 50 requests / 10m]",
+        help="Evidence that a gate needs: a number of requests, a duration, or both. [default: 50 requests / 10m]",
     ),
     click.option(
         "--abort-when-failed",
         default="",
         metavar="PART|N|never",
-        help="Stop when so many of a stage's devices have failed. [default: 5% with stages or gates, else never]",
+        help="Stop the rollout when this part or number of a stage's devices has failed."
+        " [default: 5% with stages or gates, else never]",
     ),
     click.option(
         "--next-when-succeeded",
         default="",
         metavar="PART|N",
-        help="Begin the next stage as soon as so many succeeded. [default: when all have ended]",
+        help="Begin the next stage as soon as this part or number has succeeded. [default: when all have ended]",
     ),
     click.option(
-        "--rollback-when-failed", is_flag=True, help="When it stops, roll back the devices that succeeded, too."
+        "--rollback-when-failed",
+        is_flag=True,
+        help="When the rollout stops, roll back the devices that succeeded, too.",
     ),
-    click.option(
-        "--device-timeout", default="", metavar="30m", help="How long one device is waited for. [default: 24h]"
-    ),
+    click.option("--device-timeout", default="", metavar="30m", help="Timeout of one device. [default: 24h]"),
     click.option(
         "--timeouts-count",
         type=click.Choice(["never", "heard", "all"]),
@@ -104,14 +107,19 @@ _OPTIONS = (
         metavar="N",
         help="Wait before this stage only, counted from 1.",
     ),
-    click.option("--at", default="", metavar="2026-11-27T02:00+01:00", help="When it begins, with its time zone."),
+    click.option(
+        "--at",
+        default="",
+        metavar="2026-11-27T02:00+01:00",
+        help="Time at which the rollout begins, with its time zone.",
+    ),
     click.option(
         "--between",
         default="",
         metavar="01:00-05:00",
         help="Start devices in these hours only, in UTC or as in 01:00-05:00+01:00 or '01:00-05:00 Europe/Oslo'.",
     ),
-    click.option("--prefer", default="", metavar="EXPRESSION", help="Devices that come first, as in kind=lab."),
+    click.option("--prefer", default="", metavar="EXPRESSION", help="Devices that are updated first, as in kind=lab."),
     click.option("--follow", is_flag=True, help="Also deploy to devices that match later, until it is aborted."),
     click.option(
         "--unless-busy",

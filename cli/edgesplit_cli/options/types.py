@@ -1,33 +1,98 @@
-"""Click parameter type for addresses."""
+"""Click parameter types: a parser of `edgesplit` or of this module, whose UsageError becomes the option's error."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import click
 
 from edgesplit.errors import UsageError
+from edgesplit.links import parse_link
 from edgesplit.observability.metrics_server import parse_address
+from edgesplit.plan import Link
+from edgesplit.quantities import NUMBER, parse_duration, parse_energy, parse_fraction, parse_size
+
+T = TypeVar("T")
+OBJECTIVES = {"latency": "latency", "p95": "latency_p95", "energy": "energy", "throughput": "throughput"}
 
 
-class MetricsAddress(click.ParamType[tuple[str, int]]):
-    """ADDRESS:PORT of a metrics endpoint."""
+class ParsedType(click.ParamType[T], Generic[T]):
+    """What `parse` makes of the option's text."""
 
-    name = "ADDRESS:PORT"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """The address and the port."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """The parsed value; a default that is not text is taken as it is."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
         try:
-            return parse_address(str(value))
+            return self._parse(value)
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
-    @staticmethod
-    def text(address: tuple[str, int] | None) -> str:
-        """The address as an argument of a child process; empty for None."""
-        if address is None:
-            return ""
-        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+class Number(click.FloatRange):
+    """A number in a range; `nan` is rejected."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number: float = super().convert(value, param, ctx)
+        return self.fail(f"not a number: {value!r} (as in 1.5)", param, ctx) if number != number else number
 
 
-METRICS = MetricsAddress()
+def parse_objective(text: str) -> str | dict[str, float]:
+    """The objective's name, or weights by name, as the planner takes them."""
+    if text in OBJECTIVES:
+        return OBJECTIVES[text]
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.partition("=")
+        if name.strip() not in OBJECTIVES or not weight:
+            known = ", ".join(OBJECTIVES)
+            raise UsageError(f"not an objective: {part[:40]!r} (one of {known}, or weights as in latency=1,energy=0.5)")
+        weights[OBJECTIVES[name.strip()]] = NUMBER.parse(weight)
+    return weights
+
+
+def parse_tier(text: str) -> tuple[str, str, Link]:
+    """A tier between device and cloud: its name, its device profile (empty where the costs file contains it), and the
+    link that reaches it."""
+    match = re.fullmatch(r"([a-z][a-z0-9_]*)(?:=([^@]+))?@(.+)", text.strip())
+    if not match:
+        raise UsageError(f"not a tier: {text[:60]!r} (NAME=PROFILE@LINK, as in edge=jetson-nano@100mbit/2ms)")
+    if match[1] in ("device", "cloud"):
+        raise UsageError(
+            f"tier name {match[1]!r} is taken: every plan has it already; choose another for the tier between"
+        )
+    return match[1], match[2] or "", parse_link(match[3])
+
+
+def parse_codecs(text: str) -> tuple[str, ...]:
+    """Names of codecs, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(f"not a list of codecs: {text[:60]!r} (as in raw or raw,raw+zstd)")
+    return names
+
+
+def format_address(address: tuple[str, int] | None) -> str:
+    """The address of a metrics server as an argument of a child process; empty for None."""
+    if address is None:
+        return ""
+    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+
+
+SIZE = ParsedType("size", partial(parse_size, least=0))
+ENERGY = ParsedType("energy", parse_energy)
+DURATION = ParsedType("duration", parse_duration)
+FRACTION = ParsedType("share", parse_fraction)
+OBJECTIVE = ParsedType("objective", parse_objective)
+TIER = ParsedType("tier", parse_tier)
+LINK = ParsedType("link", parse_link)
+CODECS = ParsedType("codecs", parse_codecs)
+METRICS = ParsedType("ADDRESS:PORT", parse_address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.options.plan_limits import to_options
 from edgesplit_cli.output import bold_head, console, ms, rate, table
 
@@ -47,7 +47,7 @@ def sentences(reasons: Explanation) -> Iterator[str]:
         else ""
     )
     duration = f"{ms(best.seconds)} ms{value}{total}"
-    sent = f"with {size(best.bytes)} over the link{'s' if len(tiers) > 2 else ''}, answers included"
+    sent = f"with {format_size(best.bytes)} over the link{'s' if len(tiers) > 2 else ''}, answers included"
     yield f"Why {cut_text(tiers, best)}? It takes {duration}, {sent if best.bytes else 'and sends nothing'}."
     yield from _baselines(reasons)
     if reasons.next_best is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from edgesplit import plan as plans
-from edgesplit.terminal_text import size
+from edgesplit.quantities import format_size
 from edgesplit_cli.output import bold_head, console, ms, percent_text, rate, table
 from edgesplit_partitioner.presentation.labels import codec_suffix, link_name
 
@@ -156,7 +156,7 @@ def _candidate_row(
         "*" if candidate["name"] == plan["best"] else "" if candidate.get("allowed", True) else "x",
         candidate["name"] + codec_suffix(candidate),
         candidate.get("split_after") or "-",
-        size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
+        format_size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
         ms(candidate["device_s"]),
         ms(candidate["encode_s"]),
         ms(candidate["link_s"]),

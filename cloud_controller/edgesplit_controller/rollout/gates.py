@@ -12,24 +12,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import msgspec
 
 from edgesplit.errors import UsageError
+from edgesplit.quantities import ABOVE_ZERO, DURATION, ENERGY, PERCENTAGE, SIZE, Quantity
 
 Subject = Literal["p95", "errors", "fallbacks", "memory", "celsius", "joules", "drift"]
 MOST_GATES = 16
 GOLDEN = "golden"
-UNITS: Mapping[Subject, Mapping[str, float]] = {
-    "p95": {"ms": 1e-3, "s": 1.0, "us": 1e-6},
-    "errors": {"%": 1e-2},
-    "fallbacks": {"%": 1e-2},
-    "memory": {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30},
-    "celsius": {"": 1.0, "c": 1.0},
-    "joules": {"": 1.0, "j": 1.0, "mj": 1e-3},
-    "drift": {"%": 1e-2},
-}
+QUANTITIES: Mapping[Subject, Quantity] = {
+    "p95": DURATION, "errors": PERCENTAGE, "fallbacks": PERCENTAGE, "memory": replace(SIZE, synonyms={}),
+    "celsius": Quantity("temperature", {"C": 1.0}, "80 or 80C", {"": 1.0}),
+    "joules": replace(ENERGY, synonyms={"": 1.0}), "drift": PERCENTAGE,
+}  # fmt: skip
+"""The quantity that each subject is bounded by. A size needs its unit: memory<400 is more likely 400 MB than bytes."""
 EXAMPLES: Mapping[Subject, str] = {
     "p95": "p95<150ms", "errors": "errors<1%", "fallbacks": "fallbacks<10%", "memory": "memory<400MB",
     "celsius": "celsius<80", "joules": "joules<0.5", "drift": "drift<1%",
@@ -97,17 +96,15 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def parse_gate(text: str) -> Gate:
     """Parse one gate; UsageError names the part that is not understood."""
-    match = re.fullmatch(r"\s*([a-z0-9]+)\s*(<=?)\s*(\d{1,12}(?:\.\d{1,9})?|\.\d{1,9})\s*([a-z%]*)\s*", text.lower())
-    subject = match[1] if match else re.split(r"[^a-z0-9]", text.strip().lower())[0]
-    known = [gate_subject for gate_subject in get_args(Subject) if gate_subject == subject]
-    if not known:
+    match = re.fullmatch(r"\s*([a-z0-9]+)\s*(<?)(.*)", text.lower(), re.DOTALL)
+    known = [gate_subject for gate_subject in get_args(Subject) if match and gate_subject == match[1]]
+    if not match or not known:
         raise UsageError(f"gate {text[:60]!r}: not one of {', '.join(get_args(Subject))}, as in p95<150ms")
     gate_subject: Subject = known[0]
-    if not match or match[2] != "<" or match[4] not in UNITS[gate_subject]:
-        raise UsageError(f"gate {text[:60]!r}: write it as in {EXAMPLES[gate_subject]}")
-    below = float(match[3]) * UNITS[gate_subject][match[4]]
-    if not below:
-        raise UsageError(f"gate {text[:60]!r}: nothing is below zero, so no release could pass it")
+    try:
+        below = QUANTITIES[gate_subject].parse(match[3] if match[2] else "", least=ABOVE_ZERO)
+    except UsageError as error:
+        raise UsageError(f"gate {text[:60]!r}: write it as in {EXAMPLES[gate_subject]}; {error}") from error
     return Gate(gate_subject, below, "".join(text.split()))
 
 
@@ -151,7 +148,7 @@ def format_value(gate: Gate, value: float | None) -> str:
         return "unknown"
     match = re.search(r"[a-z%]*$", gate.text, re.IGNORECASE)
     unit = match[0] if match else ""
-    figure = value / UNITS[gate.subject].get(unit.lower(), 1.0)
+    figure = value / QUANTITIES[gate.subject].factors.get(unit.lower(), 1.0)
     if unit == "%":
         return f"{figure:.3g} %"
     shown = f"{figure:.4g}" if figure < 10_000 else f"{figure:.0f}"

@@ -16,12 +16,19 @@ from itertools import pairwise
 import msgspec
 
 from edgesplit.errors import UsageError
+from edgesplit.quantities import (
+    ABOVE_ZERO,
+    DAY_S,
+    parse_daily_span,
+    parse_duration,
+    parse_frequency,
+    parse_percentage,
+)
 from edgesplit_controller.fleet.selector import parse_selector
 from edgesplit_controller.rollout.gates import Gates, parse_gates
 from edgesplit_controller.rollout.terms import MOST_DEVICES, MOST_STAGES, Hours, Portion, Rate, Terms, parse_zone
 
-UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
-LONGEST_S = 366 * 86_400.0
+LONGEST_S = 366 * DAY_S
 ABORT_WHEN_FAILED = Portion(part=0.05)
 """Default failure threshold of a rollout in stages or with gates."""
 
@@ -63,7 +70,7 @@ def parse_terms(request: RolloutRequest, now: float) -> Terms:
     sends_back = staged or bool(request.abort_when_failed) or request.when_failed == "rollback"
     if request.prefer:
         parse_selector(request.prefer)
-    timeout_s = parse_duration(request.device_timeout, "the device time-out") if request.device_timeout else 86_400.0
+    timeout_s = _parse_duration(request.device_timeout, "device-timeout") if request.device_timeout else DAY_S
     return Terms(
         stages=stages,
         rate=parse_rollout_rate(request.rate) if request.rate else None,
@@ -101,29 +108,28 @@ def parse_stages(texts: Sequence[str]) -> tuple[Portion, ...]:
 
 def parse_rollout_rate(text: str) -> Rate:
     """Parse `100/min`, or `exponential:base=5,factor=2,every=10m`."""
-    constant = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*/\s*(s|m|min|h|d)\s*", text)
-    if constant and float(constant[1]):
-        return Rate(per_s=float(constant[1]) / UNITS[constant[2]])
     kind, _, rest = text.strip().partition(":")
+    if kind != "exponential":
+        try:
+            return Rate(per_s=parse_frequency(text))
+        except UsageError as error:
+            raise UsageError(f"{error}, or exponential:base=5,factor=2,every=10m") from error
     pairs = (word.partition("=") for word in re.split(r"[,\s]+", rest) if word)
     fields: dict[str, str] = {name: value for name, _, value in pairs}
     base, factor = fields.get("base", ""), fields.get("factor", "2")
-    is_valid = kind == "exponential" and set(fields) <= {"base", "factor", "every"}
+    is_valid = set(fields) <= {"base", "factor", "every"}
     is_valid = is_valid and re.fullmatch(r"\d{1,5}", base) is not None and int(base or 0) > 0
     is_valid = is_valid and re.fullmatch(r"\d{1,3}(\.\d{1,3})?", factor) is not None and 1 <= float(factor) <= 100
     if not is_valid:
-        raise UsageError(f"rate {text[:60]!r}: write it as in 100/min or exponential:base=5,factor=2,every=10m")
-    return Rate(base=int(base), factor=float(factor), every_s=parse_duration(fields.get("every", "10m"), "every"))
+        raise UsageError(f"not a rate: {text[:60]!r} (as in 100/min or exponential:base=5,factor=2,every=10m)")
+    return Rate(base=int(base), factor=float(factor), every_s=_parse_duration(fields.get("every", "10m"), "every"))
 
 
-def parse_duration(text: str, what: str) -> float:
-    """Parse `45s`, `30m`, `1h30m` or `2d` into seconds."""
-    parts = re.findall(r"(\d{1,6}(?:\.\d{1,3})?)\s*(min|[smhd])", text)
-    seconds = sum(float(count) * UNITS[unit] for count, unit in parts)
-    is_complete = "".join(text.split()) == "".join(count + unit for count, unit in parts)
-    if not (is_complete and 1 <= seconds <= LONGEST_S):
-        raise UsageError(f"{what} {text[:40]!r}: write it as in 30m, 12h or 1h30m, from one second to a year")
-    return seconds
+def _parse_duration(text: str, what: str) -> float:
+    try:
+        return parse_duration(text, least=1.0, most=LONGEST_S)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from error
 
 
 def parse_at(text: str, now: float) -> float:
@@ -143,17 +149,17 @@ def parse_at(text: str, now: float) -> float:
 def parse_hours(text: str) -> Hours:
     """Parse `01:00-05:00`, in UTC, with an offset (`+01:00`), or in a zone of the time zone database
     (`Europe/Oslo`)."""
-    match = re.fullmatch(r"\s*(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s*([A-Za-z0-9_/+:-]{0,60})\s*", text)
-    numbers = [int(part) for part in match.groups()[:4]] if match else [99, 0, 0, 0]
-    begin, end = numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
-    if not match or max(numbers[1], numbers[3]) > 59 or max(begin, end) > 1_440 or begin % 1_440 == end % 1_440:
-        raise UsageError(f"hours {text[:60]!r}: write them as in 01:00-05:00, with a time zone as in +01:00 if not UTC")
-    zone = match[5] or "UTC"
+    match = re.fullmatch(r"([0-9:\s]+-[0-9:\s]+)([A-Za-z_/+-][A-Za-z0-9_/+:-]{0,59})?\s*", text)
+    try:
+        begin, end = parse_daily_span(match[1] if match else text)
+    except UsageError as error:
+        raise UsageError(f"{error}; in UTC, or followed by a time zone as in 01:00-05:00+01:00") from error
+    zone = (match and match[2]) or "UTC"
     try:
         parse_zone(zone)
     except (KeyError, ValueError, OSError) as error:
         raise UsageError(f"hours {text[:60]!r}: no time zone {zone!r} here; write an offset, as in +01:00") from error
-    return Hours(begin % 1_440, end % 1_440, zone)
+    return Hours(begin, end, zone)
 
 
 def parse_gate_after(text: str) -> tuple[int, float]:
@@ -163,7 +169,7 @@ def parse_gate_after(text: str) -> tuple[int, float]:
         if match := re.fullmatch(r"\s*(\d{1,7})\s*(?:requests?)?\s*", part):
             requests = int(match[1])
         else:
-            seconds = parse_duration(part.strip(), "gate-after")
+            seconds = _parse_duration(part, "gate-after")
     if not requests:
         raise UsageError(f"gate-after {text[:40]!r}: nothing is proved by no request")
     return requests, seconds
@@ -181,12 +187,12 @@ def _parse_failure_threshold(text: str, staged: bool) -> Portion | None:
 
 
 def _parse_portion(text: str, what: str) -> Portion:
-    match = re.fullmatch(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*", text)
-    if match and match[2] and 0 < float(match[1]) <= 100:
-        return Portion(part=float(match[1]) / 100)
-    if match and not match[2] and match[1].isdigit() and 0 < int(match[1]) <= MOST_DEVICES:
-        return Portion(count=int(match[1]))
-    raise UsageError(f"{what} {text[:40]!r}: write it as in 10% or as a number of devices (at most {MOST_DEVICES})")
+    if re.fullmatch(r"\s*[0-9]{1,6}\s*", text) and 0 < int(text) <= MOST_DEVICES:
+        return Portion(count=int(text))
+    try:
+        return Portion(part=parse_percentage(text, least=ABOVE_ZERO))
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}, or as a number of devices (at most {MOST_DEVICES})") from error
 
 
 def _parse_approvals(request: RolloutRequest, stages: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from edgesplit.quantities import format_duration
 from edgesplit_controller.rollout.gates import Gates
 
 MOST_STAGES = 20
@@ -197,10 +198,3 @@ def parse_zone(name: str) -> tzinfo:
         assert parsed is not None
         return parsed
     return ZoneInfo(name)
-
-
-def format_duration(seconds: float) -> str:
-    """A duration for people: `10m`, `1h30m`, `45s`."""
-    whole = int(seconds)
-    parts = ((whole // 86_400, "d"), (whole // 3_600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s"))
-    return "".join(f"{count}{unit}" for count, unit in parts if count) or f"{seconds:g}s"

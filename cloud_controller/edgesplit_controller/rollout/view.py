@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
+from edgesplit.quantities import format_duration
 from edgesplit_controller.rollout import store
 from edgesplit_controller.rollout.states import MEMBER_STATES, Rollout, Tally
-from edgesplit_controller.rollout.terms import Terms, format_duration
+from edgesplit_controller.rollout.terms import Terms
 from edgesplit_controller.rollout.wait_reason import reason_to_wait
 from edgesplit_controller.storage.tables.core import Deployment
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
+from edgesplit.quantities import format_duration
 from edgesplit_controller.rollout.states import Rollout, Tally
-from edgesplit_controller.rollout.terms import format_duration
 
 
 def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -> str:

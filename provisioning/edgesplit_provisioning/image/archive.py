@@ -22,8 +22,8 @@ from typing import IO
 import zstandard
 
 from edgesplit.errors import TrustError, UsageError
+from edgesplit_provisioning.image.block_io import BLOCK_BYTES, OnProgress, write_sparse
 
-BLOCK_BYTES = 4 << 20
 """Bytes per read."""
 ZSTD_READ_BYTES = 1 << 10
 """Compressed bytes that are fed to zstd at once; the output of each may be thirty thousand times as large."""
@@ -33,7 +33,6 @@ DIGEST_LINE = re.compile(r"([0-9a-fA-F]{64})(?: [ *](.+))?")
 MAGIC = {"xz": b"\xfd7zXZ\x00", "zst": b"\x28\xb5\x2f\xfd", "gz": b"\x1f\x8b", "zip": b"PK\x03\x04", "bz2": b"BZh"}
 MAX_DIGEST_FILE_BYTES = 1 << 20
 """At most this much of a digest file is read."""
-OnProgress = Callable[[int, int], None]
 """Progress callback: bytes done, bytes in all."""
 
 
@@ -133,7 +132,13 @@ def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, on_progress
     with image.open("rb") as packed:
         try:
             for block in READERS[kind](packed):
-                _write_sparse(clear, block, scratch)
+                try:
+                    write_sparse(clear, block)
+                except OSError as error:
+                    raise UsageError(
+                        f"no room to unpack the image in {scratch} ({error.strerror}): set XDG_CACHE_HOME to a larger"
+                        " disk"
+                    ) from error
                 written += len(block)
                 on_progress(min(packed.tell(), size), size)
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
@@ -143,19 +148,6 @@ def _unpack(image: Path, kind: str, clear: IO[bytes], scratch: Path, on_progress
     clear.truncate(written)
     clear.flush()
     _check_whole_sectors(image.name, written)
-
-
-def _write_sparse(clear: IO[bytes], block: bytes, scratch: Path) -> None:
-    """Write a block, or leave a hole where it is all zeros."""
-    try:
-        if block.count(0) == len(block):
-            clear.seek(len(block), os.SEEK_CUR)
-        else:
-            clear.write(block)
-    except OSError as error:
-        raise UsageError(
-            f"no room to unpack the image in {scratch} ({error.strerror}): set XDG_CACHE_HOME to a larger disk"
-        ) from error
 
 
 def _xz(packed: IO[bytes]) -> Iterator[bytes]:
@@ -191,4 +183,6 @@ READERS: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {"xz": _xz, "gz": _
 
 def _check_whole_sectors(name: str, size: int) -> None:
     if not size or size % SECTOR_BYTES:
-        raise UsageError(f"{name} holds {size} bytes, no whole number of sectors: it is no image, or cut short")
+        raise UsageError(
+            f"{name} holds {size} bytes, not a whole number of sectors: it is not a disk image, or is truncated"
+        )

@@ -40,13 +40,13 @@ def read_rows(file: Path) -> list[BatchRow]:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no text in UTF-8") from error
+        raise UsageError(f"{file} is not UTF-8 text") from error
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{file} has more than {MAX_BYTES} bytes: split it")
     try:
         return list(_parse_rows(text, file))
     except csv.Error as error:
-        raise UsageError(f"{file} is no CSV: {error}") from error
+        raise UsageError(f"{file} is not a valid CSV file: {error}") from error
 
 
 def _parse_rows(text: str, file: Path) -> Iterator[BatchRow]:
@@ -76,18 +76,13 @@ def _parse_row(number: int, row: Mapping[str, str], file: Path) -> BatchRow:
         name = identifiers.device_name(options.checked_hostname((row.get("hostname") or "").strip()))
         pairs = [pair.strip() for pair in (row.get("labels") or "").split(";") if pair.strip()]
         return BatchRow(
-            number, name, (row.get("group") or "").strip() or None, dict(parse_label(pair) for pair in pairs)
+            number,
+            name,
+            (row.get("group") or "").strip() or None,
+            dict(identifiers.parse_label(pair) for pair in pairs),
         )
     except UsageError as error:
         raise UsageError(f"{file}, line {number}: {error}") from error
-
-
-def parse_label(text: str) -> tuple[str, str]:
-    """Key and value of a label given as KEY=VALUE."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"label {text[:60]!r}: write it as KEY=VALUE, as in room=kitchen")
-    return key, value
 
 
 class Journal:

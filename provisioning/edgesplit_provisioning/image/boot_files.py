@@ -35,6 +35,11 @@ class BootFiles:
     instance: str
     """Id of this card's configuration, new for each card written."""
 
+    @property
+    def cmdline_text(self) -> str:
+        """The new kernel command line as text."""
+        return self.cmdline.decode("ascii").strip()
+
 
 def build_boot_files(
     detected: DetectedImage,

@@ -11,6 +11,7 @@ from pathlib import Path
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import cmdline, root_filesystem
 from edgesplit_provisioning.image.archive import uncompressed
+from edgesplit_provisioning.image.block_io import OnProgress
 from edgesplit_provisioning.image.boot_files import CARD_FILE, BootFiles
 from edgesplit_provisioning.image.detect import DetectedImage, detect
 from edgesplit_provisioning.image.fat import Fat, FatError, copied_out
@@ -19,7 +20,6 @@ from edgesplit_provisioning.image.partition_table import HEAD_BYTES, PartitionTa
 from edgesplit_provisioning.image.target_device import Medium, medium_failed
 from edgesplit_provisioning.image.writer import finish, verify, write_image
 
-OnProgress = Callable[[int, int], None]
 Stages = Callable[[str], OnProgress]
 """Starts a named stage of work; returns its progress callback."""
 ISSUE_FILE = "issue.txt"
@@ -61,7 +61,7 @@ def examine(clear: Path, name: str) -> Image:
             raise UsageError(f"{name}: {error}") from error
     if table.end > size:
         raise UsageError(
-            f"{name} is cut short: its partitions reach to byte {table.end}, and it has {size}. Download it again"
+            f"{name} is truncated: its partitions reach to byte {table.end}, and it has {size}. Download it again"
         )
     fat = Fat(str(clear), boot.offset, boot.size)
     try:

@@ -14,7 +14,7 @@ import yaml
 from edgesplit.errors import UsageError
 from edgesplit_provisioning.image import systemd_unit
 from edgesplit_provisioning.image.options import CardSettings
-from edgesplit_provisioning.image.wifi import Wifi
+from edgesplit_provisioning.wifi import Wifi
 
 BYTE_LIST = re.compile(r"(?=.*;)[0-9; ]+")
 """Network names that NetworkManager reads as a list of byte values."""
@@ -64,9 +64,9 @@ def netplan_ssid(ssid: bytes) -> str:
     try:
         text = ssid.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"this image takes the network's name as UTF-8 text, and {ssid!r} is none") from error
+        raise UsageError(f"this image needs an SSID in UTF-8, and {ssid!r} is not") from error
     if any(ord(letter) < 0x20 or 0x7F <= ord(letter) < 0xA0 for letter in text):
-        raise UsageError(f"this image takes no network whose name has control characters, as {text!r} has")
+        raise UsageError(f"this image does not accept control characters in an SSID, as in {text!r}")
     if BYTE_LIST.fullmatch(text):
         raise UsageError(f"NetworkManager would take the network's name {text!r} for a list of bytes")
     return text

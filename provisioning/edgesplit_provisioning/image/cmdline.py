@@ -16,7 +16,7 @@ def parameters(raw: bytes) -> list[str]:
     try:
         lines = [line.strip() for line in raw.replace(b"\0", b"").decode("ascii").splitlines()]
     except UnicodeDecodeError as error:
-        raise UsageError(f"{NAME} of the image is no text: {error.reason}") from error
+        raise UsageError(f"{NAME} of the image is not text: {error.reason}") from error
     lines = [line for line in lines if line]
     if len(lines) != 1:
         raise UsageError(f"{NAME} of the image has {len(lines)} lines and should have one")

@@ -16,8 +16,8 @@ from edgesplit.errors import NotFound, UsageError
 from edgesplit.trust.identity import Claim, decode_claim
 from edgesplit_provisioning.image.detect import BOARD_DEVICE_TREES, DetectedImage
 from edgesplit_provisioning.image.options import CardSettings
-from edgesplit_provisioning.image.wifi import Wifi
 from edgesplit_provisioning.profiles import CORAL_PROFILES
+from edgesplit_provisioning.wifi import Wifi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from edgesplit.errors import UsageError
+from edgesplit_provisioning.image.block_io import BLOCK_BYTES, write_sparse
 from edgesplit_provisioning.image.subprocesses import error_text, run
 
-BLOCK_BYTES = 4 << 20
 FREE_BYTES = re.compile(rb"([0-9][0-9 ]*) bytes free")
 MAX_CLUSTER_BYTES = 64 << 10
 """Upper bound of what these file systems round a file's size up by."""
@@ -96,22 +96,14 @@ def copied_out(fat: Fat, source: IO[bytes], scratch: Path) -> Iterator[Fat]:
         source.seek(fat.offset)
         remaining = fat.size
         while remaining and (block := source.read(min(BLOCK_BYTES, remaining))):
-            _write_sparse(copy, block, scratch)
+            try:
+                write_sparse(copy, block)
+            except OSError as error:  # the card is not at fault
+                raise UsageError(f"no room in {scratch} to check the boot partition ({error.strerror})") from error
             remaining -= len(block)
         copy.truncate(fat.size)
         copy.flush()
         yield Fat(f"/proc/{os.getpid()}/fd/{copy.fileno()}", 0, fat.size)
-
-
-def _write_sparse(copy: IO[bytes], block: bytes, scratch: Path) -> None:
-    """Write a block, or leave a hole where it is all zeros. UsageError on a full disk: the card is not at fault."""
-    try:
-        if block.count(0) == len(block):
-            copy.seek(len(block), os.SEEK_CUR)
-        else:
-            copy.write(block)
-    except OSError as error:
-        raise UsageError(f"no room in {scratch} to check the boot partition ({error.strerror})") from error
 
 
 def check(fat: Fat) -> None:

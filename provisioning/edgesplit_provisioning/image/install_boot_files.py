@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgesplit_provisioning.image import cmdline
+from edgesplit_provisioning.image.block_io import OnProgress
 from edgesplit_provisioning.image.boot_files import FOLDER, BootFiles
 from edgesplit_provisioning.image.fat import Fat, FatError, check
-
-OnProgress = Callable[[int, int], None]
 
 
 def write_boot_files(fat: Fat, boot_files: BootFiles, sync: Callable[[], None], on_progress: OnProgress) -> None:

@@ -65,5 +65,5 @@ def _checked_fit(kit: Kit, detected: DetectedImage, source: KitSource) -> Kit:
                 f"the kit in {source.folder} is for {kit_value}, and the image has {image_value}: make one for it"
             )
     if source.coral is not None:
-        raise UsageError("--kit is taken as it is: give --coral when that kit is made, or leave --kit away")
+        raise UsageError("--coral cannot change a kit that exists: build the kit with --coral, or omit --kit")
     return kit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgesplit import identifiers
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image.wifi import Wifi
+from edgesplit_provisioning.wifi import Wifi
 
 HOSTNAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
@@ -77,7 +77,7 @@ def parse_ssh_key(line: str, file: Path) -> str:
     kind, _, rest = line.partition(" ")
     body, _, comment = rest.strip().partition(" ")
     if not kind.startswith(KEY_TYPES) or _embedded_key_type(body) != kind:
-        raise UsageError(f"--ssh-key {file}: {line[:40]!r} is no public key, as in 'ssh-ed25519 AAAA… me@here'")
+        raise UsageError(f"--ssh-key {file}: {line[:40]!r} is not a public key, as in 'ssh-ed25519 AAAA… me@here'")
     printable = "".join(letter for letter in comment if letter.isprintable())
     return f"{kind} {body} {printable}".rstrip()
 

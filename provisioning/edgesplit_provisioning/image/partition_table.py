@@ -90,7 +90,7 @@ class PartitionTable:
 def read_table(head: bytes) -> PartitionTable:
     """Parse the partition table at the beginning of a disk; UsageError describes what is wrong with it."""
     if len(head) < SECTOR_BYTES or head[510:512] != b"\x55\xaa":
-        raise UsageError("no partition table in its first sector: it is no image of a whole disk")
+        raise UsageError("no partition table in its first sector: it is not an image of a whole disk")
     entries = [head[MBR_ENTRIES + 16 * index : MBR_ENTRIES + 16 * (index + 1)] for index in range(4)]
     # An MBR entry of type 0xEE covers the whole disk and protects a GPT from programs that only know MBR.
     if any(entry[4] == PROTECTIVE_MBR_TYPE for entry in entries):

@@ -6,16 +6,14 @@ it does is synced to the card, so that after a power cut it runs again; then it 
 
 from __future__ import annotations
 
-import uuid
 from shlex import quote
 
 from edgesplit_provisioning.image import systemd_unit
 from edgesplit_provisioning.image.cloud_init import regulatory_domain
 from edgesplit_provisioning.image.options import CardSettings
-from edgesplit_provisioning.image.wifi import Wifi
+from edgesplit_provisioning.wifi import CONNECTION, Wifi, network_manager_keyfile
 
 NAME = "firstrun.sh"
-CONNECTION = "edgesplit-wifi"
 
 
 def kernel_parameters(mount: str, wifi: Wifi | None) -> list[str]:
@@ -110,38 +108,13 @@ def _wifi(wifi: Wifi | None) -> str:
   (
     umask 077
     cat >"$connections/{CONNECTION}.part" <<'END'
-{network_manager_connection(wifi)}END
+{network_manager_keyfile(wifi)}END
   )
   mv "$connections/{CONNECTION}.part" "$connections/{CONNECTION}.nmconnection"
   rfkill unblock wifi
   for switch in "$root"/var/lib/systemd/rfkill/*:wlan; do
     [ -e "$switch" ] && echo 0 >"$switch"
   done
-"""
-
-
-def network_manager_connection(wifi: Wifi) -> str:
-    """NetworkManager's connection file for the network; the SSID is written as a list of bytes."""
-    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"edgesplit {wifi.ssid.hex()}")
-    return f"""[connection]
-id={CONNECTION}
-uuid={identity}
-type=wifi
-
-[wifi]
-mode=infrastructure
-ssid={"".join(f"{byte};" for byte in wifi.ssid)}
-
-[wifi-security]
-key-mgmt=wpa-psk
-psk={wifi.key}
-
-[ipv4]
-method=auto
-
-[ipv6]
-addr-gen-mode=default
-method=auto
 """
 
 

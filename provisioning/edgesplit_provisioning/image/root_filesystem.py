@@ -4,12 +4,12 @@ written."""
 from __future__ import annotations
 
 import re
-import shlex
 import struct
 from dataclasses import dataclass
 
 from edgesplit_provisioning.image.partition_table import Partition
 from edgesplit_provisioning.image.subprocesses import run
+from edgesplit_provisioning.os_release import parse_os_release
 
 MACHINES = {183: "aarch64", 62: "x86_64", 40: "armhf (32-bit)", 3: "i386 (32-bit)"}
 PYTHON = re.compile(r"python(3\.[0-9]{1,2})")
@@ -82,20 +82,6 @@ def _resolve_link(files: _Files, link: str) -> str:
     match = LINK_TARGET.search(files.stat(link))
     target = match[1].decode("utf-8", "replace") if match else link
     return target if target.startswith("/") else f"/usr/bin/{target}"
-
-
-def parse_os_release(raw: bytes) -> dict[str, str]:
-    """Parse os-release(5)."""
-    fields = {}
-    for line in raw.decode("utf-8", "replace").splitlines():
-        key, equals, value = line.strip().partition("=")
-        try:
-            words = shlex.split(value)
-        except ValueError:
-            continue
-        if equals and len(words) == 1:
-            fields[key] = words[0]
-    return fields
 
 
 def elf_machine(elf: bytes) -> str:

@@ -17,8 +17,10 @@ PACKAGES = {"fsck.vfat": "dosfstools", "debugfs": "e2fsprogs"}
 TIMEOUT_S = 900.0
 
 
-def run(command: Sequence[str], stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end and return its output. TimeoutError after `TIMEOUT_S` seconds, where the disk below it
+def run(
+    command: Sequence[str], stdin: bytes | None = None, timeout_s: float = TIMEOUT_S
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a program to its end and return its output. TimeoutError after `timeout_s`, where the disk below it
     hangs."""
     program = find_program(command[0])
     environment = {"PATH": _path(), "LC_ALL": "C.UTF-8", "MTOOLSRC": os.devnull, "MTOOLS_SKIP_CHECK": "1"}
@@ -29,11 +31,11 @@ def run(command: Sequence[str], stdin: bytes | None = None) -> subprocess.Comple
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             env=environment,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} got no answer for {TIMEOUT_S:.0f} s") from error
+        raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} got no answer for {timeout_s:.0f} s") from error
 
 
 def find_program(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit.terminal_text import size as shown_size
+from edgesplit.quantities import format_size
 from edgesplit_provisioning.image.block_devices import Disk, is_whole_disk, list_disks, parent_of, read_disk
 from edgesplit_provisioning.image.partition_table import HEAD_BYTES, read_table
 from edgesplit_provisioning.image.target_device import OpenedMedium, open_disk, open_file
@@ -45,7 +45,7 @@ def resolve_target(to: Path, *, fixed_disk: bool = False, root: Path = Path("/")
 
 def refusal(disk: Disk, fixed_disk: bool) -> str:
     """Why this disk must not be written to; empty where it may be."""
-    label = f"{disk.path} ({disk.model}, {shown_size(disk.size)})"
+    label = f"{disk.path} ({disk.model}, {format_size(disk.size)})"
     if disk.is_system_disk:
         return f"{label} holds the system that this machine runs from"
     if disk.used_for:
@@ -55,7 +55,7 @@ def refusal(disk: Disk, fixed_disk: bool) -> str:
     if disk.read_only:
         return f"{label} is write-protected: a full-size card has a small slide for it"
     if not disk.removable and not fixed_disk:
-        return f"{label} is built in, no card and no USB disk: if it is meant all the same, say --fixed-disk"
+        return f"{label} is a built-in disk, neither a card nor a USB disk: to write to it, add --fixed-disk"
     return ""
 
 
@@ -70,12 +70,12 @@ def _disk_target(to: Path, node: Path, fixed_disk: bool, root: Path) -> FlashTar
         whole = parent_of(name, root)
         if whole is not None:
             raise UsageError(f"{to} is a partition: an image is written to the whole disk, /dev/{whole}")
-        raise UsageError(f"{to} is no disk of this machine; `edgectl flash --list` shows those that are")
+        raise UsageError(f"{to} is not a disk of this machine; `edgectl flash --list` shows the disks")
     candidate = read_disk(name, root)
     if reason := refusal(candidate, fixed_disk):
         raise UsageError(f"will not write to {to}: {reason}")
     serial = f", serial {candidate.serial}" if candidate.serial else ""
-    described = f"{to}: {candidate.model}, {shown_size(candidate.size)}{serial}"
+    described = f"{to}: {candidate.model}, {format_size(candidate.size)}{serial}"
     warning = f"everything on {to} will be lost"
     return FlashTarget(str(to), described, candidate.size, warning, True, node, lambda: open_disk(node, candidate.size))
 

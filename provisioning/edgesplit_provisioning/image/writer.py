@@ -7,17 +7,15 @@ has no partition table and does not boot at all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
 from edgesplit.errors import UsageError
+from edgesplit_provisioning.image.block_io import BLOCK_BYTES, OnProgress
 from edgesplit_provisioning.image.target_device import Medium, medium_failed
 
-BLOCK_BYTES = 4 << 20
 MAX_TABLE_BYTES = 1 << 20
 """At most so many bytes at the beginning are held back."""
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ def read_bsp(path: Path, profile: str, board: str = "") -> BoardSupportPackage:
         ) from error
     match = re.match(r"# R(\d{1,3}) \(release\), REVISION: ([0-9.]{1,12})", line)
     if match is None or int(match[1]) not in SUPPORTED_RELEASES:
-        release = f"R{match[1]}" if match else "a release that does not say which"
-        raise UsageError(f"{path} is {release}, and this knows R35 (JetPack 5) and R36 (JetPack 6)")
+        release = f"R{match[1]}" if match else "an unknown release"
+        raise UsageError(f"{path} is {release}, supported are R35 (JetPack 5) and R36 (JetPack 6)")
     return BoardSupportPackage(
         path.resolve(), int(match[1]), match[2], _board(path, profile, board), _python(path / "rootfs")
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgesplit_provisioning.jetson.root_filesystem import FileToWrite
+from edgesplit_provisioning.wifi import CONNECTION, Wifi, network_manager_keyfile
 
 KIT = "opt/edgesplit-kit"
 UNIT = "edgesplit-first-boot.service"
@@ -42,15 +43,6 @@ WantedBy=multi-user.target
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A wireless network; the key is derived in `edgesplit_provisioning.image.wifi`."""
-
-    ssid: bytes
-    key: str
-    """The derived key, in hex."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
     """Checked settings; none contains characters that would change the meaning of the file that it is written into."""
@@ -61,7 +53,7 @@ class Overlay:
     user: str = ""
     ssh_keys: Sequence[str] = field(default_factory=tuple)
     sudo: bool = False
-    network: Network | None = None
+    wifi: Wifi | None = None
 
 
 def overlay_files(overlay: Overlay) -> list[FileToWrite]:
@@ -81,20 +73,9 @@ def overlay_files(overlay: Overlay) -> list[FileToWrite]:
         puts.append(
             FileToWrite("etc/sudoers.d/40-edgesplit", f"{overlay.user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440)
         )
-    if overlay.network is not None:
-        path = "etc/NetworkManager/system-connections/edgesplit.nmconnection"
-        puts.append(FileToWrite(path, _connection(overlay.network), 0o600))
+    if overlay.wifi is not None:
+        path = f"etc/NetworkManager/system-connections/{CONNECTION}.nmconnection"
+        puts.append(FileToWrite(path, network_manager_keyfile(overlay.wifi).encode(), 0o600))
     puts.append(FileToWrite(f"{_UNITS}/{UNIT}", _UNIT.encode()))
     puts.append(FileToWrite(f"{_UNITS}/multi-user.target.wants/{UNIT}", target=f"/{_UNITS}/{UNIT}"))
     return puts
-
-
-def _connection(network: Network) -> bytes:
-    """NetworkManager's keyfile; the SSID is written as byte values, which need no quoting."""
-    ssid = "".join(f"{byte};" for byte in network.ssid)
-    return (
-        "[connection]\nid=edgesplit\ntype=wifi\nautoconnect=true\n\n"
-        f"[wifi]\nmode=infrastructure\nssid={ssid}\n\n"
-        f"[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.key}\n\n"
-        "[ipv4]\nmethod=auto\n\n[ipv6]\nmethod=auto\n"
-    ).encode()

@@ -132,7 +132,7 @@ def _open_folder(top: int, folder: str) -> Iterator[int]:
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
                     raise UsageError(
-                        f"rootfs/{folder} is, or lies behind, a link: this is no tree of NVIDIA's"
+                        f"rootfs/{folder} is, or lies behind, a symbolic link: this is not NVIDIA's Linux_for_Tegra"
                     ) from error
                 raise
             os.close(descriptor)
@@ -189,7 +189,7 @@ def _previous_file(top: int, put: FileToWrite) -> PreviousFile:
         except FileNotFoundError:
             return PreviousFile(path=put.path, sha256=new)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_PREVIOUS_BYTES:
-            raise UsageError(f"rootfs/{put.path} is no file that could be put back: take it away first")
+            raise UsageError(f"rootfs/{put.path} cannot be saved and restored: remove it first")
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at)
         with os.fdopen(descriptor, "rb") as file:
             before = file.read()

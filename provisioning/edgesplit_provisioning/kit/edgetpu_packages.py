@@ -84,22 +84,22 @@ def read_package(file: Path) -> DebianPackage:
     """Read a .deb's control file; nothing in it is executed or unpacked. UsageError for any other file."""
     try:
         if not 0 < file.stat().st_size <= MAX_BYTES:
-            raise UsageError(f"{file}: {file.stat().st_size} bytes is no size of such a package")
+            raise UsageError(f"{file}: {file.stat().st_size} bytes are too few or too many for such a package")
         control = _control_file(file.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, EOFError, tarfile.TarError, zstandard.ZstdError) as error:
-        raise UsageError(f"{file} is no Debian package: {error}") from error
+        raise UsageError(f"{file} is not a Debian package: {error}") from error
     fields = dict(re.findall(r"^(Package|Version|Architecture): ([A-Za-z0-9.+~:-]{1,80})$", control, re.MULTILINE))
     if len(fields) != 3:
-        raise UsageError(f"{file} does not say what package it is")
+        raise UsageError(f"{file} has no package name in its control file")
     return DebianPackage(fields["Package"], fields["Version"], fields["Architecture"])
 
 
 def _control_file(raw: bytes) -> str:
     """The control file in the control.tar of an ar archive, whatever its compression."""
     if not raw.startswith(_AR):
-        raise ValueError("it is no ar archive")
+        raise ValueError("it is not an ar archive")
     offset = len(_AR)
     while offset + _HEAD <= len(raw):
         head = raw[offset : offset + _HEAD]

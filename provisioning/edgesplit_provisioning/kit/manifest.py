@@ -95,7 +95,7 @@ def decode(raw: bytes) -> KitManifest:
         raise MalformedMessage(f"{MANIFEST}: of format {manifest.format[:40]!r}, not {FORMAT}")
     for entry in manifest.files:
         if not FILE_NAME.fullmatch(entry.name):
-            raise MalformedMessage(f"{MANIFEST}: {entry.name[:80]!r} is no name of a file in a kit")
+            raise MalformedMessage(f"{MANIFEST}: {entry.name[:80]!r} is not a valid file name in a kit")
     return manifest
 
 
@@ -118,7 +118,7 @@ def list_files(files: Mapping[str, Path]) -> tuple[KitFile, ...]:
     """Entries of the manifest for these files; UsageError for a name that FAT would not keep."""
     for name in files:
         if not FILE_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a file in a kit: small letters, digits and one ending")
+            raise UsageError(f"{name!r} is not a valid file name in a kit: lower-case letters, digits and one suffix")
     return tuple(KitFile(name, file.stat().st_size, digest(file)) for name, file in sorted(files.items()))
 
 

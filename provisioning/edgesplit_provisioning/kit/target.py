@@ -29,7 +29,7 @@ class Target:
             raise UsageError(f"no kit for the machine {self.machine!r}; there are kits for {', '.join(MACHINES)}")
         match = re.fullmatch(r"2\.([0-9]{2})", self.glibc)
         if match is None or int(match[1]) < OLDEST_GLIBC:
-            raise UsageError(f"{self.glibc!r} is no version of the GNU C library that wheels know, as in 2.28")
+            raise UsageError(f"{self.glibc!r} is not a version of the GNU C library in wheel tags, as in 2.28")
 
     def __str__(self) -> str:
         return f"Python {self.python} on {self.machine}"

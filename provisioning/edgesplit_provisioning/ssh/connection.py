@@ -65,7 +65,7 @@ class Ssh:
 
     def __enter__(self) -> Ssh:
         if shutil.which(self._program) is None:
-            raise UsageError("there is no `ssh` here: install OpenSSH's client")
+            raise UsageError("missing program `ssh`: install OpenSSH's client")
         self._folder = Path(tempfile.mkdtemp(prefix="es-"))
         try:
             self._connect()
@@ -261,7 +261,7 @@ def ssh_error(target: str, err: str) -> EdgeError:
         )
     if "Permission denied" in err or "Too many authentication failures" in err:
         return UsageError(
-            f"{target} does not let us in ({last_line(err)}): give a key that it knows with -i KEY, or load it into"
+            f"{target} refused the login ({last_line(err)}): give an authorised key with -i KEY, or load it into"
             " ssh-agent"
         )
     return LinkError(f"lost {target}: {last_line(err)}")

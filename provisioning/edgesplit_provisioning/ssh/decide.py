@@ -59,7 +59,9 @@ def choose_means(facts: MachineFacts, *, interpreter: bool) -> InstallMeans:
             " 64-bit image"
         )
     if not {facts.os_id, *facts.os_like} & set(SYSTEMS):
-        raise UsageError(f"{system} is none of Raspberry Pi OS, Debian, Ubuntu or JetPack: use the agent's container")
+        raise UsageError(
+            f"{system} is not supported (Raspberry Pi OS, Debian, Ubuntu and JetPack are): use the agent's container"
+        )
     if facts.libc is None or facts.libc < OLDEST_GLIBC:
         libc_text = f"glibc {facts.libc[0]}.{facts.libc[1]}" if facts.libc else "no glibc"
         raise UsageError(
@@ -94,7 +96,7 @@ def device_class(facts: MachineFacts, *, coral: bool) -> str:
     if coral and profile:
         profile = CORAL_PROFILES.get(profile, "")
     if not profile:
-        board = printable(facts.model)[:60] or "a board that does not say what it is"
+        board = printable(facts.model)[:60] or "an unknown board"
         with_accelerator = " with an Edge TPU" if coral else ""
         raise UsageError(
             f"no device profile is known for {board}{with_accelerator}: give --device-class (`edgectl profiles`)"
@@ -134,6 +136,6 @@ def check_owner(installed: Installed, authority: str, name: str) -> None:
         )
     if name and name != installed.device:
         raise UsageError(
-            f"it is device {printable(installed.device)[:63]!r} already: leave --name away, or --remove --purge it"
-            " first"
+            f"it is device {printable(installed.device)[:63]!r} already: omit --name, or first remove it with"
+            " --remove --purge"
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edgesplit.errors import MalformedMessage
+from edgesplit_provisioning.os_release import parse_os_release
 from edgesplit_provisioning.ssh.connection import Ssh
 
 PREFIX = "/opt/edgesplit-agent"
@@ -185,20 +186,6 @@ def parse_answers(raw: bytes) -> Mapping[str, bytes]:
             raise MalformedMessage("the machine answers what was not asked")
         values[matched[1].decode()] = bytes.fromhex(matched[2].decode())
     return values
-
-
-def parse_os_release(raw: bytes) -> dict[str, str]:
-    """Parse os-release(5) without a shell: lines of KEY=VALUE, the value possibly quoted."""
-    fields: dict[str, str] = {}
-    for line in _text(raw).splitlines():
-        matched = re.fullmatch(r"([A-Z][A-Z0-9_]{0,40})=(.{0,300})", line.strip())
-        if matched is None:
-            continue
-        value = matched[2]
-        if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
-            value = re.sub(r'\\(["\'$`\\])', r"\1", value[1:-1])
-        fields.setdefault(matched[1], value)
-    return fields
 
 
 def _line(values: Mapping[str, bytes], name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgesplit.errors import UsageError
-from edgesplit.identifiers import device_name
+from edgesplit.identifiers import device_name, parse_label
 
 COLUMNS = ("host", "name", "device_class", "group", "labels", "link", "port", "key")
 MAX_HOSTS = 1_000
@@ -38,14 +38,6 @@ def parse_host(text: str) -> Host:
     if not _TARGET.fullmatch(text):
         raise UsageError(f"not a machine: {text[:80]!r} (write it as user@host; its port with -p)")
     return Host(target=text)
-
-
-def parse_label(text: str) -> tuple[str, str]:
-    """Parse `KEY=VALUE`; UsageError for anything else."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise UsageError(f"label {text[:60]!r}: write it as KEY=VALUE, as in room=kitchen")
-    return key, value
 
 
 def read_batch(path: Path) -> list[Host]:

@@ -31,7 +31,7 @@ class RootShell:
         password = ask_password(ssh.host.target)
         if not password:
             raise UsageError(
-                f"sudo on {ssh.host.target} wants a password: call this with --ask-sudo-password, or let this user use"
+                f"sudo on {ssh.host.target} needs a password: add --ask-sudo-password, or let this user use"
                 " sudo without (NOPASSWD)"
             )
         root = cls(ssh, method, password)

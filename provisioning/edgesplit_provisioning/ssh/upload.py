@@ -77,7 +77,7 @@ def read_upload_state(ssh: Ssh) -> UploadState:
     """List what an earlier upload left."""
     home, *lines = ssh.run(_LIST, STAGE).out.decode("utf-8", "replace").splitlines() or [""]
     if not home.startswith("/"):
-        raise UsageError(f"{ssh.host.target} does not say where this user's home is")
+        raise UsageError(f"{ssh.host.target} has no home folder for this user")
     sizes: dict[str, int] = {}
     for line in lines:
         name, _, size = line.rpartition(" ")

@@ -172,7 +172,7 @@ class SimulatedDevice:
             witness.on_outcome(request, result, self.environment.hub.monotonic())
 
         if self._agent is None:
-            on_result(LinkError("nobody listens"))
+            on_result(LinkError("the offload server does not answer"))
         else:
             self._agent.engine.submit(request, model, on_result, deadline_s)
 

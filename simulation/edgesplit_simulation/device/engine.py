@@ -30,8 +30,6 @@ from edgesplit_simulation.device.sensors import BASIS, PowerModel, joules
 
 DEADLINE_S = 2.0
 """Seconds that a request may take when the caller sets no deadline."""
-PING_S = 1.0
-"""Not used."""
 
 
 @dataclass

@@ -64,7 +64,7 @@ class SimulatedHost:
             timing.seconds[name] = self._plan.slice_s.get(name, 0.0) * mood.slowdown
         known = self._golden_answer(job.tensors)
         if known is None:
-            raise InferenceFailed("a simulated runtime knows the answers to its golden inputs alone")
+            raise InferenceFailed("a simulated runtime answers golden inputs only")
         answer = known
         if mood.wrong_golden:
             answer = {name: np.add(value, 1) for name, value in answer.items()}

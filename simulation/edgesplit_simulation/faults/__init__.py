@@ -1,2 +1,2 @@
 """Fault injection: parses faults files and applies their faults to a fleet. Imports `edgesplit` and, from this room,
-the fleets, `device`, `quantities` and `releases`."""
+the fleets, `device` and `releases`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 
-from edgesplit_simulation import quantities
+from edgesplit.quantities import parse_duration
 from edgesplit_simulation.faults.schedule import BehaviourName, Fault
 from edgesplit_simulation.fleet import SimulatedFleet
 from edgesplit_simulation.releases import HEALTHY, Behaviour, SimulatedRelease
@@ -58,7 +58,7 @@ class ControllerFaults:
         if fault.kind == "controller kill":
             fleet.controller.kill()
             return fleet.controller.start
-        return self._restore(quantities.span_s(fault.amount) if fault.amount else 2 * BACKUP_EVERY_S)
+        return self._restore(parse_duration(fault.amount) if fault.amount else 2 * BACKUP_EVERY_S)
 
     def revoke(self, device: str) -> bool:
         """Revoke a device; False while the controller does not run."""

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgesplit.links import parse_rate
-from edgesplit_simulation import quantities
+from edgesplit.quantities import parse_duration, parse_rate
 from edgesplit_simulation.device.device import SimulatedDevice
 from edgesplit_simulation.faults.controller import BEHAVIOURS, DRIFT, ControllerFaults
 from edgesplit_simulation.faults.schedule import DEVICE_FAULTS, BehaviourName, Fault
@@ -153,9 +152,7 @@ class FaultInjector:
                 return lambda: self._end_write_cut(device)
             case "clock off":
                 sign = -1 if fault.amount.startswith("-") else 1
-                device.environment.clock_offset_s = sign * quantities.span_s(
-                    (fault.amount or "3650d").removeprefix("-")
-                )
+                device.environment.clock_offset_s = sign * parse_duration((fault.amount or "3650d").removeprefix("-"))
 
                 def restore_clock() -> None:
                     device.environment.clock_offset_s = 0.0

@@ -20,7 +20,13 @@ import msgspec
 import yaml
 
 from edgesplit.errors import UsageError
-from edgesplit_simulation import quantities
+from edgesplit.quantities import (
+    ABOVE_ZERO,
+    parse_duration,
+    parse_frequency,
+    parse_percentage,
+    parse_rate,
+)
 
 FORMAT = "edgesplit.faults/1"
 MAX_BYTES = 1_000_000
@@ -119,36 +125,44 @@ def parse_faults(raw: bytes, name: str = "the faults file") -> tuple[Fault, ...]
 def _parse_entry(entry: _FaultEntry) -> Fault:
     times = [name for name in ("at", "every", "rate") if getattr(entry, name)]
     if len(times) != 1:
-        raise UsageError("say once when: at (a moment), every (a period) or rate (so often, by chance)")
+        raise UsageError("give exactly one of at (a time), every (a period) or rate (a mean frequency)")
     if entry.lasts and entry.what not in LASTING_FAULTS:
-        raise UsageError("it does not last: leave `for` away")
+        raise UsageError("this kind of fault has no duration: omit `for`")
     if entry.how != "well" and entry.what != "release":
-        raise UsageError("only a release has a `how`")
+        raise UsageError("`how` applies to a release only")
     if entry.forget and entry.what != "broker restart":
-        raise UsageError("only a broker that restarts can forget")
+        raise UsageError("`forget` applies to a broker restart only")
     _check_amount(entry)
     return Fault(
         kind=entry.what,
-        share=quantities.share(entry.devices),
-        at_s=quantities.span_s(entry.at) if entry.at else None,
-        every_s=quantities.span_s(entry.every) if entry.every else None,
-        rate_per_s=quantities.per_s(entry.rate) if entry.rate else None,
-        duration_range_s=quantities.spans_s(entry.lasts) if entry.lasts else DEFAULT_DURATION_S,
+        share=parse_percentage(entry.devices, least=ABOVE_ZERO),
+        at_s=parse_duration(entry.at) if entry.at else None,
+        every_s=parse_duration(entry.every) if entry.every else None,
+        rate_per_s=parse_frequency(entry.rate) if entry.rate else None,
+        duration_range_s=_parse_duration_range(entry.lasts) if entry.lasts else DEFAULT_DURATION_S,
         amount=entry.by,
         behaviour=entry.how,
         loses_retained=entry.forget,
     )
 
 
-def _check_amount(entry: _FaultEntry) -> None:
-    from edgesplit.links import parse_rate
+def _parse_duration_range(text: str) -> tuple[float, float]:
+    """Shortest and longest duration of a range such as `1m-10m`; a single duration such as `5m` gives it twice."""
+    first, dash, last = text.partition("-")
+    shortest = parse_duration(first)
+    longest = parse_duration(last) if dash else shortest
+    if longest < shortest:
+        raise UsageError(f"{text[:40]!r} begins with the longer duration")
+    return shortest, longest
 
+
+def _check_amount(entry: _FaultEntry) -> None:
     if entry.by and entry.what in ("clock off", "restore"):
-        quantities.span_s(entry.by.removeprefix("-"))
+        parse_duration(entry.by.removeprefix("-"))
     elif entry.by and entry.what == "slow link":
         parse_rate(entry.by)
     elif entry.by:
-        raise UsageError("only clock off, slow link and restore have a `by`")
+        raise UsageError("`by` applies to clock off, slow link and restore only")
 
 
 USUAL_FAULTS = b"""

@@ -77,7 +77,7 @@ class InvariantChecker:
         try:
             statement = messages.decode(messages.decode(payload, Signed).payload, Statement)
         except MalformedMessage as error:
-            self.add_violation(f"the controller said what is no statement: {error}")
+            self.add_violation(f"the controller published an invalid statement: {error}")
             return
         device = device_of_topic(topic)
         if statement.counter < self._sent_counters.get(device, 0):

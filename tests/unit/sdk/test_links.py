@@ -12,7 +12,7 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.links import LINKS, divide_rates, format_link, parse_link, parse_rate
+from edgesplit.links import LINKS, divide_rates, format_link, parse_link
 from edgesplit.plan import Link
 
 FAST = Link(up_bytes_per_s=50e6, down_bytes_per_s=50e6, rtt_s=0.002)
@@ -221,11 +221,3 @@ def test_a_taken_port_is_one_clear_line(echo: Echo) -> None:
     """And no traceback."""
     with pytest.raises(UsageError, match=str(echo.port)):
         ShapedLink("127.0.0.1", 1, FAST, port=echo.port).start()
-
-
-def test_a_rate_alone() -> None:
-    """As links spell it; what is none is refused by name."""
-    assert parse_rate("2mbit") == 250_000 and parse_rate(" 64 kbit/s ") == 8_000
-    for text in ("", "2", "fast", "0mbit", "2mbit/40ms"):
-        with pytest.raises(UsageError, match="not a rate"):
-            parse_rate(text)

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from edgesplit.errors import UsageError
 from edgesplit_agent.power.mode import (
     PERFORMANCE,
     UNDER_VOLTAGE_S,
@@ -14,7 +13,6 @@ from edgesplit_agent.power.mode import (
     PowerSettings,
     clock_slowdown,
     decide_power_mode,
-    parse_watts,
 )
 from edgesplit_agent.power.sensors import Readings
 
@@ -90,19 +88,6 @@ def test_a_low_battery_holds_updates_that_are_not_urgent() -> None:
 def test_what_may_be_done_twice(stance: PowerMode, races: bool, hedges: bool, part: float) -> None:
     """On mains everything, on a battery a tenth, under a budget or in need nothing but what a deadline demands."""
     assert (stance.can_race, stance.can_hedge, stance.hedge_ratio) == (races, hedges, part)
-
-
-@pytest.mark.parametrize(("text", "watts"), [("4W", 4.0), ("3500mW", 3.5), (" 2.5 w ", 2.5), ("0.5W", 0.5)])
-def test_watts_as_people_write_them(text: str, watts: float) -> None:
-    """With their unit."""
-    assert parse_watts(text) == pytest.approx(watts)
-
-
-@pytest.mark.parametrize("text", ["4", "0W", "-1W", "nanW", "1e3W", "2000W", "W", "4 V", "٤W"])
-def test_what_is_no_budget_is_refused(text: str) -> None:
-    """With an example of one."""
-    with pytest.raises(UsageError, match="as in 4W"):
-        parse_watts(text)
 
 
 def test_a_capped_clock_is_known_at_once() -> None:

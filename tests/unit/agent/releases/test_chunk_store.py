@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.errors import MalformedMessage, TrustError, UsageError
-from edgesplit.quantities import parse_size
+from edgesplit.errors import MalformedMessage, TrustError
 from edgesplit.release.manifest import Chunk, SliceFile, decode_manifest, release_digest
 from edgesplit.release_store import StoredRelease, adopt_release, open_release
 from edgesplit_agent.releases import chunk_store as chunks_module
@@ -305,22 +304,6 @@ def test_nothing_protected_is_ever_dropped(
         assert (drop is None) == fits
         if drop is not None:
             assert drop in {one.release for one in spare if one.kept_since == min(s.kept_since for s in spare)}
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("2GB", 2 * 10**9), ("500 mb", 5 * 10**8), ("1.5GiB", 3 * 2**29), ("64k", 64_000), ("123", 123), ("7B", 7)],
-)
-def test_sizes_are_read(text: str, size: int) -> None:
-    """With decimal and binary units."""
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "2 GBit", "1e9", "1ib"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    """With an example of one."""
-    with pytest.raises(UsageError, match="2GB"):
-        parse_size(text)
 
 
 class PowerCut(BaseException):

@@ -44,7 +44,7 @@ def test_they_are_a_servers_for_these_names_and_its_key_is_secret(tmp_path: Path
 def test_no_authority_is_made_by_the_way(tmp_path: Path) -> None:
     """A wrong --data would give credentials that nobody believes."""
     words = ["--data", str(tmp_path), "offload", "credentials", "--host", "h", "--out", str(tmp_path / "out")]
-    with pytest.raises(UsageError, match="no controller's data folder yet"):
+    with pytest.raises(UsageError, match="not a controller's data folder yet"):
         CliRunner().invoke(cli, words, catch_exceptions=False)
     assert not (tmp_path / "keys").exists() and not (tmp_path / "out").exists()
 

@@ -18,6 +18,7 @@ from edgesplit.device_profile import PROFILE_PACKAGE, load_profile
 from edgesplit.errors import UsageError
 from edgesplit.links import parse_link
 from edgesplit.plan import Row
+from edgesplit.quantities import DURATION, SIZE
 from edgesplit_cli.commands.infer import read_npy
 from edgesplit_cli.commands.plan import plan_links
 from edgesplit_cli.demo.run import locked
@@ -112,11 +113,11 @@ def test_model_file_is_planned_without_a_controller(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--memory", "much"], 2, "no size"),
-        (["--energy", "5W"], 2, "no energy"),
-        (["--deadline", "soon"], 2, "no duration"),
-        (["--objective", "speed"], 2, "none of latency, p95, energy, throughput"),
-        (["--tier", "edge"], 2, "no tier"),
+        (["--memory", "much"], 2, "not a size"),
+        (["--energy", "5W"], 2, "not an energy"),
+        (["--deadline", "soon"], 2, "not a duration"),
+        (["--objective", "speed"], 2, "one of latency, p95, energy, throughput"),
+        (["--tier", "edge"], 2, "not a tier"),
         (["--tier", "gateway@wifi"], 2, "no such tier"),
         (["--link", "fast"], 2, "not a link"),
         (["--deadline", "1ms"], 4, "deadline"),
@@ -328,7 +329,7 @@ def test_the_runtime_blamed_the_model_for_a_sample(
     options = ("plan", model_file, "--device", "raspberrypi4")
     assert edgectl(monkeypatch, *options, "--samples", tmp_path / "one.npz") == 2
     said = capsys.readouterr().err
-    assert "sample 1 of 1 does not fit" in said or "one.npz is no .npz of plain arrays" in said
+    assert "sample 1 of 1 does not fit" in said or "one.npz is not a valid .npz file of arrays" in said
     assert edgectl(monkeypatch, *options, "--allow-loss", "1%") == 2
     assert "--allow-loss needs --samples" in capsys.readouterr().err
 
@@ -337,12 +338,12 @@ def test_the_runtime_blamed_the_model_for_a_sample(
     ("arguments", "told"),
     [
         (["--link", "wify"], "not a link: 'wify'"),
-        (["--memory", "5 apples"], "'5 apples' is no size"),
-        (["--deadline", "nan"], "'nan' is no duration"),
-        (["--allow-loss", "50"], "is 50% meant?"),
-        (["--tier", "edge=jetson-nano"], "write it as in edge=jetson-nano@100mbit/2ms"),
-        (["--tier", "cloud=jetson-nano@wifi"], "every plan has the tier 'cloud' already"),
-        (["--codecs", ""], "is no list of codecs"),
+        (["--memory", "5 apples"], "not a size: '5 apples'"),
+        (["--deadline", "nan"], "not a duration: 'nan'"),
+        (["--allow-loss", "50"], "at most 100%, as in 0.5%"),
+        (["--tier", "edge=jetson-nano"], "as in edge=jetson-nano@100mbit/2ms"),
+        (["--tier", "cloud=jetson-nano@wifi"], "tier name 'cloud' is taken"),
+        (["--codecs", ""], "not a list of codecs"),
         (["--keep-first", "9999"], "has 3 layers"),
         (["--device", "jetson-nano"], "leave --device out"),
         (["--tier", "edge=jetson-nano@wifi"], "holds the tiers' figures"),
@@ -392,8 +393,9 @@ def test_limits_that_conflict_are_named_by_their_options(
 @pytest.mark.parametrize("typed", [["--deadline", "0.1s"], ["--deadline=0.1s"], ["--deadline", "100000us"]])
 def test_a_limit_is_told_as_it_was_typed(typed: list[str]) -> None:
     """What else would do is told in a unit that fits it; another figure is nobody's spelling."""
-    assert typed_value("--deadline", 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
-    assert typed_value("--deadline", 0.2, ["plan", *typed]) == typed_value("--memory", 0.1, ["plan", *typed]) == ""
+    assert typed_value("--deadline", DURATION, 0.1, ["plan", *typed, "--json"]) == typed[-1].removeprefix("--deadline=")
+    assert typed_value("--deadline", DURATION, 0.2, ["plan", *typed]) == ""
+    assert typed_value("--memory", SIZE, 0.1, ["plan", *typed]) == ""
 
 
 def test_a_missing_comma_is_found_by_its_line(
@@ -485,7 +487,7 @@ def test_a_label_without_a_value_is_refused(
     """No `--to KEY=VALUE` would ever find it."""
     arguments = ["device", "claim", "cam", "--profile", "raspberrypi4", "--label", label]
     assert edgectl(monkeypatch, "--data", tmp_path, *arguments) == 2
-    assert "write it as KEY=VALUE" in capsys.readouterr().err
+    assert "KEY=VALUE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("deadline", ["nan", "0", "-1", "1e9"])

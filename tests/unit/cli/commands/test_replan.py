@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgesplit_cli.commands import replan
-from edgesplit_cli.commands.replan import duration_text, set_policy
+from edgesplit_cli.commands.replan import set_policy
 from edgesplit_cli.main import cli
 
 DRIFT: dict[str, Any] = {
@@ -132,14 +132,3 @@ def test_deploy_keeps_a_policy_for_the_groups_it_names(
     set_policy(controller, "digits", targets, "auto")  # type: ignore[arg-type]
     assert [body["groups"] for _, body in controller.asked] == groups
     assert {body["mode"] for _, body in controller.asked} == {"auto"}
-
-
-def test_long_times_are_spelt_short() -> None:
-    """In the largest unit that divides them."""
-    assert [duration_text(one) for one in (45.0, 90.0, 1_800.0, 21_600.0, 86_400.0)] == [
-        "45s",
-        "90s",
-        "30m",
-        "6h",
-        "1d",
-    ]

@@ -48,9 +48,9 @@ def test_the_end_for_people(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--profile", "a=70%,b=70%"), "more than a whole"),
+        (("--profile", "a=70%,b=70%"), "more than 100%"),
         (("--profile", ",a"), "not a list of profiles"),
-        (("--for", "soon"), "not a span"),
+        (("--for", "soon"), "not a duration"),
         (("--link", "string"), "string"),
         (("--faults", "/nowhere.yaml"), "cannot read"),
         (("--devices", "0"), "0 is not in the range"),
@@ -70,7 +70,7 @@ def test_a_controller_is_not_ours_to_kill(tmp_path: Path) -> None:
     from edgesplit_simulation.faults.schedule import USUAL_FAULTS, parse_faults
     from edgesplit_simulation.run import run_real
 
-    with pytest.raises(EdgeError, match="not ours to do"):
+    with pytest.raises(EdgeError, match="cannot be applied to a real controller"):
         run_real(
             tmp_path, None, 1, first=1, prefix="sim", group="", seed=1, classes={}, link="wifi",  # type: ignore[arg-type]
             faults=parse_faults(USUAL_FAULTS), duration_s=1, request_every_s=0, telemetry_every_s=1, health_s=1,

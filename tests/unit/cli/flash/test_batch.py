@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgesplit.errors import MediumFailed, NotFound
-from edgesplit_cli.flash import session
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.image import card as cards
+from edgesplit_provisioning.image import session
 from edgesplit_provisioning.image.target_checks import resolve_target
 from support.card_images import CLAIM, MIB, TRIXIE, Machine, boot_of, make_image, make_kit, needs_card_tools
 

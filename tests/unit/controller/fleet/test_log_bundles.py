@@ -23,7 +23,7 @@ from edgesplit.trust.identity import load_or_make_key
 from edgesplit_agent.control.log_bundle import PAUSE_S, LogBundleService, known_secrets
 from edgesplit_agent.host.log_buffer import LogBuffer
 from edgesplit_agent.state.data_folder import DataFolder
-from edgesplit_cli.commands.device import log_lines
+from edgesplit_cli.views.device import log_lines
 from edgesplit_controller.errors import Conflict
 from edgesplit_controller.fleet.log_bundles import (
     MAX_BUNDLES,

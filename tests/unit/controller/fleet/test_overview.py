@@ -12,9 +12,9 @@ from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import Ack, Backlog, Birth, Death, PowerState, Telemetry, TelemetryWindow
 from edgesplit.mqtt.telemetry import DeviceTime, MachineState
 from edgesplit.release.manifest import DesiredRelease, Signed, Statement
-from edgesplit_cli.commands.device import condition_line, health_line, model_lines, sequence_line
 from edgesplit_cli.commands.fleet import overview
 from edgesplit_cli.output import console
+from edgesplit_cli.views.device import condition_line, health_line, model_lines, sequence_line
 from edgesplit_controller.fleet.conditions import NEAR_EXPIRY_S, UNRESPONSIVE_S
 from edgesplit_controller.fleet.devices import ACK_INTERVAL_S
 from edgesplit_controller.fleet.listing import ListingQuery

@@ -38,7 +38,8 @@ def test_a_gate_is_read_with_its_unit(text: str, below: float) -> None:
     ("text", "says"),
     [
         ("speed<3", "not one of p95"), ("p95<150", "write it as in p95<150ms"), ("p95>150ms", "p95<150ms"),
-        ("errors<1", "errors<1%"), ("", "not one of"), ("p95<=150ms", "write it as"), ("p95<0ms", "below zero"),
+        ("errors<1", "errors<1%"),
+        ("memory<400", "memory<400MB"), ("", "not one of"), ("p95<=150ms", "write it as"), ("p95<0ms", "above 0"),
         ("p95<nan", "write it as"), ("<3", "not one of"), ("p95", "write it as"),
     ],
 )  # fmt: skip

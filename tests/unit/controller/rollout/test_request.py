@@ -15,7 +15,6 @@ from edgesplit.errors import UsageError
 from edgesplit_controller.rollout.request import (
     RolloutRequest,
     parse_at,
-    parse_duration,
     parse_gate_after,
     parse_hours,
     parse_rollout_rate,
@@ -74,12 +73,17 @@ def test_the_order_is_a_hash_of_rollout_and_device() -> None:
     )
 
 
+def device_timeout(text: str) -> float:
+    """The terms' time-out of one device."""
+    return parse_terms(RolloutRequest(device_timeout=text), NOW).device_timeout_s
+
+
 BAD: list[tuple[Callable[[Any], object], Any, str]] = [
     (parse_stages, ["50%", "10%"], "does not come after"),
-    (parse_stages, ["0%"], "10% or as a number"),
-    (parse_stages, ["101%"], "10% or as a number"),
-    (parse_stages, ["1.5"], "10% or as a number"),
-    (parse_stages, ["0"], "10% or as a number"),
+    (parse_stages, ["0%"], "as a number of devices"),
+    (parse_stages, ["101%"], "as a number of devices"),
+    (parse_stages, ["1.5"], "as a number of devices"),
+    (parse_stages, ["0"], "as a number of devices"),
     (parse_stages, [f"{n}%" for n in range(1, 30)], "at most 20"),
     (parse_rollout_rate, "fast", "100/min"),
     (parse_rollout_rate, "0/min", "100/min"),
@@ -88,11 +92,11 @@ BAD: list[tuple[Callable[[Any], object], Any, str]] = [
     (parse_rollout_rate, "exponential:base=0", "base=5"),
     (parse_rollout_rate, "exponential:base=5,speed=3", "base=5"),
     (parse_rollout_rate, "exponential:base=5,factor=0.5", "base=5"),
-    (parse_rollout_rate, "exponential:base=5,every=soon", "every 'soon'"),
-    (lambda text: parse_duration(text, "it"), "10", "30m"),
-    (lambda text: parse_duration(text, "it"), "10 minutes", "30m"),
-    (lambda text: parse_duration(text, "it"), "0s", "from one second"),
-    (lambda text: parse_duration(text, "it"), "9999d", "to a year"),
+    (parse_rollout_rate, "exponential:base=5,every=soon", "every: not a duration: 'soon'"),
+    (device_timeout, "10", "1h30m"),
+    (device_timeout, "10 minutes", "1h30m"),
+    (device_timeout, "0s", "at least 1s"),
+    (device_timeout, "9999d", "at most 366d"),
     (lambda text: parse_at(text, NOW), "2026-11-27T02:00", "time and zone"),
     (lambda text: parse_at(text, NOW), "tomorrow", "time and zone"),
     (lambda text: parse_at(text, NOW), "2028-11-27T02:00Z", "more than a year"),
@@ -104,7 +108,7 @@ BAD: list[tuple[Callable[[Any], object], Any, str]] = [
     (parse_hours, "01:00-05:00 ../../etc/passwd", "01:00-05:00"),
     (parse_hours, "01:00-05:00 /etc/passwd", "no time zone"),
     (parse_gate_after, "0 requests", "no request"),
-    (parse_gate_after, "soon", "30m"),
+    (parse_gate_after, "soon", "gate-after: not a duration"),
 ]
 
 
@@ -190,7 +194,7 @@ def test_any_text_is_a_usage_error_or_a_value(text: str) -> None:
     """Nothing else comes of what somebody types."""
     for parse in (
         parse_rollout_rate, parse_hours, parse_gate_after, lambda one: parse_stages([one]),
-        lambda one: parse_at(one, NOW), lambda one: parse_duration(one, "it"),
+        lambda one: parse_at(one, NOW), device_timeout,
     ):  # fmt: skip
         try:
             parse(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -13,7 +12,6 @@ from edgesplit.errors import UsageError
 from edgesplit.plan import Link
 from edgesplit_cli.local.model import read_labels
 from edgesplit_cli.main import cli
-from edgesplit_cli.options.percent import parse_share
 from edgesplit_cli.output import percent_text
 from edgesplit_cli.views.plan import loss_text
 from edgesplit_partitioner import plan
@@ -106,9 +104,6 @@ def test_costs_of_ones_own_are_planned_with_an_allowance(tmp_path: Path) -> None
 
 def test_shares_are_read_and_shown() -> None:
     """Per cent or a part of one; small ones keep the digits that say something."""
-    context, parameter = click.Context(cli), click.Option(["--x"])
-    assert parse_share(context, parameter, None) is None
-    assert parse_share(context, parameter, " 0.5% ") == parse_share(context, parameter, "0.005") == 0.005
     assert [percent_text(part) for part in (None, 0.0, 0.0125, 3.9e-5)] == ["-", "0.00%", "1.25%", "3.9e-5"]
     assert loss_text({"name": "cut-1"}) == ""
     assert "not confirmed" in loss_text({"loss": 0.1, "codecs": {"t": "int8"}})

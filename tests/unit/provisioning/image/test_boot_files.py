@@ -20,7 +20,7 @@ from edgesplit_provisioning.image.boot_files import BootFiles, build_boot_files
 from edgesplit_provisioning.image.detect import DetectedImage, Format
 from edgesplit_provisioning.image.options import CardSettings
 from edgesplit_provisioning.image.root_filesystem import OperatingSystem
-from edgesplit_provisioning.image.wifi import Wifi, make_wifi
+from edgesplit_provisioning.wifi import Wifi, make_wifi
 from support import REPOSITORY
 from support.card_images import CLAIM, CMDLINE, PUBLIC_KEY, make_kit
 from support.first_boot import MOUNT, Device

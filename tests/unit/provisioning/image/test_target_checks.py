@@ -73,7 +73,7 @@ def test_a_partition_is_refused_with_the_name_of_its_disk(machine: Machine) -> N
 
 def test_what_is_no_disk_here_is_refused(machine: Machine) -> None:
     """A name that was mistyped makes no file in /dev."""
-    with pytest.raises(UsageError, match="no disk of this machine"):
+    with pytest.raises(UsageError, match="not a disk of this machine"):
         resolve_target(Path("/dev/sdz"), root=machine.root)
 
 

@@ -224,19 +224,19 @@ def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
         pass
 
 
-def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(tmp_path: Path) -> None:
+def test_an_image_for_which_there_is_no_room_is_an_error_that_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk where it is unpacked."""
     file = tmp_path / "system.img.xz"
     file.write_bytes(lzma.compress(CONTENT))
 
-    class Full(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(opened: object, block: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    from edgesplit_provisioning.image import archive
-
-    with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"):
-        archive._write_sparse(Full(), b"x", tmp_path)
+    monkeypatch.setattr("edgesplit_provisioning.image.archive.write_sparse", full)
+    with pytest.raises(UsageError, match=r"no room to unpack .*XDG_CACHE_HOME"), uncompressed(file, tmp_path, told):
+        pass
 
 
 def test_the_digest_comes_from_where_it_is_given(tmp_path: Path) -> None:
@@ -275,8 +275,7 @@ def test_a_digest_that_is_none_is_refused(tmp_path: Path) -> None:
         expected_digest(image, None)
 
 
-def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_under_a_program_is_an_error_of_the_disk() -> None:
     """mtools waits for a card that never answers: that is told like any other failure of the card."""
-    monkeypatch.setattr(subprocesses, "TIMEOUT_S", 0.0)
     with pytest.raises(OSError, match="got no answer"):
-        subprocesses.run(["cat"], stdin=bytes(1 << 22))
+        subprocesses.run(["cat"], stdin=bytes(1 << 22), timeout_s=0.0)

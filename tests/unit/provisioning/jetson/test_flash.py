@@ -16,9 +16,10 @@ from edgesplit.trust.identity import Claim, encode_claim
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import read_bsp
-from edgesplit_provisioning.jetson.overlay import KIT, Network, Overlay, overlay_files
+from edgesplit_provisioning.jetson.overlay import KIT, Overlay, overlay_files
 from edgesplit_provisioning.jetson.root_filesystem import RECORD, FileToWrite, install_files, restore_files
 from edgesplit_provisioning.kit.manifest import FORMAT, KitManifest, encode, list_files
+from edgesplit_provisioning.wifi import Wifi
 from support.jetson_tree import listing, make_tree
 
 PROFILE = "jetson-orin-nano"
@@ -62,7 +63,7 @@ def test_what_is_no_tree_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="R35"):
         read_bsp(path, PROFILE)
     release.write_bytes(b"\xff\x00garbage" * 1000)
-    with pytest.raises(UsageError, match="does not say which"):
+    with pytest.raises(UsageError, match="an unknown release"):
         read_bsp(path, PROFILE)
     release.unlink()
     with pytest.raises(UsageError, match="apply_binaries"):
@@ -75,8 +76,8 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     """Kit, claim (0600), unit, name, keys, network; `--clean` leaves not a trace."""
     path = make_tree(tmp_path)
     before = listing(path)
-    network = Network(b"caf\xc3\xa9;\n[evil]", "ab" * 32)
-    wished = overlay(tmp_path, user="ada", ssh_keys=("ssh-ed25519 AAAA ada",), sudo=True, network=network)
+    wifi = Wifi(b"caf\xc3\xa9;\n[evil]", "ab" * 32, "FR")
+    wished = overlay(tmp_path, user="ada", ssh_keys=("ssh-ed25519 AAAA ada",), sudo=True, wifi=wifi)
     install_files(path, overlay_files(wished))
 
     root = path / "rootfs"
@@ -86,7 +87,7 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     assert (root / "etc/sudoers.d/40-edgesplit").stat().st_mode & 0o777 == 0o440
     wanted = root / "etc/systemd/system/multi-user.target.wants/edgesplit-first-boot.service"
     assert os.readlink(wanted) == "/etc/systemd/system/edgesplit-first-boot.service"
-    connection = (root / "etc/NetworkManager/system-connections/edgesplit.nmconnection").read_text()
+    connection = (root / "etc/NetworkManager/system-connections/edgesplit-wifi.nmconnection").read_text()
     assert "[evil]" not in connection and f"psk={'ab' * 32}" in connection and "ssid=99;97;102;195;" in connection
 
     assert restore_files(path) == []

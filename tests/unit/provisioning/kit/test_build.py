@@ -55,7 +55,7 @@ def copied(wheelhouse: Path, folder: Path) -> Path:
     [
         (("2.7", "aarch64"), "no kit for Python '2.7'"),
         (("3.11", "armv7l"), "no kit for the machine 'armv7l'"),
-        (("3.11", "aarch64", "musl"), "no version of the GNU C library"),
+        (("3.11", "aarch64", "musl"), "not a version of the GNU C library"),
     ],
 )
 def test_a_device_that_no_wheels_are_for_is_refused(words: tuple[str, ...], said: str) -> None:
@@ -144,7 +144,7 @@ def test_further_files_and_an_interpreter_travel_along(tmp_path: Path, wheelhous
         built(wheelhouse, interpreter=other)
     with pytest.raises(UsageError, match=r"neither a \.tar\.gz nor a \.tar\.zst"):
         built(wheelhouse, interpreter=interpreter)
-    with pytest.raises(UsageError, match="no name for a file in a kit"):
+    with pytest.raises(UsageError, match="not a valid file name in a kit"):
         built(wheelhouse, more={"Coral Files": interpreter})
 
 
@@ -173,7 +173,7 @@ def test_names_in_a_kit_are_safe_on_fat_and_lead_nowhere_else(wheelhouse: Path) 
     raw = encode(described)
     assert decode(raw) == described
     for name in ("../x.tar", "/etc/passwd", "A.TAR", "a", "a b.tar"):
-        with pytest.raises(MalformedMessage, match="no name of a file in a kit"):
+        with pytest.raises(MalformedMessage, match="not a valid file name in a kit"):
             decode(raw.replace(b'"wheels.tar"', json.dumps(name).encode()))
     for spoilt in (b"", raw[:-20], raw.replace(b"kit/1", b"kit/2"), b"[" * 9_000, raw + b" " * 70_000):
         with pytest.raises(MalformedMessage):

@@ -14,7 +14,7 @@ from edgesplit_agent.main import main
 from edgesplit_agent.power.mode import PowerSettings
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.power.sensors import Readings
-from edgesplit_cli.commands.device import joules_text, power_line
+from edgesplit_cli.views.device import joules_text, power_line
 
 
 def test_a_battery_and_a_budget_on_one_line() -> None:

@@ -8,13 +8,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgesplit.errors import UsageError
 
 PBKDF2_ROUNDS, KEY_BYTES = 4_096, 32
 """PBKDF2 with HMAC-SHA1 and the SSID as salt (IEEE 802.11i, annex H.4)."""
+PASSPHRASE_BYTES = 1_000
+"""At most this much of a passphrase file is read."""
 KEY = re.compile(r"[0-9a-fA-F]{64}")
+CONNECTION = "edgesplit-wifi"
+"""Name of the connection in NetworkManager."""
 COUNTRY = re.compile(r"[A-Z]{2}")
 
 
@@ -40,6 +47,26 @@ def make_wifi(ssid: str, passphrase: str, country: str) -> Wifi:
     return Wifi(name, derived_key(name, passphrase), country)
 
 
+def network_from_options(
+    ssid: str | None, password_file: Path | None, country: str, ask_passphrase: Callable[[], str]
+) -> Wifi | None:
+    """The wireless network of a flash's options, None without an SSID; the passphrase comes from the file, else from
+    `ask_passphrase`."""
+    if ssid is None:
+        if password_file is not None:
+            raise UsageError("--wifi-password-file needs --wifi SSID")
+        return None
+    if not country:
+        raise UsageError("--wifi needs --wifi-country: a radio may not send before its country is set")
+    if password_file is None:
+        return make_wifi(ssid, ask_passphrase(), country)
+    try:
+        passphrase = password_file.read_bytes()[:PASSPHRASE_BYTES].decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UsageError(f"cannot read {password_file}: {error.strerror}") from error
+    return make_wifi(ssid, passphrase, country)
+
+
 def ssid_bytes(ssid: str) -> bytes:
     """The SSID as bytes; UsageError unless it has 1 to 32 of them."""
     name = os.fsencode(ssid)
@@ -63,3 +90,28 @@ def derived_key(ssid: bytes, passphrase: str) -> str:
             " Open networks and WPA3 without WPA2 are not supported"
         )
     return hashlib.pbkdf2_hmac("sha1", secret, ssid, PBKDF2_ROUNDS, KEY_BYTES).hex()
+
+
+def network_manager_keyfile(wifi: Wifi) -> str:
+    """NetworkManager's keyfile for the network; the SSID is written as byte values, which need no quoting."""
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"edgesplit {wifi.ssid.hex()}")
+    return f"""[connection]
+id={CONNECTION}
+uuid={identity}
+type=wifi
+
+[wifi]
+mode=infrastructure
+ssid={"".join(f"{byte};" for byte in wifi.ssid)}
+
+[wifi-security]
+key-mgmt=wpa-psk
+psk={wifi.key}
+
+[ipv4]
+method=auto
+
+[ipv6]
+addr-gen-mode=default
+method=auto
+"""
