@@ -119,7 +119,7 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
         if model and not model.get("current", True):
             parts.append(f" (said {ago_text(reported.get('at'))}: {model.get('last_state')})")
         if difference.get("kind") not in (None, "as desired"):
-            reason = f" ({difference['kind']})" if difference.get("kind") else ""
+            reason = f" ({difference['detail']})" if difference.get("detail") else ""
             wanted = f"; shall run {difference['desired'][:16]}" if difference["desired"] not in ("", runs) else ""
             parts.append(f"{wanted}: {difference['kind']}{reason}")
         lines.append(Text.assemble(*parts))
