@@ -112,15 +112,11 @@ class Management:
         return self._ask_all(request, UNLOAD, groups["model"])
 
     def _ask_all(self, request: Request, question: str, model: str) -> Response:
-        """Have every serving process load or unload the model."""
+        """Have every serving process load or unload the model; answered when each has done it."""
         if refusal := self._refusal(request):
             return refusal
         self._models.model(model)  # raises NotFound before the other processes are asked
-        self._peers.ask(question, model)
-        if question == LOAD:
-            self._models.model(
-                model
-            ).half.load()  # errors of other processes are in their logs; this process's are raised
+        self._peers.change(question, model)
         return Response()
 
     def _statistics(self, _: Request, groups: Mapping[str, str]) -> Response:
