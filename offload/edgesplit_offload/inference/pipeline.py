@@ -28,18 +28,12 @@ from edgesplit.http1.head import ParsedHead
 from edgesplit.http1.server import Request, Response, error_response, response_to
 from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN, Phase
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.fast_codec import FastRequest
 from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor
 from edgesplit_offload.batching.remote_batcher import RemoteBatcher
 from edgesplit_offload.frontend.event_loop import EventLoop
-from edgesplit_offload.inference.gateway_relay import (
-    NOT_HERE,
-    NextTier,
-    RowRequest,
-    Tensors,
-    request_timeout_s,
-)
+from edgesplit_offload.inference.gateway_relay import NOT_HERE, NextTier, RowRequest, Tensors, request_timeout_s
+from edgesplit_offload.models.fast_codec import FastRequest
 from edgesplit_offload.models.remote_half import RemoteHalf
 from edgesplit_offload.models.repository import VERSION, ModelRepository, RemoteModel
 from edgesplit_offload.observability.request_metrics import RELAYED, MetricsRecorder, RequestMetrics, outcome_label
