@@ -1,8 +1,8 @@
 """One connection of the offload server on a non-blocking socket: read, dispatch, write, step by step.
 
-The protocol is `edgesplit.http1.connection`. Each step advances the connection, or returns False because it needs an
-event first: input, room to write, or the response. One request is handled at a time; a refused peer receives the reason
-and is disconnected. Everything here is called by the event loop's leader.
+The protocol is `edgesplit.http1.server_connection`. Each step advances the connection, or returns False because it
+needs an event first: input, room to write, or the response. One request is handled at a time; a refused peer receives
+the reason and is disconnected. Everything here is called by the event loop's leader.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
-from edgesplit.http1.connection import HEAD, NEED_DATA, REQUEST, Part, PeerClosed, ServerConnection
 from edgesplit.http1.head import CONTINUE, ParsedHead, Refused
 from edgesplit.http1.server import Request, Response, refusal_response
+from edgesplit.http1.server_connection import HEAD, NEED_DATA, REQUEST, Part, PeerClosed, ServerConnection
 from edgesplit_offload.frontend.event_loop import GONE, READABLE
 from edgesplit_offload.frontend.transport import Transport
 from edgesplit_offload.scheduling.arrivals import ArrivalStats

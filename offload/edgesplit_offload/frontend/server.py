@@ -17,10 +17,10 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from edgesplit.http1.connection import PeerClosed, new_scratch
 from edgesplit.http1.head import ParsedHead, Refused
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.server import Request, Response, error_response, reject
+from edgesplit.http1.server_connection import PeerClosed, new_scratch
 from edgesplit.limits import LIMITS
 from edgesplit_offload.frontend.connection import HttpConnection
 from edgesplit_offload.frontend.event_loop import EventLoop

@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Sequence
 from typing import Protocol
 
-from edgesplit.http1.connection import Part
 from edgesplit.http1.server import peer_identity
+from edgesplit.http1.server_connection import Part
 from edgesplit.socket_send import send_some
 
 _RECORD_BYTES = 16_384

@@ -27,6 +27,7 @@ from edgesplit.http1.content_coding import (
 from edgesplit.http1.head import ParsedHead
 from edgesplit.http1.server import Request, Response, error_response, response_to
 from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN, Phase
+from edgesplit.offload_client.pool import LOAD_HEADER, SECONDS_HEADER
 from edgesplit.oip import protocol as oip
 from edgesplit.release import boundary_codecs
 from edgesplit.runtime import Tensor
@@ -45,9 +46,7 @@ from edgesplit_offload.scheduling.scheduler import LOOK_UP_S, Scheduler
 
 log = logging.getLogger(__name__)
 
-SECONDS_HEADER = "edgesplit-seconds"
 QUEUE_HEADER = "edgesplit-queue-seconds"
-LOAD_HEADER = "edgesplit-load"
 QUICK_JSON_BYTES = 65_536
 """A longer JSON part is decoded in another thread."""
 Answer = Callable[[Response], None]

@@ -3,7 +3,7 @@ times.
 
 The handler only sees complete requests of bounded size; anything else is refused with its reason and the connection is
 closed. A handler that raises is answered with an error and the server goes on; `stop` lets running requests finish.
-The protocol is `edgesplit.http1.connection`, bodies are received into one buffer without copies. Not supported:
+The protocol is `edgesplit.http1.server_connection`, bodies are received into one buffer without copies. Not supported:
 chunked bodies (411), HTTP/2; content codings and routing are the handler's concern. Why threads: docs/decisions/0004.
 """
 
@@ -36,10 +36,10 @@ from edgesplit.errors import (
     NotFound,
     UsageError,
 )
-from edgesplit.http1.connection import NEED_DATA, REQUEST, Event, Part, PeerClosed, ServerConnection, new_scratch
 from edgesplit.http1.head import CONTINUE, Refused, encode_head
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.peer import Peer
+from edgesplit.http1.server_connection import NEED_DATA, REQUEST, Event, Part, PeerClosed, ServerConnection, new_scratch
 from edgesplit.limits import LIMITS
 from edgesplit.socket_send import send_some
 

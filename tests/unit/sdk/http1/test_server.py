@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
-from edgesplit.http1 import connection as protocol
 from edgesplit.http1 import head as http_head
 from edgesplit.http1 import server as http1
+from edgesplit.http1 import server_connection as protocol
 from edgesplit.http1.server import Request, Response, Server, json_response
 from edgesplit.limits import LIMITS
 from edgesplit_controller.pki.authority import Authority

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from edgesplit.http1.connection import (
+from edgesplit.http1.head import Refused
+from edgesplit.http1.server_connection import (
     LINGER_S,
     SCRATCH_BYTES,
     Event,
@@ -17,7 +18,6 @@ from edgesplit.http1.connection import (
     new_scratch,
     transfer_s,
 )
-from edgesplit.http1.head import Refused
 from edgesplit.limits import LIMITS
 from support.fuzzing import fuzzed, spoiled
 
