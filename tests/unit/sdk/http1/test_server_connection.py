@@ -206,7 +206,7 @@ def test_a_refused_peer_is_received_from_for_a_while() -> None:
     driver = Driver()
     driver.receive(CHUNKED)
     connection = driver.connection
-    parts = connection.encode_refusal(411, {}, [b"why"], 5.0)
+    parts = connection.encode_refusal(411, {}, [b"reason"], 5.0)
     assert b"".join(parts).startswith(b"HTTP/1.1 411 ")
     assert connection.deadline == 5.0 + LINGER_S
     with pytest.raises(PeerClosed):
