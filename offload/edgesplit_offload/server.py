@@ -26,16 +26,13 @@ import uuid
 from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
-from time import monotonic, perf_counter
-from typing import cast
+from time import perf_counter
 
 import edgesplit
 from edgesplit.errors import EdgeError, NotFound
-from edgesplit.http1.content_coding import decode_body
 from edgesplit.http1.head import ParsedHead as AskedHead
 from edgesplit.http1.server import Request, Response, call_handler, error_response, json_response
 from edgesplit.observability import metrics
-from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN
 from edgesplit.observability.registry import Series, gauge_series
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.oip import protocol as oip
@@ -45,36 +42,19 @@ from edgesplit_offload.batching.batcher import Batcher
 from edgesplit_offload.batching.remote_batcher import RemoteBatcher
 from edgesplit_offload.frontend.event_loop import EventLoop
 from edgesplit_offload.frontend.server import HttpServer
-from edgesplit_offload.inference.gateway_relay import (
-    NOT_HERE,
-    NextTier,
-    RowRequest,
-    RowResult,
-    Tensors,
-    request_timeout_s,
-)
+from edgesplit_offload.inference.gateway_relay import NextTier
 from edgesplit_offload.inference.management_api import Management
-from edgesplit_offload.inference.pipeline import (
-    QUEUE_HEADER,
-    Answer,
-    InferencePipeline,
-    Route,
-    decode_inference,
-    encode_answer,
-    error_to_response,
-    route_of,
-)
+from edgesplit_offload.inference.pipeline import Answer, InferencePipeline, Route, error_to_response, route_of
 from edgesplit_offload.models.batch_benefit import CLOCKS, BackgroundMeasurements
 from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
 from edgesplit_offload.models.repository import VERSION, ModelRepository, Opener, RemoteModel
 from edgesplit_offload.models.slice_cache import SliceCache
 from edgesplit_offload.models.warm_up import WarmUp
-from edgesplit_offload.observability.request_metrics import RELAYED, MetricsRecorder, RequestMetrics
+from edgesplit_offload.observability.request_metrics import MetricsRecorder
 from edgesplit_offload.observability.statistics import StatisticsRecorder
 from edgesplit_offload.processes.metric_totals import metrics_answer
 from edgesplit_offload.processes.peers import PeerProcesses, SingleProcess
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
-from edgesplit_offload.scheduling.queue import Job
 from edgesplit_offload.scheduling.scheduler import Scheduler, is_short
 
 log = logging.getLogger(__name__)
@@ -166,8 +146,9 @@ class OffloadServer:
         if elsewhere is not None:
             elsewhere.bind(self._loop, self._scheduler.on_remote_load)
         self._pipeline = InferencePipeline(
-            self._models, self._scheduler, self._loop, elsewhere, (self._metrics, self._statistics), self._on_requested
-        )
+            self._models, self._scheduler, self._loop, elsewhere, (self._metrics, self._statistics), self._on_requested,
+            onward,
+        )  # fmt: skip
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._warm_up = WarmUp(folder, self._models)
@@ -254,9 +235,9 @@ class OffloadServer:
         return min(self._scheduler.on_timer(now), self._batcher.on_timer(now), remote_at, self.http.on_timer(now))
 
     def route(self, parsed: AskedHead) -> Route | None:
-        """The route of inference requests that this server finishes by itself; None for all others."""
+        """The route of inference requests; None for all others."""
         match = _MODEL.fullmatch(parsed.path.rstrip("/"))
-        if match is None or match["verb"] != "/infer" or parsed.head.method != "POST" or self._next_tier is not None:
+        if match is None or match["verb"] != "/infer" or parsed.head.method != "POST":
             return None
         return route_of(match["model"], parsed) if match["version"] in (None, VERSION) else None
 
@@ -303,10 +284,6 @@ class OffloadServer:
             return _not_allowed(method)
         if match["version"] not in (None, VERSION):
             raise NotFound(f"model {match['model'][:200]!r} has no version {match['version'][:80]!r}")
-        if verb == "/infer":
-            assert self._next_tier is not None, "else it is not asked here"
-            with self._metrics.measure(request) as visit:
-                return self._infer_or_relay(request, match["model"], self._next_tier, visit)
         return self._describe_model(self._models.model(match["model"]), verb)
 
     def _describe_model(self, model: RemoteModel, verb: str | None) -> Response:
@@ -317,92 +294,10 @@ class OffloadServer:
             return json_response(200, oip.model_config(model.name, model.wire_inputs, model.outputs))
         return json_response(200, oip.model_metadata(model.name, [VERSION], model.wire_inputs, model.outputs))
 
-    def _infer_or_relay(
-        self, request: Request, name: str, next_tier: NextTier, request_metrics: RequestMetrics
-    ) -> Response:
-        """A gateway's response: run by itself, with the next tier, or relayed."""
-        try:
-            model = self._models.model(name)
-            if model.through_gateway:
-                return self._infer(request, model, request_metrics, next_tier)
-        except NOT_HERE as error:
-            log.info("%s is relayed: %s", name[:200], error)
-        request_metrics.model, request_metrics.row = RELAYED, ""
-        body = decode_body(request.body, request.headers.get("content-encoding", ""))
-        with request_metrics.timeline.phase(HOP):
-            return next_tier.relay(request, request_timeout_s(request, body))
-
-    def _infer(
-        self, request: Request, model: RemoteModel, request_metrics: RequestMetrics, next_tier: NextTier
-    ) -> Response:
-        """The row's outputs, from the slices here and at the next tier."""
-        arrived = perf_counter()
-        request_metrics.model, request_metrics.row = model.served, model.row.name
-        try:
-            response = self._run_row(request, model, request_metrics, next_tier)
-        except Exception:
-            self._statistics.record_failure(model.name, perf_counter() - arrived)
-            raise
-        took_s = perf_counter() - arrived
-        self._statistics.record_answer(
-            model.name,
-            request_metrics.timeline.seconds_by_phase(),
-            took_s,
-            request_metrics.batch,
-            request_metrics.counts_run,
-        )
-        self._on_requested(model.half)
-        return response
-
     def _on_requested(self, half: RemoteHalf) -> None:
         """Have the half's batching benefit measured after its first request."""
         if self._measuring is not None and half.claim_measurement():
             self._measuring.submit(partial(half.measure, self._clock))
-
-    def _run_row(
-        self, request: Request, model: RemoteModel, request_metrics: RequestMetrics, next_tier: NextTier
-    ) -> Response:
-        arrived, began, timeline = monotonic(), perf_counter(), request_metrics.timeline
-        try:
-            decoded_request, inputs = decode_inference(request, model)
-        finally:
-            timeline.add_until_now(DECODE, began)
-        timeout_s = oip.timeout_s(decoded_request.parameters)
-        deadline = None if timeout_s is None else arrived + timeout_s
-        row_request = RowRequest(decoded_request.id, inputs, deadline, request.is_closed, timeline)
-        run = partial(self._run_part, row_request, request.peer, request_metrics)
-        result = next_tier.finish(model, row_request, run) if model.row.hops else RowResult(run(model, inputs), {})
-        began = perf_counter()
-        headers, buffers = encode_answer(
-            model, decoded_request, result.outputs, request.headers.get("accept-encoding", "")
-        )
-        timeline.add_until_now(ENCODE, began)
-        request_metrics.sent = sum(map(len, buffers))
-        queue = {QUEUE_HEADER: f"{timeline.total_of(QUEUE):.6f}"}
-        return Response(200, {**headers, **queue, **result.headers, **request_metrics.headers()}, buffers)
-
-    def _run_part(
-        self,
-        row_request: RowRequest,
-        client: str | None,
-        request_metrics: RequestMetrics,
-        part: RemoteModel,
-        inputs: Tensors,
-    ) -> Tensors:
-        """The outputs of a part of a row, run through the scheduler; this thread waits."""
-        half = part.half
-        job = Job(inputs, half.run, half.run_times, client, row_request.deadline, row_request.is_client_gone)
-        try:
-            if not half.is_loaded:
-                with row_request.timeline.phase(LOAD):
-                    half.load()
-            return cast(Tensors, self._scheduler.submit_and_wait(job))
-        finally:
-            request_metrics.batch, request_metrics.counts_run = max(1, job.batch_size), job.counts_run
-            ran = job.arrived + job.queue_s
-            row_request.timeline.add(QUEUE, job.arrived, ran if job.batch_size else perf_counter())
-            if job.batch_size:
-                row_request.timeline.add(RUN, ran, ran + job.run_s)
 
     def series(self) -> list[Series]:
         """The metrics of this process for /metrics."""

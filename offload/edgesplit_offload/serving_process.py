@@ -10,10 +10,13 @@ import logging
 import socket
 import threading
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import Any
 
+from edgesplit.errors import Busy
 from edgesplit.process.lifecycle import on_stop_signals
 from edgesplit_offload.batching.remote_batcher import RemoteBatcher
+from edgesplit_offload.processes.fan_out import TIMEOUT_S
 from edgesplit_offload.processes.ipc import (
     BATCHER_LINK,
     MAX_KIND_BYTES,
@@ -31,14 +34,14 @@ from edgesplit_offload.processes.ipc import (
     Reply,
     WantBatcher,
 )
-from edgesplit_offload.processes.peers import Answerers
+from edgesplit_offload.processes.peers import CHANGE_S, Answerers
 from edgesplit_offload.server import OffloadServer
 
 log = logging.getLogger(__name__)
 
 ALIVE_EVERY_S = 0.5
-ANSWER_S = 10.0
-"""Seconds that a question waits for the supervisor."""
+SUPERVISOR_S = 5.0
+"""Seconds that a question waits for the supervisor beyond the time that the processes have."""
 
 
 class SupervisedPeers:
@@ -49,7 +52,7 @@ class SupervisedPeers:
         self._answerers: Answerers = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._pending: dict[int, tuple[threading.Event, list[Any]]] = {}
+        self._pending: dict[int, SimpleQueue[Answers]] = {}
 
     def listen(self, answerers: Answerers) -> None:
         """Answer questions with these functions from now on."""
@@ -57,15 +60,31 @@ class SupervisedPeers:
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
         """The answers of all processes; only this one's if the supervisor does not answer."""
-        answered, answers = threading.Event(), list[Any]()
+        answers = self._ask(question, argument, TIMEOUT_S)
+        return [self._answerers[question](argument)] if answers is None else answers.answers
+
+    def change(self, question: str, argument: Any) -> None:
+        """Have every process do what the question asks for, this one first, whose errors are raised; Busy if another
+        failed, or did not end in time. Errors of other processes are in their logs."""
+        self._answerers[question](argument)
+        answers = self._ask(question, argument, CHANGE_S)
+        if answers is None or answers.missing:
+            raise Busy(f"{answers.missing if answers else 'the other'} serving processes have not done it: try again")
+
+    def _ask(self, question: str, argument: Any, timeout_s: float) -> Answers | None:
+        """The answers of all processes within `timeout_s`; None if the supervisor does not answer."""
+        answered = SimpleQueue[Answers]()
         with self._lock:
             number = next(self._numbers)
-            self._pending[number] = answered, answers
-        self._ipc.send(Ask(number, question, argument))
-        is_answered = answered.wait(ANSWER_S)
-        with self._lock:
-            self._pending.pop(number)
-        return answers if is_answered else [self._answerers[question](argument)]
+            self._pending[number] = answered
+        self._ipc.send(Ask(number, question, argument, timeout_s))
+        try:
+            return answered.get(timeout=timeout_s + SUPERVISOR_S)
+        except Empty:
+            return None
+        finally:
+            with self._lock:
+                self._pending.pop(number)
 
     def on_message(self, message: Question | Answers) -> None:
         """Process a message of the supervisor."""
@@ -75,8 +94,7 @@ class SupervisedPeers:
         with self._lock:
             waiting = self._pending.get(message.number)
         if waiting is not None:
-            waiting[1].extend(message.answers)
-            waiting[0].set()
+            waiting.put(message)
 
     def _answer(self, message: Question) -> None:
         try:

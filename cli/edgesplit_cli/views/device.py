@@ -154,7 +154,8 @@ def sequence_line(counts: dict[str, Any]) -> str:
 
 def power_line(power: dict[str, Any]) -> str:
     """Battery, power and temperature on one line; unknown values are left out."""
-    parts = ["power: " + power.get("mode", "performance") + (f" ({power['mode_reason']})" if power.get("mode_reason") else "")]
+    reason = f" ({power['mode_reason']})" if power.get("mode_reason") else ""
+    parts = [f"power: {power.get('mode', 'performance')}{reason}"]
     if (percent := power.get("battery_percent")) is not None:
         parts.append(f"battery {percent:.0f} %{' and falling' if power.get('discharging') else ''}")
     if (watts := power.get("watts")) is not None:

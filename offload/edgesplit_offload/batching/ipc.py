@@ -34,14 +34,13 @@ from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensor
+from edgesplit.socket_send import send_some
 
 MAX_HEAD_BYTES = 1 << 20
 STUCK_AFTER_S = 2.0
 """A peer that reads nothing for this long is given up, because the sender must serve others."""
 _LENGTHS = struct.Struct("!IQ")
 _SCRATCH_BYTES = 1 << 17
-_MAX_BUFFERS = 200
-"""Most buffers per `sendmsg` call; the kernel takes 1,024 at most."""
 
 
 class Alone(EdgeError):
@@ -182,16 +181,8 @@ class Link:
         """Send as much as the peer takes now."""
         try:
             while self._unsent and not self.is_closed:
-                batch = self._unsent[:_MAX_BUFFERS]
-                sent = self._sock.sendmsg(batch)
+                send_some(self._sock, self._unsent)
                 self._progress_at = monotonic()
-                sent_buffers = 0
-                while sent_buffers < len(batch) and sent >= len(batch[sent_buffers]):
-                    sent -= len(batch[sent_buffers])
-                    sent_buffers += 1
-                del self._unsent[:sent_buffers]
-                if sent:
-                    self._unsent[0] = memoryview(self._unsent[0])[sent:]
         except BlockingIOError:
             pass
         except OSError:

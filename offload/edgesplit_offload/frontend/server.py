@@ -19,9 +19,10 @@ from typing import Protocol
 
 from edgesplit.http1.head import ParsedHead, Refused
 from edgesplit.http1.listener import Listener
-from edgesplit.http1.server import PeerClosed, Request, Response, error_response, reject
+from edgesplit.http1.server import Request, Response, error_response, reject
+from edgesplit.http1.server_connection import PeerClosed, new_scratch
 from edgesplit.limits import LIMITS
-from edgesplit_offload.frontend.connection import HEAD_BYTES, HttpConnection
+from edgesplit_offload.frontend.connection import HttpConnection
 from edgesplit_offload.frontend.event_loop import EventLoop
 from edgesplit_offload.frontend.transport import PlainTransport, TlsTransport
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
@@ -75,7 +76,7 @@ class HttpServer:
         self._timer_at = math.inf
         self._handling: HttpConnection | None = None
         """The connection whose request is being passed to the handler right now."""
-        self.scratch = memoryview(bytearray(HEAD_BYTES))
+        self.scratch = new_scratch()
         self.is_stopping = False
 
     @property

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgesplit.http1.server import peer_identity
+from edgesplit.http1.server_connection import Part
+from edgesplit.socket_send import send_some
 
-Part = bytes | memoryview
-_MAX_PARTS = 512
-"""Most parts per `sendmsg` call; the kernel takes 1,024 at most."""
 _RECORD_BYTES = 16_384
 """Small parts are joined into TLS records of up to this many bytes."""
 
@@ -69,18 +68,9 @@ class PlainTransport:
         unsent = list(parts)
         while unsent:
             try:
-                sent = self._sock.sendmsg(unsent if len(unsent) <= _MAX_PARTS else unsent[:_MAX_PARTS])
+                send_some(self._sock, unsent)
             except BlockingIOError:
-                return unsent
-            if sent == sum(map(len, unsent)):
-                return []
-            sent_parts = 0
-            while sent_parts < len(unsent) and sent >= len(unsent[sent_parts]):
-                sent -= len(unsent[sent_parts])
-                sent_parts += 1
-            del unsent[:sent_parts]
-            if sent:
-                unsent[0] = memoryview(unsent[0])[sent:]
+                break
         return unsent
 
 

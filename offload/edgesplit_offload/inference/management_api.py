@@ -17,9 +17,10 @@ import msgspec
 
 from edgesplit.errors import MalformedMessage, NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
+from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
 from edgesplit_offload.models.repository import VERSION, ModelRepository
-from edgesplit_offload.observability.statistics import ModelStatistics, StatisticsRecorder, of_models, sum_processes
+from edgesplit_offload.observability.statistics import StatisticsRecorder, of_models, sum_processes
 from edgesplit_offload.processes.peers import PeerProcesses
 
 log = logging.getLogger(__name__)
@@ -112,21 +113,17 @@ class Management:
         return self._ask_all(request, UNLOAD, groups["model"])
 
     def _ask_all(self, request: Request, question: str, model: str) -> Response:
-        """Have every serving process load or unload the model."""
+        """Have every serving process load or unload the model; answered when each has done it."""
         if refusal := self._refusal(request):
             return refusal
         self._models.model(model)  # raises NotFound before the other processes are asked
-        self._peers.ask(question, model)
-        if question == LOAD:
-            self._models.model(
-                model
-            ).half.load()  # errors of other processes are in their logs; this process's are raised
+        self._peers.change(question, model)
         return Response()
 
     def _statistics(self, _: Request, groups: Mapping[str, str]) -> Response:
         if groups.get("version", VERSION) != VERSION:
             raise NotFound(f"model {groups['model'][:200]!r} has no version {groups['version'][:80]!r}")
-        counted: list[ModelStatistics] = sum_processes(self._peers.ask(STATISTICS))
+        counted: list[StatisticsEntry] = sum_processes(self._peers.ask(STATISTICS))
         models = (
             [self._models.model(groups["model"]).name]
             if "model" in groups

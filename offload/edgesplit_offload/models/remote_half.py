@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cached_property, partial
 from time import perf_counter
 from typing import Protocol
@@ -34,7 +34,7 @@ from edgesplit_offload.models.batch_benefit import (
 )
 from edgesplit_offload.models.batch_graph import batched_source
 from edgesplit_offload.models.slice_cache import LoadableSlice, SliceCache, SliceKey
-from edgesplit_offload.scheduling.run_times import RunTimes
+from edgesplit_offload.scheduling.run_times import BatchBenefit, RunTimes
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ class RemoteHalf:
         self._wide = wide
         self._cache = cache
         self._measure_once = threading.Lock()
+        self._lock = threading.Lock()
+        self._unloads = self._unloads_at_claim = 0
         self._slices = [release.manifest.slice(name) for name in remote]
         self._single = [self._loadable(slice_) for slice_ in self._slices]
         self._batched: list[LoadableSlice] | None = None
@@ -132,8 +134,10 @@ class RemoteHalf:
                 self.run([random_inputs(self._inputs, np.random.default_rng(0))])
 
     def unload(self) -> None:
-        """Evict its slices that are not in use. The next request loads them again."""
-        self._evict([*self._single, *(self._batched or ())])
+        """Evict its slices. The next request loads them again; a measurement in progress does not."""
+        with self._lock:
+            self._unloads += 1
+            self._evict([*self._single, *(self._batched or ())])
 
     def run(self, requests: Sequence[Tensors]) -> list[Tensors]:
         """All outputs by name, for each of the inputs: in one run if batching is enabled."""
@@ -145,14 +149,21 @@ class RemoteHalf:
 
     def claim_measurement(self) -> bool:
         """True for exactly one caller, which must see to it that `measure` is called."""
-        return self._measure_once.acquire(blocking=False)
+        is_first = self._measure_once.acquire(blocking=False)
+        if is_first:
+            self._unloads_at_claim = self._unloads
+        return is_first
 
     def measure(self, clock: Callable[[], float]) -> None:
-        """Measure whether batching pays, and enable it if so. `clock` times the runs."""
+        """Measure whether batching pays, and enable it if so. `clock` times the runs. A half that is unloaded meanwhile
+        stays unloaded: it is measured again after its next request."""
         try:
             self._measure(clock)
         finally:
-            self.is_measured = True
+            with self._lock:
+                self.is_measured = not self._is_unloaded_since_claim
+            if not self.is_measured:
+                self._measure_once.release()
 
     def _measure(self, clock: Callable[[], float]) -> None:
         specs = [spec for slice_ in self._slices for spec in (*slice_.inputs, *slice_.outputs)]
@@ -161,61 +172,70 @@ class RemoteHalf:
         ):
             return
         together = [self._loadable(slice_, stacked=True) for slice_ in self._slices]
+        wide = [self._loadable(slice_, stacked=True, wide=True) for slice_ in self._slices]
+        batched, seconds = self._single, None
         try:
-            with self._cache.borrow(self._single) as alone, self._cache.borrow(together) as batched:
-                self._try_batching(alone, batched, together, clock)
-            if self._batched is not None:
-                self._try_wide()
+            with ExitStack() as borrowed:
+                with self._lock:
+                    if self._is_unloaded_since_claim:
+                        return
+                    alone = borrowed.enter_context(self._cache.borrow(self._single))
+                gain = self._try_batching(alone, together, clock)
+                if gain is not None:
+                    seconds = self._try_wide(alone, wide)
+                    batched = together if seconds is None else wide
+            with self._lock:
+                if self._is_unloaded_since_claim:
+                    batched = self._single
+                elif gain is not None:
+                    self._batched = batched
+                    self.run_times.enable_batching(gain)
+                    if seconds is not None:
+                        self.run_times.replace_times(seconds)
         finally:
-            used = self._batched or self._single
-            for pieces in (self._single, together):
-                if pieces is not used:
+            for pieces in (self._single, together, wide):
+                if pieces is not batched:
                     self._evict(pieces)
 
-    def _try_wide(self) -> None:
-        """Run batches with several threads from now on, if that gives the same bits. No gain is required: the batcher
-        has the cores for it, and all requests of a batch wait for the whole of it."""
+    @property
+    def _is_unloaded_since_claim(self) -> bool:
+        return self._unloads != self._unloads_at_claim
+
+    def _try_wide(self, single: Mapping[str, Program], loadable: list[LoadableSlice]) -> Mapping[int, float] | None:
+        """Run times of batches with several threads, if these give the same bits. No gain is required: the batcher has
+        the cores for it, and all requests of a batch wait for the whole of it."""
         if self._wide is None:
-            return
-        wide = [self._loadable(slice_, stacked=True, wide=True) for slice_ in self._slices]
+            return None
         try:
-            with self._cache.borrow(self._single) as alone, self._cache.borrow(wide) as batched:
+            with self._cache.borrow(loadable) as batched:
                 run = partial(self._outputs_of, batched)
-                if is_batchable(self._inputs, partial(self._outputs_of, alone), run):
-                    self.run_times.replace_times(
-                        measure_benefit(self._inputs, run, run, perf_counter, typical=min).seconds
-                    )
-                    self._batched = wide
+                if is_batchable(self._inputs, partial(self._outputs_of, single), run):
+                    return measure_benefit(self._inputs, run, run, perf_counter, typical=min).seconds
         except EdgeError as error:
             log.info("stacks run by one thread each: %s", error)
-        finally:
-            if self._batched is not wide:
-                self._evict(wide)
+        return None
 
     def _try_batching(
-        self,
-        single: Mapping[str, Program],
-        batched: Mapping[str, Program],
-        loadable: list[LoadableSlice],
-        clock: Callable[[], float],
-    ) -> None:
+        self, single: Mapping[str, Program], loadable: list[LoadableSlice], clock: Callable[[], float]
+    ) -> BatchBenefit | None:
+        """The benefit of batching, if it pays and gives the same bits."""
         name = f"{self._release.digest[:12]} {'+'.join(self._order)[:80]}"
-        run_one, run_many = partial(self._outputs_of, single), partial(self._outputs_of, batched)
-        if not is_batchable(self._inputs, run_one, run_many):
-            log.info("%s: runs one request at a time: together they would not give the same bits", name)
-            return
-        gain = measure_benefit(self._inputs, run_one, run_many, clock)
+        with self._cache.borrow(loadable) as batched:
+            run_one, run_many = partial(self._outputs_of, single), partial(self._outputs_of, batched)
+            if not is_batchable(self._inputs, run_one, run_many):
+                log.info("%s: runs one request at a time: together they would not give the same bits", name)
+                return None
+            gain = measure_benefit(self._inputs, run_one, run_many, clock)
         if gain.max_batch == 1:
             log.info("%s: runs one request at a time: nothing is gained by more", name)
-            return
+            return None
         log.info(
             "%s: up to %d requests share a run, which answers %.1f times as many",
             name,
             gain.max_batch,
             gain.throughput_ratio,
         )
-        self._batched = loadable
-        self.run_times.enable_batching(gain)
+        return gain
 
     def _evict(self, pieces: Sequence[LoadableSlice]) -> None:
         self._cache.evict(self._release.digest, {piece.key for piece in pieces})

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from edgesplit import identifiers
 from edgesplit.errors import MalformedMessage, ModelRefused, NotFound
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.fast_codec import FastCodec
 from edgesplit.plan import Plan, Row
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Manifest, TensorSpec
 from edgesplit.runtime import Runtime
+from edgesplit_offload.models.fast_codec import FastCodec
 from edgesplit_offload.models.remote_half import OpenRelease, RemoteHalf
 from edgesplit_offload.models.slice_cache import SliceCache
 

@@ -1,6 +1,8 @@
-"""Cache of loaded slices within a memory budget: loaded on demand, least recently used evicted first, never one in use.
+"""Cache of loaded slices within a memory budget: loaded on demand, least recently used evicted first.
 
-Sizes are estimates from the slices' files, because engines do not report their memory.
+No slice in use is evicted to make room. One in use that is evicted by name is loaded anew for the next request, and its
+memory counts until its last user has finished. Sizes are estimates from the slices' files, because engines do not
+report their memory.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from edgesplit.errors import Busy, ModelRefused
@@ -74,6 +77,7 @@ class SliceCache:
         self._budget = budget
         self._lock = threading.Lock()
         self._entries: OrderedDict[SliceKey, _Entry] = OrderedDict()
+        self._evicted_in_use: set[_Entry] = set()
 
     @property
     def bytes(self) -> int:
@@ -110,16 +114,20 @@ class SliceCache:
         with self._lock:
             for entry in entries:
                 entry.users -= 1
-                if entry.program is None and not entry.users:  # loading it failed
-                    self._forget(entry)
+                if not entry.users:
+                    self._evicted_in_use.discard(entry)
+                    if entry.program is None:  # loading it failed
+                        self._forget(entry)
 
     def evict(self, release: str, keys: Collection[SliceKey] | None = None) -> None:
-        """Evict the release's slices that are not in use; only those in `keys`, if given."""
+        """Evict the release's slices; only those in `keys`, if given. The runs that use one finish with it."""
         with self._lock:
             for entry in list(self._entries.values()):
                 key = entry.slice_.key
-                if key.release == release and not entry.users and (keys is None or key in keys):
+                if key.release == release and (keys is None or key in keys):
                     self._forget(entry)
+                    if entry.users:
+                        self._evicted_in_use.add(entry)
 
     def acquire(self, slices: Sequence[LoadableSlice]) -> list[_Entry]:
         """Entries of all of them, in use from now on. Raises ModelRefused or Busy like `borrow`."""
@@ -174,7 +182,8 @@ class SliceCache:
             del self._entries[entry.slice_.key]
 
     def _used_bytes(self) -> int:
-        return sum(entry.slice_.bytes for entry in self._entries.values() if entry.is_counted)
+        held = chain(self._entries.values(), self._evicted_in_use)
+        return sum(entry.slice_.bytes for entry in held if entry.is_counted)
 
 
 class _Borrowed:

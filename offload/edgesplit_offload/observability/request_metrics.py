@@ -1,13 +1,13 @@
 """Metrics, phases and traces of the inference requests of one serving process.
 
-A `RequestMetrics` is opened per inference request, its phases are recorded on it, and it is closed by leaving the
-block, with or without an error. A request for an unknown model is counted without a model name, whatever name it used.
+A `RequestMetrics` is opened per inference request, its phases are recorded on it, and it is closed by `finish`, with or
+without an error. A request for an unknown model is counted without a model name, whatever name it used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import perf_counter
@@ -53,12 +53,6 @@ class RequestMetrics:
         context = self.span.context
         return _NOTHING if context is None else trace_context.request_context(context)
 
-    def headers(self) -> dict[str, str]:
-        """Response headers with the phases so far and the trace."""
-        headers: dict[str, str] = {}
-        self.add_headers(headers, self.timeline.seconds_by_phase())
-        return headers
-
     def add_headers(self, headers: dict[str, str], seconds: Mapping[str, float]) -> None:
         """Add the response headers to `headers`, with `seconds` by phase."""
         headers[SERVER_TIMING] = format_server_timing(seconds)
@@ -78,18 +72,6 @@ class MetricsRecorder:
         """Metrics of a complete request; `finish` must be called with them."""
         span = self._tracer.begin("offload", trace_context.from_headers(request.headers))
         return RequestMetrics(span, received=len(request.body))
-
-    @contextmanager
-    def measure(self, request: Request) -> Iterator[RequestMetrics]:
-        """A context manager from the request to its unsent answer; gives its metrics."""
-        visit = self.begin(request)
-        try:
-            with visit.trace_scope():
-                yield visit
-        except Exception as error:
-            self.finish(visit, outcome_label(error), f"{type(error).__name__}: {error}"[:200])
-            raise
-        self.finish(visit, "answered")
 
     def on_refused(self) -> None:
         """Count a request that was refused before its content was looked at."""

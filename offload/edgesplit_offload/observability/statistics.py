@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, cast
 
 from edgesplit.observability.phases import DECODE, ENCODE, QUEUE, RUN
 from edgesplit.observability.registry import FLUSH_PENDING, MAX_PENDING
+from edgesplit.oip_server.statistics import StatisticsEntry, add_duration, empty_statistics
 from edgesplit_offload.models.repository import VERSION
 
-ModelStatistics = dict[str, Any]
 _PHASES = {"queue": QUEUE, "compute_input": DECODE, "compute_infer": RUN, "compute_output": ENCODE}
-_KINDS = ("success", "fail", *_PHASES, "cache_hit", "cache_miss")
 
 
 class _Answered(NamedTuple):
@@ -33,7 +32,7 @@ class StatisticsRecorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_model: dict[str, ModelStatistics] = {}
+        self._by_model: dict[str, StatisticsEntry] = {}
         self._recorded: deque[_Answered] = deque()
 
     def record_answer(
@@ -66,79 +65,57 @@ class StatisticsRecorder:
                 name: sum(request.seconds.get(phase, 0.0) for request in requests) for name, phase in _PHASES.items()
             }
             for name, seconds in {"success": sum(request.took_s for request in requests), **phase_s}.items():
-                _add(statistics["inference_stats"][name], seconds, len(requests))
+                add_duration(statistics["inference_stats"][name], seconds, len(requests))
             if together:
                 statistics["execution_count"] += len(requests)
                 batch = _batch_entry(statistics["batch_stats"], together)
                 for name in ("compute_input", "compute_infer", "compute_output"):
-                    _add(batch[name], phase_s[name], len(requests))
+                    add_duration(batch[name], phase_s[name], len(requests))
 
     def record_failure(self, model: str, took_s: float) -> None:
         """Record a request that was answered with an error."""
         with self._lock:
-            _add(self._entry(model)["inference_stats"]["fail"], took_s)
+            add_duration(self._entry(model)["inference_stats"]["fail"], took_s)
 
-    def snapshot(self) -> list[ModelStatistics]:
+    def snapshot(self) -> list[StatisticsEntry]:
         """The statistics of every model, as copies."""
         with self._lock:
             self._flush()
-            return cast("list[ModelStatistics]", _deep_copy(list(self._by_model.values())))
+            return cast("list[StatisticsEntry]", _deep_copy(list(self._by_model.values())))
 
-    def _entry(self, model: str) -> ModelStatistics:
+    def _entry(self, model: str) -> StatisticsEntry:
         statistics = self._by_model.get(model)
         if statistics is None:
-            statistics = self._by_model[model] = _empty_statistics(model)
+            statistics = self._by_model[model] = empty_statistics(model, VERSION)
         return statistics
 
 
-def sum_processes(processes: Iterable[Sequence[ModelStatistics]]) -> list[ModelStatistics]:
+def sum_processes(processes: Iterable[Sequence[StatisticsEntry]]) -> list[StatisticsEntry]:
     """The statistics of several processes summed by model."""
-    together: dict[str, ModelStatistics] = {}
+    together: dict[str, StatisticsEntry] = {}
     for model in (model for process in processes for model in process):
         known = together.get(model["name"])
         together[model["name"]] = model if known is None else _add_statistics(known, model)
     return list(together.values())
 
 
-def of_models(models: Iterable[str], counted: Sequence[ModelStatistics]) -> dict[str, list[ModelStatistics]]:
+def of_models(models: Iterable[str], counted: Sequence[StatisticsEntry]) -> dict[str, list[StatisticsEntry]]:
     """The statistics extension's answer for these models; all zero for a model without requests."""
     by_name = {model["name"]: model for model in counted}
-    return {"model_stats": [by_name.get(name) or _empty_statistics(name) for name in models]}
+    return {"model_stats": [by_name.get(name) or empty_statistics(name, VERSION) for name in models]}
 
 
-def _empty_statistics(model: str) -> ModelStatistics:
-    counts: ModelStatistics = {"last_inference": 0, "inference_count": 0, "execution_count": 0}
-    stats = {kind: _empty_duration() for kind in _KINDS}
-    return {
-        "name": model,
-        "version": VERSION,
-        **counts,
-        "inference_stats": stats,
-        "batch_stats": [],
-        "memory_usage": [],
-    }
-
-
-def _empty_duration() -> dict[str, int]:
-    return {"count": 0, "ns": 0}
-
-
-def _add(entry: dict[str, int], seconds: float, times: int = 1) -> None:
-    entry["count"] += times
-    entry["ns"] += int(seconds * 1e9)
-
-
-def _batch_entry(batches: list[ModelStatistics], size: int) -> ModelStatistics:
+def _batch_entry(batches: list[StatisticsEntry], size: int) -> StatisticsEntry:
     for batch in batches:
         if batch["batch_size"] == size:
             return batch
-    kinds = {name: _empty_duration() for name in ("compute_input", "compute_infer", "compute_output")}
+    kinds = {name: {"count": 0, "ns": 0} for name in ("compute_input", "compute_infer", "compute_output")}
     batches.append({"batch_size": size, **kinds})
     batches.sort(key=lambda batch: batch["batch_size"])
     return next(batch for batch in batches if batch["batch_size"] == size)
 
 
-def _add_statistics(total: ModelStatistics, other: ModelStatistics) -> ModelStatistics:
+def _add_statistics(total: StatisticsEntry, other: StatisticsEntry) -> StatisticsEntry:
     """Add `other` to `total` in place; returns `total`."""
     total["inference_count"] += other["inference_count"]
     total["execution_count"] += other["execution_count"]
@@ -150,7 +127,7 @@ def _add_statistics(total: ModelStatistics, other: ModelStatistics) -> ModelStat
     return total
 
 
-def _add_entries(total: ModelStatistics, other: ModelStatistics) -> None:
+def _add_entries(total: StatisticsEntry, other: StatisticsEntry) -> None:
     for name, entry in other.items():
         total[name]["count"] += entry["count"]
         total[name]["ns"] += entry["ns"]

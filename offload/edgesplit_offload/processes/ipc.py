@@ -40,11 +40,12 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """From a serving process: a question to all serving processes."""
+    """From a serving process: a question to all serving processes, to be answered within `timeout_s`."""
 
     number: int
     question: str
-    argument: Any = None
+    argument: Any
+    timeout_s: float
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
@@ -68,6 +69,8 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
 
     number: int
     answers: list[Any]
+    missing: int
+    """Number of living processes that failed, or did not answer in time."""
 
 
 class WantBatcher(msgspec.Struct, frozen=True, tag="seek"):

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 Answerers = Mapping[str, Callable[[Any], Any]]
 """The function that answers each question in this process. Arguments and answers are values that MessagePack can hold.
 """
+CHANGE_S = 60.0
+"""Seconds that a process may take for a change, such as loading a model."""
 
 
 class PeerProcesses(Protocol):
@@ -20,6 +22,10 @@ class PeerProcesses(Protocol):
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
         """The answers of all processes; one that does not answer in time is left out."""
+        ...
+
+    def change(self, question: str, argument: Any) -> None:
+        """Have every process do what the question asks for; Busy if one did not within CHANGE_S."""
         ...
 
 
@@ -36,3 +42,7 @@ class SingleProcess:
     def ask(self, question: str, argument: Any = None) -> list[Any]:
         """This process's own answer."""
         return [self._answerers[question](argument)]
+
+    def change(self, question: str, argument: Any) -> None:
+        """Do what the question asks for; raises what fails."""
+        self._answerers[question](argument)

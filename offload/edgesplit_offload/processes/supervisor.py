@@ -162,7 +162,7 @@ class Supervisor:
         """The answers of all ready processes that arrive in time."""
         done, answers = threading.Event(), list[Any]()
 
-        def told(collected: list[Any]) -> None:
+        def told(collected: list[Any], _: int) -> None:
             answers.extend(collected)
             done.set()
 
@@ -304,10 +304,10 @@ class Supervisor:
         elif isinstance(message, Ask):
             number = message.number
 
-            def told(answers: list[Any]) -> None:
-                process.send(Answers(number, answers))
+            def told(answers: list[Any], missing: int) -> None:
+                process.send(Answers(number, answers, missing))
 
-            self._fan_out.begin(message.question, message.argument, self._ready(), told)
+            self._fan_out.begin(message.question, message.argument, self._ready(), told, message.timeout_s)
         elif isinstance(message, Reply):
             self._fan_out.on_answer(process, message)
         elif isinstance(message, WantBatcher):

@@ -13,11 +13,11 @@ from collections.abc import Coroutine, Mapping
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgesplit.client.connection import Body, descriptor_message, request_head, translate_failures
 from edgesplit.client.request import Answer, InferenceRequest
 from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
 from edgesplit.errors import EdgeError, LinkError
 from edgesplit.http1.address import Address
+from edgesplit.http1.client_connection import Body, descriptor_message, request_head, translate_failures
 from edgesplit.http1.response import IncomingResponse, KnownHead, Reply, new_scratch
 from edgesplit.shared_memory.segment import Segment
 

@@ -1,62 +1,25 @@
-"""One persistent HTTP/1.1 connection of a client on a blocking socket: TCP, TLS, or a Unix socket.
+"""One inference client's connection to a server: over HTTP, with large tensors in shared memory, and its direct lanes.
 
-Every wait is bounded by the time left until the deadline, also when the server sends its answer byte by byte or does
-not read the request. Responses are parsed by `edgesplit.http1.response`; retries are `edgesplit.client.retry`.
+HTTP is `edgesplit.http1.client_connection`; retries are `edgesplit.client.retry`.
 """
 
 from __future__ import annotations
 
-import array
-import contextlib
-import select
-import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.client.direct.sync_channel import Lanes
 from edgesplit.client.request import Answer, InferenceRequest
 from edgesplit.client.shared_memory import SEGMENT_PATH, ClientSharedMemory, segment_request_body
-from edgesplit.errors import DeadlineExceeded, LinkError, MalformedMessage
+from edgesplit.errors import LinkError
 from edgesplit.http1.address import Address
-from edgesplit.http1.response import IncomingResponse, KnownHead, Reply, new_scratch
+from edgesplit.http1.client_connection import ClientConnection
+from edgesplit.http1.response import Reply
 from edgesplit.shared_memory.segment import Segment
 
-_SEND_BYTES = 262_144
-_LONGEST_WAIT_S = 3600.0
-Body = Sequence[bytes | memoryview]
 
-
-def request_head(address: Address, method: str, path: str, headers: Mapping[str, str], body: Body) -> bytes:
-    """The header block of a request; ValueError for a header that cannot be sent."""
-    length = {"content-length": str(sum(len(part) for part in body))} if method != "GET" else {}
-    lines = [f"{name}: {value}" for name, value in {"host": address.host_header, **length, **headers}.items()]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode("latin-1")
-
-
-@contextlib.contextmanager
-def translate_failures(address: Address, close: Callable[[], None]) -> Iterator[None]:
-    """Translate the errors of an exchange and close its connection: DeadlineExceeded for a timeout, LinkError for an
-    OSError, MalformedMessage for a response that is not HTTP, each naming `address`. Any other exception closes the
-    connection too and is raised unchanged."""
-    try:
-        yield
-    except TimeoutError as error:
-        close()
-        raise DeadlineExceeded(f"{address}: no answer in time") from error
-    except OSError as error:
-        close()
-        raise LinkError(f"{address}: {error or type(error).__name__}") from error
-    except (LinkError, MalformedMessage) as error:
-        close()
-        raise type(error)(f"{address}: {error}") from error
-    except BaseException:
-        close()
-        raise
-
-
-class Connection:
+class Connection(ClientConnection):
     """One connection. Not thread-safe, except that `close` ends an exchange running in another thread."""
 
     def __init__(
@@ -71,54 +34,15 @@ class Connection:
     ) -> None:
         """To `host` and `port`, or to the Unix socket at `path`; there large tensors go through shared memory if
         `shared_memory`. Nothing is connected yet."""
-        self._address = Address(host, port, tls is not None, socket=path)
-        self._tls = tls
-        self._server_name = server_name or host
-        self._sock: socket.socket | None = None
+        super().__init__(Address(host, port, tls is not None, socket=path), tls, server_name)
         self._uses_shared_memory = bool(path) and shared_memory
         self._shared_memory = ClientSharedMemory()
-        self._is_shut_down = False
-        self._scratch = new_scratch()
-        self._last_head: KnownHead | None = None
-        """The header block of the last reply, which need not be parsed again when it repeats."""
         self.lanes = Lanes(shared_memory)
 
     @classmethod
     def to(cls, address: Address, tls: ssl.SSLContext | None = None, *, shared_memory: bool = True) -> Connection:
         """A connection to `address`, not opened yet."""
         return cls(address.host, address.port, tls, path=address.socket, shared_memory=shared_memory)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a connection is left from the last exchange. The server may have closed it since."""
-        return self._sock is not None
-
-    def exchange(
-        self,
-        method: str,
-        path: str,
-        *,
-        deadline: float,
-        headers: Mapping[str, str] | None = None,
-        body: Body = (),
-        descriptor: int | None = None,
-        reopen: bool = True,
-    ) -> Reply:
-        """Send one request and return its response by `deadline` (monotonic clock); connects first if needed.
-
-        `descriptor` is passed along with the request. With `reopen=False` only the present connection is used.
-        DeadlineExceeded, LinkError, or MalformedMessage if the response is not HTTP; the connection is then closed.
-        """
-        response = IncomingResponse(self._scratch, self._last_head)
-        with translate_failures(self._address, self.close):
-            sock = self._ensure_open(deadline, reopen)
-            head = request_head(self._address, method, path, headers or {}, body)
-            self._send(sock, head, body, deadline, descriptor)
-            reply = self._receive(sock, response, deadline)
-        self._last_head = response.known_head
-        if not response.keep_alive:
-            self.close()
-        return reply
 
     def infer(self, prefix: str, request: InferenceRequest, deadline: float) -> Answer:
         """Make one attempt at the inference request `request` and return its answer; large tensors go through shared
@@ -135,16 +59,12 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Close the connection; the next exchange opens a new one."""
-        sock, self._sock = self._sock, None
+        """Close the connection and its shared memory; the next exchange opens a new one."""
+        super().close()
         arena, self._shared_memory = (
             self._shared_memory,
             ClientSharedMemory(answer_bytes=self._shared_memory.answer_bytes),
         )
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
-            sock.close()
         arena.close()
 
     def shut_down(self) -> None:
@@ -182,102 +102,3 @@ class Connection:
             segment.close()
             raise
         self._shared_memory.on_segment_reply(segment, reply)
-
-    def _ensure_open(self, deadline: float, reopen: bool) -> socket.socket:
-        """The open socket, connected first where there is none."""
-        # A plain socket readable between two exchanges was closed by the server, or holds an unsolicited answer.
-        if self._sock is not None and not (self._tls is None and _is_ready(self._sock, select.POLLIN, 0.0)):
-            return self._sock
-        self.close()
-        if self._is_shut_down:
-            raise LinkError("this client was closed")
-        if not reopen:
-            raise LinkError("closed meanwhile")
-        self._sock = sock = self._connect(deadline)
-        if self._tls is not None:
-            sock.settimeout(_remaining(deadline))
-            self._sock = sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
-        else:
-            sock.setblocking(False)
-        if self._is_shut_down:  # shut down while connecting: `shut_down` found nothing to close
-            self.close()
-            raise LinkError("this client was closed")
-        return sock
-
-    def _connect(self, deadline: float) -> socket.socket:
-        if self._address.socket:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.settimeout(_remaining(deadline))
-                sock.connect(self._address.socket)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection((self._address.host, self._address.port), timeout=_remaining(deadline))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-
-    def _send(self, sock: socket.socket, head: bytes, body: Body, deadline: float, descriptor: int | None) -> None:
-        """Send head and body piece by piece, so that the deadline also bounds a peer that reads too slowly."""
-        small = sum(len(part) for part in body) <= _SEND_BYTES
-        parts = [b"".join([head, *body])] if small else [head, *body]
-        for part in parts:
-            view = memoryview(part)
-            while len(view):
-                try:
-                    self._limit_wait(sock, deadline)
-                    if descriptor is None:
-                        view = view[sock.send(view[:_SEND_BYTES]) :]
-                    else:
-                        view, descriptor = view[sock.sendmsg([view], [descriptor_message(descriptor)]) :], None
-                except BlockingIOError:
-                    _wait(sock, select.POLLOUT, deadline)
-
-    def _receive(self, sock: socket.socket, incoming: IncomingResponse, deadline: float) -> Reply:
-        """The whole response; each wait is bounded by the deadline."""
-        while True:
-            if self._tls is None:
-                _wait(sock, select.POLLIN, deadline)
-            try:
-                self._limit_wait(sock, deadline)
-                reply = incoming.on_received(sock.recv_into(incoming.buffer()))
-            except BlockingIOError:  # spurious readiness
-                continue
-            if reply is not None:
-                return reply
-
-    def _limit_wait(self, sock: socket.socket, deadline: float) -> None:
-        """Set the time left as the socket's timeout over TLS, where calls block. A plain socket is non-blocking and
-        polled instead."""
-        if self._tls is not None:
-            sock.settimeout(_remaining(deadline))
-
-
-def descriptor_message(descriptor: int) -> tuple[int, int, array.array[int]]:
-    """Ancillary data (SCM_RIGHTS) that sends a file descriptor along with a message."""
-    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
-
-
-def _remaining(deadline: float) -> float:
-    """Seconds left until `deadline`; TimeoutError if it has passed."""
-    left_s = deadline - monotonic()
-    if left_s <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left_s
-
-
-def _wait(sock: socket.socket, events: int, deadline: float) -> None:
-    """Wait until the socket is ready for `events` (of poll). TimeoutError at the deadline."""
-    while not _is_ready(sock, events, _remaining(deadline)):
-        pass
-
-
-def _is_ready(sock: socket.socket, events: int, timeout_s: float) -> bool:
-    """Whether the socket becomes ready for `events`, closed or broken within `timeout_s` seconds."""
-    descriptor = sock.fileno()
-    if descriptor < 0:  # closed by another thread
-        raise LinkError("closed meanwhile")
-    poll = select.poll()
-    poll.register(descriptor, events)
-    return bool(poll.poll(1e3 * min(timeout_s, _LONGEST_WAIT_S)))

@@ -1,4 +1,5 @@
-"""HTTP/1.1 for both sides: a threaded server, request heads, response parsing, content codings, listeners, addresses.
+"""HTTP/1.1 for both sides: the protocol of a server's connection without I/O, a threaded server on it, and a client's
+connection; content codings, listeners, addresses.
 
 Independent of inference. May import only the modules at the root of the SDK.
 """

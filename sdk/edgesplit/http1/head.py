@@ -1,8 +1,8 @@
 """Parses and validates request heads of HTTP/1.1, and writes response heads. No sockets, no clock.
 
 A header block is accepted whole or refused with an HTTP status that names the reason. Contradictory lengths, chunked
-bodies and bodies beyond the limits are refused before any byte of them is read. Both servers of edgesplit parse heads
-here: the threaded one (`edgesplit.http1.server`) and the offload server's (`edgesplit_offload.frontend.connection`).
+bodies and bodies beyond the limits are refused before any byte of them is read. The connection that heads are a part of
+is `edgesplit.http1.server_connection`.
 """
 
 from __future__ import annotations

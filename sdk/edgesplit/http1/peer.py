@@ -46,13 +46,13 @@ class Peer:
             self._user = self._query_user()
         return self._user
 
-    def receive(self, size: int) -> bytes:
-        """At most `size` bytes, empty at end of stream; file descriptors that arrive along are held until taken or
+    def receive_into(self, buffer: memoryview) -> int:
+        """Number of bytes received, 0 at end of stream; file descriptors that arrive along are held until taken or
         dropped."""
         if not self.is_local_socket:
-            return self._sock.recv(size)
+            return self._sock.recv_into(buffer)
         width = array.array("i").itemsize
-        data, ancillary, _, _ = self._sock.recvmsg(size, socket.CMSG_SPACE(MAX_DESCRIPTORS * width))
+        count, ancillary, _, _ = self._sock.recvmsg_into([buffer], socket.CMSG_SPACE(MAX_DESCRIPTORS * width))
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
@@ -60,7 +60,7 @@ class Peer:
                 self._descriptors += received
         while len(self._descriptors) > MAX_DESCRIPTORS:
             os.close(self._descriptors.pop(0))
-        return data
+        return count
 
     def received_fd(self) -> int | None:
         """The file descriptor that came with this request, now owned by the caller; None if none or several came."""

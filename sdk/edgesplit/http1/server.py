@@ -3,7 +3,7 @@ times.
 
 The handler only sees complete requests of bounded size; anything else is refused with its reason and the connection is
 closed. A handler that raises is answered with an error and the server goes on; `stop` lets running requests finish.
-Header blocks are parsed by `edgesplit.http1.head`, bodies are received into one buffer without copies. Not supported:
+The protocol is `edgesplit.http1.server_connection`, bodies are received into one buffer without copies. Not supported:
 chunked bodies (411), HTTP/2; content codings and routing are the handler's concern. Why threads: docs/decisions/0004.
 """
 
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -36,27 +36,20 @@ from edgesplit.errors import (
     NotFound,
     UsageError,
 )
-from edgesplit.http1.head import CONTINUE, END, Head, Refused, encode_head, expects_continue, parse_request_head
+from edgesplit.http1.head import CONTINUE, Refused, encode_head
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.peer import Peer
-from edgesplit.lazy_import import lazy_import
+from edgesplit.http1.server_connection import NEED_DATA, REQUEST, Event, Part, PeerClosed, ServerConnection, new_scratch
 from edgesplit.limits import LIMITS
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
+from edgesplit.socket_send import send_some
 
 log = logging.getLogger(__name__)
 
-RECEIVE = 65_536
+_JOINED_BYTES = 65_536
+"""Parts of up to this many bytes together are sent as one over TLS."""
 _TICK_S = 1.0
 """The kernel's socket timeout, after which the remaining time of the peer is checked."""
 _TIME = struct.Struct("ll")
-_MAX_PARTS = 512
-"""Most parts per `sendmsg` call; the kernel takes 1,024 at most."""
-LINGER_S = 1.0
-"""How long input of a refused peer is still read, so that the refusal is not lost to a connection reset."""
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (NotFound, 404),
@@ -151,10 +144,6 @@ def reject(sock: socket.socket, why: str, *, with_response: bool) -> None:
             sock.shutdown(socket.SHUT_WR)
 
 
-class PeerClosed(Exception):
-    """The peer has disconnected, or the server is closing the connection: there is no response to send."""
-
-
 class _Connection:
     """One accepted connection, from handshake to close; runs in its own thread."""
 
@@ -162,8 +151,7 @@ class _Connection:
         self._server = server
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._buffered = bytearray()
-        self._last_block = b""
+        self._protocol = ServerConnection(new_scratch(), monotonic())
         self._peer = Peer(sock)
         self.peer: str | None = None
         self.peer_serial: int | None = None
@@ -203,12 +191,14 @@ class _Connection:
             self._sock.settimeout(LIMITS.handshake_s)
             self._sock.do_handshake()
             self.peer, self.peer_serial = peer_identity(self._sock)
+            self._protocol.start(monotonic())
             return
         # Blocking calls with a kernel timeout: one call receives or sends a body, however many packets it takes.
         self._sock.settimeout(None)
         seconds, fraction = divmod(min(_TICK_S, LIMITS.handshake_s), 1)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIME.pack(int(seconds), int(fraction * 1e6)))
+        self._protocol.start(monotonic())
 
     def _limit_wait(self, seconds: float) -> None:
         """Set the timeout of the next call over TLS; a plain socket keeps its kernel timeout of one tick, after which
@@ -218,97 +208,55 @@ class _Connection:
 
     def _serve_one(self) -> bool:
         """Serve one request; False if it was the connection's last."""
-        block = self._receive_head()
-        if block != self._last_block:  # clients repeat the same header block
-            self._last_head, self._last_block = parse_request_head(block), block
-        head, length, path, query, keep = self._last_head
+        protocol = self._protocol
+        while protocol.next_event() is NEED_DATA:
+            self._receive()
+        assert protocol.parsed is not None
+        head, length, path, query, _ = protocol.parsed
         response: Response | None = None
         self._server.begin(length)
         try:
-            self._continue(head, length)
-            body = self._receive_body(length)
+            while (event := protocol.next_event()) is not REQUEST:
+                if event is Event.CONTINUE:
+                    self._send_all([CONTINUE], LIMITS.handshake_s)
+                else:
+                    self._receive()
             channel = None if self._tls else self._peer
             request = Request(
-                head.method, path, query, head.headers, body, self.peer, self.peer_serial, self._is_closed, channel
-            )
+                head.method, path, query, head.headers, protocol.body, self.peer, self.peer_serial, self._is_closed,
+                channel,
+            )  # fmt: skip
             response = self._server.answer(request)
             self._peer.drop_fds()
-            keep = keep and not self._server.is_stopping
-            self._send(response, keep=keep, with_body=head.method != "HEAD")
+            now = monotonic()
+            parts = protocol.encode_response(
+                response.status, response.headers, response.body, now, keep_alive=not self._server.is_stopping
+            )
+            self._send_all(parts, protocol.deadline - now)
+            protocol.on_sent(monotonic())
         finally:
             self._server.end(length)
             if response is not None and response.after is not None:
                 response.after()
-        return keep
+        return protocol.keep_alive
 
-    def _receive_head(self) -> bytes:
-        """The next header block. Its first byte may take as long as an idle connection may live, the rest only the
-        handshake time."""
-        deadline = monotonic() + LIMITS.handshake_s if self._buffered else None
-        searched = 0
-        while True:
-            while self._buffered[:2] == b"\r\n":  # RFC 9112 2.2: empty lines before a request are ignored
-                del self._buffered[:2]
-                searched = 0
-            end = self._buffered.find(END, searched)
-            if end >= 0 and end + len(END) <= LIMITS.http_header_bytes:
-                block = bytes(self._buffered[: end + len(END)])
-                del self._buffered[: end + len(END)]
-                return block
-            if end >= 0 or len(self._buffered) > LIMITS.http_header_bytes:
-                raise Refused(431, f"a header block of more than {LIMITS.http_header_bytes} bytes")
-            searched = max(0, len(self._buffered) - len(END))
-            if self._buffered and deadline is None:
-                deadline = monotonic() + LIMITS.handshake_s
-            self._buffered += self._receive_some(deadline)
-
-    def _receive_some(self, deadline: float | None) -> bytes:
-        """The next bytes of a header block. Raises Left for an idle connection, Refused for a header block that takes
-        too long."""
-        until = monotonic() + LIMITS.idle_connection_s if deadline is None else deadline
-        while (remaining := until - monotonic()) > 0:
+    def _receive(self) -> None:
+        """Receive some bytes. Raises PeerClosed or Refused once the time for them is over."""
+        protocol = self._protocol
+        buffer = protocol.buffers()[0]
+        while (remaining := protocol.deadline - monotonic()) > 0:
             self._limit_wait(remaining)
             try:
-                received = self._peer.receive(RECEIVE)
+                # Of a body, one call receives as much as there is room for, however many packets it takes.
+                if protocol.is_in_body and not self._tls:
+                    count = self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+                else:
+                    count = self._peer.receive_into(buffer)
             except (TimeoutError, BlockingIOError):
                 continue
-            if not received:
-                raise PeerClosed("closed by the peer")
-            return received
-        if deadline is None:
-            raise PeerClosed("idle")
-        raise Refused(408, "the header block took too long")
-
-    def _continue(self, head: Head, length: int) -> None:
-        """Send 100 Continue to a client that waits for it (RFC 9110 10.1.1)."""
-        if expects_continue(head) and len(self._buffered) < length:
-            self._send_all([CONTINUE], LIMITS.handshake_s)
-
-    def _receive_body(self, length: int) -> memoryview | bytes:
-        """Exactly `length` bytes; bytes behind them are kept for the next request."""
-        if not length:
-            return b""
-        body = np.empty(length, np.uint8).data
-        received = min(length, len(self._buffered))
-        if received:
-            body[:received] = self._buffered[:received]
-            del self._buffered[:received]
-        now = progress_at = monotonic()
-        deadline = now + LIMITS.handshake_s + length / LIMITS.http_bytes_per_s
-        while received < length:
-            if now > min(deadline, progress_at + LIMITS.handshake_s):
-                raise Refused(408, f"the body came too slowly: {received} of {length} bytes")
-            self._limit_wait(min(deadline, progress_at + LIMITS.handshake_s) - now)
-            try:
-                count = self._sock.recv_into(body[received:], 0, 0 if self._tls else socket.MSG_WAITALL)
-            except (TimeoutError, BlockingIOError):
-                now = monotonic()
-                continue
-            if not count:
-                raise PeerClosed("the peer left amid a body")
-            received += count
-            now = progress_at = monotonic()
-        return body
+            protocol.on_received(count, monotonic())
+            return
+        protocol.on_timeout()
 
     def _is_closed(self) -> bool:
         """Whether the peer has closed its side."""
@@ -319,49 +267,30 @@ class _Connection:
         poll.register(descriptor, _GONE)
         return bool(poll.poll(0))
 
-    def _send(self, response: Response, *, keep: bool, with_body: bool = True) -> None:
-        """Send head and body; TimeoutError if the peer reads too slowly."""
-        length = sum(map(len, response.body))
-        parts = [
-            encode_head(response.status, response.headers, length, keep_alive=keep),
-            *(response.body if with_body else ()),
-        ]
-        self._send_all(parts, LIMITS.handshake_s + length / LIMITS.http_bytes_per_s)
-
-    def _send_all(self, parts: Sequence[bytes | memoryview], within_s: float) -> None:
+    def _send_all(self, parts: Sequence[Part], within_s: float) -> None:
         """Send the parts in order with as few system calls as possible; TimeoutError if the peer reads too slowly."""
         if self._tls:
             self._sock.settimeout(within_s)
-            for part in parts if sum(map(len, parts)) > RECEIVE else [b"".join(parts)]:
+            for part in parts if sum(map(len, parts)) > _JOINED_BYTES else [b"".join(parts)]:
                 self._sock.sendall(part)
             return
-        deadline, remaining = monotonic() + within_s, list(parts)
-        while remaining:
-            try:
-                sent = self._sock.sendmsg(remaining[:_MAX_PARTS])
-            except BlockingIOError:
-                sent = 0
-            while remaining and sent >= len(remaining[0]):
-                sent -= len(remaining.pop(0))
-            if remaining:
-                remaining[0] = memoryview(remaining[0])[sent:]
-                if monotonic() > deadline:
-                    raise TimeoutError("the peer reads too slowly")
+        deadline, unsent = monotonic() + within_s, list(parts)
+        while unsent:
+            with contextlib.suppress(BlockingIOError):
+                send_some(self._sock, unsent)
+            if unsent and monotonic() > deadline:
+                raise TimeoutError("the peer reads too slowly")
 
     def _refuse(self, refusal: Refused) -> None:
-        """Send the refusal, then drain input for a while: closing at once would reset the connection before the peer
-        has read it."""
+        """Send the refusal, then receive for a while what the peer still sends."""
+        response, now = refusal_response(refusal), monotonic()
+        parts = self._protocol.encode_refusal(response.status, response.headers, response.body, now)
         try:
-            self._send(refusal_response(refusal), keep=False)
+            self._send_all(parts, self._protocol.deadline - now)
             self._sock.shutdown(socket.SHUT_WR)
-            deadline, drained = monotonic() + LINGER_S, 0
-            while drained < LIMITS.http_header_bytes * 32 and (remaining := deadline - monotonic()) > 0:
-                self._sock.settimeout(remaining)
-                received = len(self._sock.recv(RECEIVE))
-                if not received:
-                    return
-                drained += received
-        except OSError as error:
+            while True:
+                self._receive()
+        except (OSError, PeerClosed) as error:
             log.debug("refused peer left: %s", error)
 
 

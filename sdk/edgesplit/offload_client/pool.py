@@ -8,24 +8,21 @@ fallbacks are the caller's decision: the agent's engine, or a gateway that offlo
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import logging
 import os
-import socket
 import ssl
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
 from typing import Literal
-from urllib.parse import urlsplit
 
 import zstandard
 
-from edgesplit.errors import EdgeError, UsageError
-from edgesplit.limits import LIMITS
+from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage, UsageError
+from edgesplit.http1.address import Address
+from edgesplit.http1.client_connection import ClientConnection
 from edgesplit.observability import trace_context
 from edgesplit.observability.phases import SERVER_TIMING, parse_server_timing
 from edgesplit.oip import protocol as oip
@@ -49,8 +46,6 @@ CLAIM_SLACK_S = 1e-4
 IDLE_CONNECTIONS = 4
 CONNECT_S = 5.0
 """Timeout of the handshakes of a new connection: a call cannot be cancelled before TCP's is complete."""
-RESET = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER: closing discards unsent data and resets the connection at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ class RelayedResponse:
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: memoryview
     elapsed_s: float
     server_s: float
 
@@ -187,41 +182,17 @@ class CancellableCall:
                 self._connection.abort()
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over TCP or TLS. The certificate must carry the name of the requested server, whatever proxy is between."""
+class _Connection(ClientConnection):
+    """A connection of the pool."""
 
-    def __init__(
-        self, address: tuple[str, int], tls: ssl.SSLContext | None, name: str, path: str, timeout_s: float
-    ) -> None:
-        super().__init__(address[0], address[1], timeout=timeout_s)
-        self.path = path
+    was_used = False
+    is_outdated = False
+    """Whether it was opened with a certificate that has been replaced since."""
+
+    @property
+    def prefix(self) -> str:
         """Prepended to the path of every request."""
-        self._tls = tls
-        self._name = name
-        self.was_used = False
-        self.is_outdated = False
-        """Whether it was opened with a certificate that has been replaced since."""
-
-    def connect(self) -> None:
-        super().connect()
-        if self._tls is not None:
-            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._name)
-
-    def set_timeout(self, seconds: float) -> None:
-        """Set the timeout of every further send and receive."""
-        self.timeout = seconds
-        if self.sock is not None:
-            self.sock.settimeout(seconds)
-
-    def abort(self) -> None:
-        """Wake the thread that waits on this connection with an error, and discard unsent data: an orderly close would
-        be sent only behind all of it."""
-        if self.sock is not None:
-            try:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
-            except OSError:
-                return
+        return self._address.prefix
 
 
 class OffloadClient:
@@ -246,15 +217,13 @@ class OffloadClient:
         self._set_target(url, via)
 
     def _set_target(self, url: str, via: tuple[str, int] | None) -> None:
-        parts = urlsplit(url if "://" in url else f"https://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = Address.parse(url if "://" in url else f"https://{url}")
+        if address.socket:
             raise UsageError(f"not the address of an offload server: {url[:200]!r}")
-        self.url = parts.geturl()
-        self._path = parts.path.rstrip("/")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._name = parts.hostname
-        self._address = via or (parts.hostname, port)
-        self._tls = self._own_tls if parts.scheme == "https" else None
+        self.url = url if "://" in url else f"https://{url}"
+        self._name = address.host
+        self._tls = self._own_tls if address.tls else None
+        self._address = address if via is None else replace(address, host=via[0], port=via[1])
 
     def retarget(self, url: str, via: tuple[str, int] | None = None) -> None:
         """Use the server at `url` from now on; requests in flight finish on their old connections."""
@@ -277,7 +246,6 @@ class OffloadClient:
         once."""
         headers = {
             "content-type": "application/octet-stream",
-            "content-length": str(request.up_bytes),
             oip.HEADER_LENGTH: str(request.header_length),
         }
         if request.coding:
@@ -297,7 +265,7 @@ class OffloadClient:
         self, path: str, headers: Mapping[str, str], body: Body, call: CancellableCall, timeout_s: float
     ) -> RelayedResponse | OffloadFailure:
         """Forward a request unchanged; neither it nor the response is checked."""
-        sent = {"content-length": str(len(body)), **headers, **trace_context.outgoing_headers()}
+        sent = {**headers, **trace_context.outgoing_headers()}
         outcome = self._exchange(HttpRequest("POST", path, sent, [memoryview(body)]), call, timeout_s)
         if isinstance(outcome, OffloadFailure):
             return outcome
@@ -308,14 +276,12 @@ class OffloadClient:
         """Open a connection ahead of the next request; nothing is sent on it. A failure is only logged."""
         if self._idle or self._closed:
             return
-        connection = self._acquire(timeout_s)
+        connection = self._acquire()
         reached = False
         try:
-            if connection.sock is None:
-                connection.set_timeout(timeout_s)
-                connection.connect()
+            connection.open(monotonic() + timeout_s)
             reached = True
-        except (OSError, ValueError) as error:
+        except EdgeError as error:
             log.debug("no connection ahead of the next request: %s", error)
         finally:
             self._release(connection, reached)
@@ -331,7 +297,7 @@ class OffloadClient:
 
     def probe(self, timeout_s: float) -> OffloadAnswer | OffloadFailure:
         """Exchange a body large enough to measure the link's rate."""
-        headers = {"content-length": str(PROBE_BYTES), "content-type": "application/octet-stream"}
+        headers = {"content-type": "application/octet-stream"}
         http_request = HttpRequest("POST", "/v2/edgesplit/probe", headers, [os.urandom(PROBE_BYTES)])
         outcome = self._exchange(http_request, CancellableCall(), timeout_s)
         if isinstance(outcome, OffloadFailure):
@@ -367,8 +333,6 @@ class OffloadClient:
         if reply.status != 200:
             text = f"{reply.status}: {_error_text(reply.body)}"
             return OffloadFailure(self._cause(reply.status), text, reply.elapsed_s, reply.status)
-        if len(reply.body) > LIMITS.http_body_bytes:
-            return OffloadFailure("server", "the answer is larger than any may be", reply.elapsed_s)
         began = perf_counter()
         try:
             response = oip.decode_response(reply.body, oip.header_length(reply.headers))
@@ -410,27 +374,23 @@ class OffloadClient:
             left_s = timeout_s - (perf_counter() - start)
             if left_s <= 0 or call.is_cancelled or self._closed:
                 return OffloadFailure("timeout", "no time left", perf_counter() - start)
-            connection = self._acquire(left_s)
+            connection = self._acquire()
             reused = connection.was_used
             outcome = _exchange_once(connection, http_request, call, left_s)
             self._release(connection, call.detach() and isinstance(outcome, _Reply))
             if isinstance(outcome, _Reply) or not (reused and outcome.cause == "link"):
                 return outcome
 
-    def _acquire(self, timeout_s: float) -> _Connection:
+    def _acquire(self) -> _Connection:
         with self._lock:
-            connection = (
-                self._idle.pop()
-                if self._idle
-                else _Connection(self._address, self._tls, self._name, self._path, timeout_s)
-            )
+            connection = self._idle.pop() if self._idle else _Connection(self._address, self._tls, self._name)
             self._busy.add(connection)
             return connection
 
     def _release(self, connection: _Connection, is_reusable: bool) -> None:
         with self._lock:
             self._busy.discard(connection)
-            usable = connection.sock is not None and not connection.is_outdated
+            usable = connection.is_open and not connection.is_outdated
             keep = is_reusable and usable and not self._closed and len(self._idle) < self._max_idle
             if keep:
                 self._idle.append(connection)
@@ -457,37 +417,34 @@ def _exchange_once(
     connection: _Connection, http_request: HttpRequest, call: CancellableCall, timeout_s: float
 ) -> _Reply | OffloadFailure:
     """One exchange on one connection, which is opened first if needed."""
-    start = perf_counter()
+    start, deadline = perf_counter(), monotonic() + timeout_s
     try:
         call.attach(connection)
-        if connection.sock is None:
-            connection.set_timeout(min(timeout_s, CONNECT_S))
-            connection.connect()
+        if not connection.is_open:
+            connection.open(min(deadline, monotonic() + CONNECT_S))
             call.attach(connection)  # it may have been cancelled while there was no socket to shut down
-        connection.set_timeout(max(0.001, timeout_s - (perf_counter() - start)))
         begun = perf_counter()
-        connection.request(
+        reply = connection.exchange(
             http_request.method,
-            connection.path + http_request.path,
-            body=http_request.body or None,
-            headers=dict(http_request.headers),
+            connection.prefix + http_request.path,
+            deadline=deadline,
+            headers={"accept-encoding": "identity", **http_request.headers},
+            body=http_request.body,
+            reopen=False,
         )
-        response = connection.getresponse()
-        data = response.read(LIMITS.http_body_bytes + 1)
         elapsed_s = perf_counter() - begun
         connection.was_used = True
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return _Reply(response.status, headers, data, elapsed_s, sum(len(part) for part in http_request.body))
-    except ConnectionRefusedError as error:
-        return OffloadFailure("refused", str(error), perf_counter() - start)
-    except TimeoutError:
+        return _Reply(reply.status, reply.headers, reply.body, elapsed_s, sum(len(part) for part in http_request.body))
+    except DeadlineExceeded:
         return OffloadFailure("timeout", f"no answer within {timeout_s:.2f} s", perf_counter() - start)
-    except ssl.SSLCertVerificationError as error:
-        return OffloadFailure("server", f"not our offload server: {error.verify_message}", perf_counter() - start)
-    except ValueError as error:  # http.client does not check for a chunk of negative length
-        return OffloadFailure("server", f"no HTTP response: {error}", perf_counter() - start)
-    except (OSError, http.client.HTTPException) as error:
-        return OffloadFailure("link", f"{type(error).__name__}: {error}", perf_counter() - start)
+    except (LinkError, MalformedMessage, ValueError) as error:
+        cause: Cause = "link" if isinstance(error, LinkError) else "server"
+        text = str(error)
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            cause = "refused"
+        elif isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            cause, text = "server", f"not our offload server: {error.__cause__.verify_message}"
+        return OffloadFailure(cause, text, perf_counter() - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,7 +453,7 @@ class _Reply:
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: memoryview
     elapsed_s: float
     up_bytes: int
 
@@ -515,8 +472,8 @@ def _phases(reply: _Reply, server_s: float) -> Mapping[str, float]:
     return phases if sum(phases.values()) <= server_s + CLAIM_SLACK_S else {}
 
 
-def _error_text(body: bytes) -> str:
+def _error_text(body: memoryview) -> str:
     try:
-        return str(json.loads(body[:2000])["error"])[:200]
+        return str(json.loads(bytes(body[:2000]))["error"])[:200]
     except (ValueError, KeyError, TypeError):
-        return body[:80].decode("utf-8", "replace")
+        return bytes(body[:80]).decode("utf-8", "replace")

@@ -24,6 +24,7 @@ from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
 from edgesplit.oip import protocol as oip
 from edgesplit.shared_memory.segment import SUPPORTED
+from edgesplit.socket_send import send_some
 
 log = logging.getLogger(__name__)
 
@@ -90,15 +91,11 @@ class Lane:
 
     def _send(self, deadline: float) -> None:
         """Send all outgoing parts; LaneClosed after `deadline` (monotonic clock)."""
-        parts = [memoryview(part) for part in self.end.outgoing]
+        parts: list[bytes | memoryview] = [memoryview(part) for part in self.end.outgoing]
         while parts:
-            sent = self.end.sock.sendmsg(parts)
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if parts:
-                parts[0] = parts[0][sent:]
-                if monotonic() > deadline:
-                    raise LaneClosed("takes nothing")
+            send_some(self.end.sock, parts)
+            if parts and monotonic() > deadline:
+                raise LaneClosed("takes nothing")
 
 
 @dataclass

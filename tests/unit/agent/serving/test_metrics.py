@@ -111,7 +111,7 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
 
 
 @pytest.mark.parametrize(
-    "claim", ["run;dur=60000", "queue;dur=1, run;dur=5000", "x" * 10_000, "run;dur=-5", "\x00\xff", "decode;dur=nan"]
+    "claim", ["run;dur=60000", "queue;dur=1, run;dur=5000", "x" * 10_000, "run;dur=-5", "\xff", "decode;dur=nan"]
 )
 def test_a_server_that_claims_more_seconds_than_it_had_is_not_believed(claim: str) -> None:
     """Its phases are left away; the answer is as good as any."""

@@ -78,7 +78,7 @@ def test_the_controller_hears_how_far_each_has_come() -> None:
 
 
 def target(remote: OffloadClient) -> tuple[str, tuple[str, int]]:
-    return remote._name, remote._address
+    return remote._name, (remote._address.host, remote._address.port)
 
 
 def test_a_statement_leads_to_its_gateway_and_back() -> None:

@@ -25,6 +25,7 @@ from edgesplit_offload.models.batch_benefit import (
 from edgesplit_offload.models.batch_graph import batched_model, batched_source
 from edgesplit_offload.models.remote_half import RemoteHalf
 from edgesplit_offload.models.slice_cache import SliceCache
+from edgesplit_offload.scheduling.run_times import BatchBenefit
 
 RNG = np.random.default_rng(3)
 X = TensorSpec("x", "FP32", (1, 8))
@@ -186,6 +187,39 @@ def test_where_it_gains_requests_share_runs_and_give_the_same_bits(
     shared.unload()
     assert memory.bytes == 0
     assert shared.run(inputs)[4]["y"].tobytes() == before[4]["y"].tobytes()
+
+
+def test_a_measurement_in_progress_kept_an_unloaded_model_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it load it again; the next request does, and is followed by another measurement."""
+    memory = SliceCache()
+    shared = half(release(tmp_path, dense()), memory)
+    shared.load()
+
+    def unload_meanwhile(*_: object, **__: object) -> BatchBenefit:
+        shared.unload()
+        assert not shared.is_loaded
+        return choose_batches({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+
+    monkeypatch.setattr("edgesplit_offload.models.remote_half.measure_benefit", unload_meanwhile)
+    assert shared.claim_measurement()
+    shared.measure(lambda: 0.0)
+    assert (memory.bytes, shared.run_times.max_batch, shared.is_measured) == (0, 1, False)
+    made_to_gain(monkeypatch)
+    assert shared.claim_measurement()
+    shared.measure(lambda: 0.0)
+    assert (shared.run_times.max_batch, shared.is_loaded) == (8, True)
+
+
+def test_a_measurement_loaded_a_model_that_was_unloaded_before_it_began(tmp_path: Path) -> None:
+    """It waits for the next request instead."""
+    memory = SliceCache()
+    shared = half(release(tmp_path, dense()), memory)
+    assert shared.claim_measurement()
+    shared.unload()
+    shared.measure(lambda: 0.0)
+    assert (memory.bytes, shared.claim_measurement()) == (0, True)
 
 
 class Wide:

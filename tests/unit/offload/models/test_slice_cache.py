@@ -94,19 +94,29 @@ def test_one_that_cannot_be_loaded_takes_no_room() -> None:
     assert loads.of["a"] == 3
 
 
-def test_what_is_let_go_by_name_is_only_of_that_release_and_idle() -> None:
-    """By release, or by single slices of it."""
+def test_slices_are_evicted_by_release_or_by_name() -> None:
+    """Slices of other releases, and others of the same release, stay."""
     loads, memory = Loads(), SliceCache()
     a, b = loads.piece("a"), loads.piece("b")
     use(memory, a, b)
     memory.evict("another")
     memory.evict("release", {a.key})
     assert (memory.has_loaded([a]), memory.has_loaded([b])) == (False, True)
-    with memory.borrow([b]):
-        memory.evict("release")
-        assert memory.has_loaded([b])
     memory.evict("release")
     assert memory.bytes == 0
+
+
+def test_a_slice_evicted_in_use_stayed_loaded() -> None:
+    """Its next use loads it again; its memory counts until its last user has finished."""
+    loads, memory = Loads(), SliceCache(room_for(2))
+    a = loads.piece("a")
+    with memory.borrow([a]):
+        memory.evict("release")
+        assert not memory.has_loaded([a])
+        assert memory.bytes == a.bytes
+        use(memory, a)
+        assert memory.bytes == 2 * a.bytes
+    assert (memory.bytes, loads.of["a"]) == (a.bytes, 2)
 
 
 def test_many_that_want_one_slice_load_it_once() -> None:

@@ -41,10 +41,10 @@ class Peer:
         return self._reachable
 
 
-def asked(*peers: Peer) -> tuple[FanOut, list[list[Any]], int]:
-    """A round among these, what it ended with, and its number."""
-    rounds, ended = FanOut(), list[list[Any]]()
-    rounds.begin("how many", None, peers, ended.append)
+def asked(*peers: Peer) -> tuple[FanOut, list[tuple[list[Any], int]], int]:
+    """A round among these, the answers and the number of missing ones that it ended with, and its number."""
+    rounds, ended = FanOut(), list[tuple[list[Any], int]]()
+    rounds.begin("how many", None, peers, lambda answers, missing: ended.append((answers, missing)))
     number = next((one.number for peer in peers for one in peer.heard if isinstance(one, Question)), 0)
     return rounds, ended, number
 
@@ -57,11 +57,12 @@ def test_a_round_ends_with_everybodys_answers() -> None:
     assert ended == []
     rounds.on_answer(b, Reply(number, True, 2))
     rounds.on_answer(b, Reply(number, True, 3))
-    assert ended == [[1, 2]]
+    assert ended == [([1, 2], 0)]
 
 
 def test_a_round_goes_on_without_those_that_cannot_answer() -> None:
-    """One that does not know, one that has gone, one that cannot be reached, one that is late."""
+    """One that does not know, one that has gone, one that cannot be reached, one that is late; the first and the last
+    are missing, because they live on without having done what they were asked."""
     a, b, c, far = Peer(), Peer(), Peer(), Peer(reachable=False)
     rounds, ended, number = asked(a, b, c, far)
     rounds.on_answer(a, Reply(number, False))
@@ -69,18 +70,18 @@ def test_a_round_goes_on_without_those_that_cannot_answer() -> None:
     rounds.expire(0.0)
     assert ended == []
     rounds.on_answer(c, Reply(number, True, 3))
-    assert ended == [[3]]
+    assert ended == [([3], 1)]
     late, ended, number = asked(Peer(), a)
     late.on_answer(a, Reply(max(number, 1), True, 1))
     late.expire(float("inf"))
-    assert ended == [[1]]
+    assert ended == [([1], 1)]
     assert TIMEOUT_S > 0
 
 
 def test_a_round_among_nobody_ends_at_once() -> None:
     """There is nothing to wait for."""
     _, ended, _ = asked()
-    assert ended == [[]]
+    assert ended == [([], 0)]
 
 
 def both_ends() -> tuple[IpcConnection, socket.socket]:
@@ -93,8 +94,8 @@ def test_words_arrive_as_they_were_said() -> None:
     one, raw = both_ends()
     other = IpcConnection(raw)
     said: list[Message] = [
-        Ready(), Alive(), Ask(1, "series"), Question(2, "load", "model"), Reply(3, True, {"a": [1, 2.5, None]}),
-        Answers(4, ["x" * 100_000]),
+        Ready(), Alive(), Ask(1, "series", None, 5.0), Question(2, "load", "model"),
+        Reply(3, True, {"a": [1, 2.5, None]}), Answers(4, ["x" * 100_000], 0),
     ]  # fmt: skip
     heard = other.messages()
     for message in said:

@@ -18,10 +18,10 @@ import pytest
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, MalformedMessage, NotFound, UsageError
 from edgesplit.http1 import head as http_head
 from edgesplit.http1 import server as http1
+from edgesplit.http1 import server_connection as protocol
 from edgesplit.http1.server import Request, Response, Server, json_response
 from edgesplit.limits import LIMITS
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_offload.frontend import connection as conversation
 from edgesplit_offload.frontend import server as front
 from support.agent_engine import eventually
 from support.http_frontends import LoopServer
@@ -60,10 +60,9 @@ def server(kind: Kind) -> Iterator[AnyServer]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's patience, short enough for a test."""
     quick = dataclasses.replace(LIMITS, handshake_s=0.15, idle_connection_s=0.3, http_body_bytes=100_000)
-    for module in (http1, http_head, conversation, front):
+    for module in (http1, http_head, protocol, front):
         monkeypatch.setattr(module, "LIMITS", quick)
-    for module in (http1, conversation):
-        monkeypatch.setattr(module, "LINGER_S", 0.2)
+    monkeypatch.setattr(protocol, "LINGER_S", 0.2)
 
 
 def raw(server: AnyServer, *pieces: bytes, finish: bool = False) -> bytes:

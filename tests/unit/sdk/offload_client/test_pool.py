@@ -1,4 +1,4 @@
-"""What a request that nobody waits for any more leaves behind on the link."""
+"""The connection pool: what each failure is called, stale connections, and what a cancelled request leaves behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 import struct
 import termios
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -47,7 +49,91 @@ def test_a_dropped_request_sends_no_more() -> None:
 def held_by_the_kernel(call: CancellableCall) -> int:
     """Bytes that were sent on its connection and have not arrived."""
     connection = call._connection
-    if connection is None or connection.sock is None:
+    if connection is None or connection._sock is None:
         return 0
-    (held,) = struct.unpack("i", fcntl.ioctl(connection.sock, termios.TIOCOUTQ, b"\0" * 4))
+    (held,) = struct.unpack("i", fcntl.ioctl(connection._sock, termios.TIOCOUTQ, b"\0" * 4))
     return int(held)
+
+
+Script = Callable[[socket.socket], object]
+
+
+@contextmanager
+def scripted(*scripts: Script) -> Iterator[OffloadClient]:
+    """A client of a server that does this on one connection after the other."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for script in scripts:
+                sock, _ = listener.accept()
+                with sock:
+                    script(sock)
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        client = OffloadClient(f"http://127.0.0.1:{listener.getsockname()[1]}/prefix")
+        yield client
+        client.close()
+        serving.join(60)
+
+
+def answer(raw: bytes) -> Script:
+    """Receive a request without a body, and answer it with these bytes."""
+
+    def script(sock: socket.socket) -> None:
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
+            request += sock.recv(1 << 16)
+        assert request.startswith(b"GET /prefix/v2/health/live HTTP/1.1\r\n")
+        sock.sendall(raw)
+
+    return script
+
+
+HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"", "link"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "link"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "server"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "server"),
+    ],
+)
+def test_each_failure_has_its_cause(raw: bytes, cause: str) -> None:
+    """Nothing is raised: an answer that breaks off is the link's failure, one that is none is the server's."""
+    with scripted(answer(raw)) as client:
+        outcome = client.ping(60.0)
+        assert isinstance(outcome, OffloadFailure) and outcome.cause == cause
+
+
+def test_a_server_that_is_not_there_has_refused() -> None:
+    """At once, without waiting for the timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    outcome = OffloadClient(f"http://127.0.0.1:{port}").ping(60.0)
+    assert isinstance(outcome, OffloadFailure) and outcome.cause == "refused"
+
+
+def test_a_server_that_does_not_answer_is_given_up_at_the_timeout() -> None:
+    """It has accepted, and says nothing."""
+    with scripted(lambda sock: [sock.recv(1 << 16) for _ in range(2)]) as client:
+        outcome = client.ping(0.05)
+        assert isinstance(outcome, OffloadFailure) and outcome.cause == "timeout"
+
+
+def test_a_connection_that_went_stale_is_replaced_once() -> None:
+    """The server closed it after its answer; the next request has a connection of its own, which is then reused."""
+    with scripted(answer(HEALTHY), lambda sock: [answer(HEALTHY)(sock) for _ in range(2)]) as client:
+        for _ in range(3):
+            assert isinstance(client.ping(60.0), float)
+        assert client.is_warm
+
+
+def test_a_head_with_a_line_break_is_not_sent() -> None:
+    """A header or a path from elsewhere cannot smuggle another request in."""
+    with scripted(lambda sock: None) as client:
+        outcome = client.relay("/x", {"a": "b\r\n\r\nGET / HTTP/1.1"}, b"", CancellableCall(), 60.0)
+        assert isinstance(outcome, OffloadFailure) and "line break" in outcome.text

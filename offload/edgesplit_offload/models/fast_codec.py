@@ -11,22 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from edgesplit.lazy_import import lazy_import
 from edgesplit.limits import LIMITS
 from edgesplit.oip import datatypes
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.protocol import Binary, Body, Buffers, RequestHead, Scalar, Tensor
 from edgesplit.oip.shared_memory import BYTE_SIZE, REGION
 from edgesplit.release.manifest import TensorSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 _HEADS = msgspec.json.Decoder(RequestHead)
 _PARTS = attrgetter("name", "shape", "datatype", "parameters", "data")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgesplit.oip import protocol as oip
-from edgesplit.oip.fast_codec import FastCodec
 from edgesplit.release.manifest import TensorSpec
+from edgesplit_offload.models.fast_codec import FastCodec
 
 INPUTS = (TensorSpec("a", "FP32", (1, 4)), TensorSpec("b", "INT64", (2,)))
 OUTPUTS = (TensorSpec("y", "FP32", (1, 3)), TensorSpec("z", "UINT8", (2, 2)))
