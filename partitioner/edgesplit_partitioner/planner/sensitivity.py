@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgesplit.plan import Row
 from edgesplit_partitioner.arrays import Floats
 from edgesplit_partitioner.formulation.cost_terms import LinkScenario
 from edgesplit_partitioner.formulation.solution import Solution
@@ -50,7 +51,8 @@ class SensitivitySample:
 def sample(
     scenarios: Scenarios,
     solve: Callable[[Scenarios], list[Solution]],
-    cost: Callable[[Scenarios, Solution], float],
+    row_of: Callable[[Solution], Row],
+    cost: Callable[[Scenarios, Row], float],
     table: Sequence[Solution],
     fallback: Sequence[Solution],
     room: int,
@@ -58,8 +60,8 @@ def sample(
     """Solve for pairs of factors, more of them where most may be lost, and bound what the table loses.
 
     `scenarios` are those of the objective, which the factors are applied to. `solve` returns cheapest cuts in scenarios
-    with a lower bound each, `cost` what a cut costs there. `table` are the table's rows but for all-local, which is
-    `fallback` where it is allowed; at most `room` cuts join them.
+    with a lower bound each, `row_of` a cut's figures and `cost` what they come to in scenarios. `table` are the table's
+    rows but for all-local, which is `fallback` where it is allowed; at most `room` cuts join them.
     """
 
     def scaled(load: float, slowdown: float) -> Scenarios:
@@ -67,7 +69,8 @@ def sample(
 
     def plane(solution: Solution) -> Floats:
         """A cut's cost over the factors, linear in both: [constant, per load, per slow-down]."""
-        base, loaded, slowed = (cost(scaled(*factors), solution) for factors in ((1, 1), (2, 1), (1, 2)))
+        row = row_of(solution)
+        base, loaded, slowed = (cost(scaled(*factors), row) for factors in ((1, 1), (2, 1), (1, 2)))
         return np.array([base - (loaded - base) - (slowed - base), loaded - base, slowed - base])
 
     added: list[Solution] = []
@@ -84,11 +87,11 @@ def sample(
             solved = solve(here)
             # The bound, not the cost of the best cut found: the solver is inexact here, and the regret must hold.
             bounds[load, slowdown] = min(solution.lower_bound for solution in solved)
-            best = min(solved, key=lambda solution: cost(here, solution))
-            worth_adding = cost(here, best) * (1 + MIN_GAIN)
+            costs = [cost(here, row_of(solution)) for solution in solved]
+            worth_adding = min(costs) * (1 + MIN_GAIN)
             if len(added) < room and _lowest(planes, load, slowdown) > worth_adding:
-                added.append(best)
-                planes.append(plane(best))
+                added.append(solved[costs.index(min(costs))])
+                planes.append(plane(added[-1]))
         regret, where = _largest_regret(planes, loads, slowdowns, bounds)
         if regret <= MIN_GAIN or not left:
             break
