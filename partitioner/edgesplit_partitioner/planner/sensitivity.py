@@ -38,14 +38,13 @@ Scenarios = Sequence[LinkScenario]
 
 @dataclass(frozen=True, slots=True)
 class SensitivitySample:
-    """The cuts that other factors ask for, and bounds on what the table loses without and with them."""
+    """The cuts that other factors ask for, and a bound on what the table loses with them."""
 
     added: tuple[Solution, ...]
     """Cuts that the table lacks."""
-    regret_before: float
-    """Without them the table costs at most so much more than the best cut, as a fraction of the best cost."""
     regret: float
-    """With them the table costs at most so much more, anywhere between the samples, at the planned link."""
+    """With them the table costs at most so much more than the best cut, as a fraction of the best cost, anywhere
+    between the samples, at the planned link."""
 
 
 def sample(
@@ -75,7 +74,6 @@ def sample(
 
     added: list[Solution] = []
     planes = [plane(solution) for solution in (*table, *fallback)]
-    before = list(planes)
     loads, slowdowns = list(LOADS), list(SLOWDOWNS)
     bounds: dict[tuple[float, float], float] = {}
     regret = 0.0
@@ -96,7 +94,7 @@ def sample(
         if regret <= MIN_GAIN or not left:
             break
         _refine(loads, slowdowns, where)
-    return SensitivitySample(tuple(added), _largest_regret(before, loads, slowdowns, bounds)[0], regret)
+    return SensitivitySample(tuple(added), regret)
 
 
 def _refine(loads: list[float], slowdowns: list[float], where: tuple[float, float]) -> None:

@@ -25,14 +25,14 @@ from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss, aggregate_loss, split_halves
 from edgesplit_partitioner.profiling.codecs_child import JOB_FILE, RECORDS_FILE, CodecCase, CodecJob, CodecRecord
-from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Progress, Sample, feeds_for, run_child
+from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Progress, Sample, feeds_for, run_steps
 
 BATCH_BYTES = 256 << 20
 """Weights of the slices that are on disk at once while tensors are measured."""
 LIVE_BYTES = 1 << 30
 """Limit of the bytes of all samples' tensors that are on disk at once; samples beyond it are not used."""
-CHILD_MODULE = "edgesplit_partitioner.profiling.codecs_child"
-"""The module that runs as the child process."""
+CHILD = "edgesplit_partitioner.profiling.codecs_child"
+"""Module of the child process."""
 
 
 class CodecMeasurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ def measure_codecs(
         records: dict[str, dict[str, CodecRecord]] = {}
         for batch in _written_batches(folder, model, cases):
             (folder / JOB_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, cases=batch)))
-            run_child(folder, len(batch), _offset_progress(progress, count + len(records), steps), module=CHILD_MODULE)
+            run_steps(CHILD, folder, len(batch), _offset_progress(progress, count + len(records), steps))
             batch_records = msgspec.json.decode(
                 (folder / RECORDS_FILE).read_bytes(), type=dict[str, dict[str, CodecRecord]]
             )
@@ -189,7 +189,7 @@ def _run_whole_model(
             np.save(folder / file, feed[name], allow_pickle=False)
     described_job = msgspec.structs.replace(job, whole=whole, samples=tuple(files))
     (folder / JOB_FILE).write_bytes(msgspec.json.encode(described_job))
-    run_child(folder, len(feeds), progress, module=CHILD_MODULE)
+    run_steps(CHILD, folder, len(feeds), progress)
 
 
 def _written_batches(

@@ -9,7 +9,6 @@ line on standard error.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from edgesplit.runtime import Program, Tensor
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit_partitioner.profiling.codec_loss import SampleLoss, sample_loss
 from edgesplit_partitioner.profiling.layers_child import ZSTD_LEVEL, timed
+from edgesplit_partitioner.sandbox.child_process import child_main
 
 JOB_FILE, RECORDS_FILE = "codec-job.json", "codec-records.json"
 
@@ -137,8 +137,4 @@ def _tensor_bytes(sent: Mapping[str, Tensor]) -> bytes:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except Exception as error:  # the parent translates: this process only has its exit status and one line
-        print(" ".join(str(error).split())[:2000], file=sys.stderr)
-        sys.exit(1)
+    child_main(main)

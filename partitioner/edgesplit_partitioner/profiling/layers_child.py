@@ -10,7 +10,6 @@ Each finished step is one line on standard output. An error is one line on stand
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import zstandard
+
+from edgesplit_partitioner.sandbox.child_process import child_main
 
 ZSTD_LEVEL = 1
 """Compression level of requests."""
@@ -151,8 +152,4 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except Exception as error:  # the parent translates: this process only has its exit status and one line
-        print(" ".join(str(error).split())[:2000], file=sys.stderr)
-        sys.exit(1)
+    child_main(main)

@@ -133,14 +133,6 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Tfli
     )
 
 
-def with_layer_outputs(model: TfliteModel) -> bytes:
-    """The whole model with every tensor that a layer writes among its outputs, as a file's bytes."""
-    written = [name for layer in model.graph.layers for name in layer.writes]
-    positions = range(len(model.tflite_graph.main.operators))
-    outputs = list(dict.fromkeys((*model.tflite_graph.outputs, *written)))
-    return b"".join(pack(extract(model.tflite_graph, positions, model.tflite_graph.inputs, outputs)))
-
-
 def _with_settled_shapes(graph: TfliteGraph, types: Mapping[str, TensorType]) -> Any:
     """A normalised copy of the model with the shapes of the trial run. Open lengths are marked in the shape signature:
     some kernels rely on the shape where they are not."""
