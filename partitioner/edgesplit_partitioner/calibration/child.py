@@ -147,7 +147,7 @@ class _TimedSession:
         inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
         outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())
         self._program = OnnxProgram(Slice("point", "onnx", (), inputs, outputs), (session, None))
-        self._feeds = {tensor.name: _noise(tensor) for tensor in session.get_inputs()}
+        self._feeds = {tensor.name: _values_around_zero(tensor) for tensor in session.get_inputs()}
 
     def __call__(self) -> float:
         """Seconds of one run."""
@@ -156,7 +156,7 @@ class _TimedSession:
         return perf_counter() - start
 
 
-def _noise(tensor: Any) -> npt.NDArray[np.generic]:
+def _values_around_zero(tensor: Any) -> npt.NDArray[np.generic]:
     """Values around zero, so that half of a ReLU's input is negative."""
     block = np.random.default_rng(0).standard_normal(8192)
     return np.resize(block.astype(np.float16 if "16" in tensor.type else np.float32), tensor.shape)

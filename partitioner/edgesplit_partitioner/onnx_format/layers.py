@@ -22,7 +22,7 @@ from edgesplit_partitioner.ir.fusion import (
     unique_names,
 )
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
-from edgesplit_partitioner.ir.tensor_types import ITEM_BYTES, TensorType
+from edgesplit_partitioner.ir.tensor_types import TensorType, item_bytes
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 from edgesplit_partitioner.onnx_format.nodes import DATATYPES
 from edgesplit_partitioner.onnx_format.operator_work import work_of
@@ -258,7 +258,7 @@ class _WorkCounter:
 
     def item_bytes(self, name: str) -> int:
         if name in self.facts.initializers:
-            return ITEM_BYTES.get(DATATYPES.get(self.facts.initializers[name].data_type, ""), 1)
+            return item_bytes(DATATYPES.get(self.facts.initializers[name].data_type, ""))
         tensor_type = self.types.get(name)
         return 1 if tensor_type is None else tensor_type.item_bytes
 

@@ -23,7 +23,7 @@ import onnxruntime
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner.ir.chunking import Data
-from edgesplit_partitioner.ir.tensor_types import TensorType
+from edgesplit_partitioner.ir.tensor_types import ORT_DATATYPES, TensorType
 from edgesplit_partitioner.onnx_format import archive, nodes, normalise
 from edgesplit_partitioner.onnx_format.validate import MIN_EXTERNAL_BYTES
 from edgesplit_partitioner.sandbox.child_process import run_child
@@ -64,22 +64,6 @@ SIZED_BY: Mapping[str, int] = {
 }
 """Operators whose output lengths are values that they read, with the position of the first input that may hold such
 values."""
-
-ORT_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float": "FP32",
-    "double": "FP64",
-}
-"""Open Inference Protocol names of tensor element types, by onnxruntime's name."""
 
 
 class DeclaredTensor(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import INPUT_LAYER
-from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit.release.manifest import Slice
 from edgesplit_partitioner.costs.model import Costs
+from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.sandbox.child_process import child_main, run_child
 from edgesplit_partitioner.slicing import CutSlice
@@ -31,14 +32,6 @@ CHILD: Final = "edgesplit_partitioner.profiling.slices"
 """Module of the child process."""
 TIMEOUT_S: Final = 600.0
 """Timeout of the child process."""
-DTYPES: Final[Mapping[str, str]] = {
-    "BOOL": "bool",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    **{f"{sign}{bits}": f"{sign.lower()}{bits}" for sign in ("INT", "UINT") for bits in (8, 16, 32, 64)},
-}
-"""numpy's names of the Open Inference Protocol's datatypes."""
 FACTOR_RANGE: Final = (0.25, 4.0)
 """Valid range of the factor: beyond it, the measurement was disturbed or is of another model, and is not used."""
 
@@ -196,12 +189,8 @@ def main(folder: Path) -> None:
     engine = DispatchingRuntime(job.threads)
     programs = [engine.load(entry, folder / str(position)) for position, entry in enumerate(job.slices)]
     written_names = {tensor.name for entry in job.slices for tensor in entry.outputs}
-    inputs = {
-        tensor.name: _noise(tensor)
-        for entry in job.slices
-        for tensor in entry.inputs
-        if tensor.name not in written_names
-    }
+    specs = [tensor for entry in job.slices for tensor in entry.inputs if tensor.name not in written_names]
+    inputs = noise(specs, seed=0)
     times: list[list[float]] = [[] for _ in programs]
     started = perf_counter()
     for step in range(job.warmup + job.runs):
@@ -218,14 +207,6 @@ def main(folder: Path) -> None:
             if step >= job.warmup:
                 times[position].append(took_s)
     (folder / "seconds.json").write_bytes(msgspec.json.encode(times))
-
-
-def _noise(tensor: TensorSpec) -> npt.NDArray[np.generic]:
-    """Random values between 0 and 1; ones for integers. A length known only at run time is 1."""
-    dtype = np.dtype(DTYPES.get(tensor.datatype, "float32"))
-    lengths = [max(length, 1) for length in tensor.shape]
-    values = np.random.default_rng(0).random(lengths)
-    return values.astype(dtype) if dtype.kind == "f" else np.ones(lengths, dtype)
 
 
 if __name__ == "__main__":

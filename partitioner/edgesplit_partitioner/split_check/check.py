@@ -28,9 +28,10 @@ from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec
 from edgesplit.plan import Row
 from edgesplit.release.manifest import Slice, TensorSpec
-from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime import Tensors
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks
+from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.onnx_format.indivisible import IndivisibleLayer, indivisible_layers
 from edgesplit_partitioner.profiling.layers import Progress, Sample, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, ChildProcess
@@ -190,23 +191,6 @@ def verdict(difference: Difference, allowed: float) -> Verdict:
     if difference.same:
         return "exact"
     return "within" if difference.error is not None and difference.error <= allowed else "off"
-
-
-def noise(specs: Iterable[TensorSpec], seed: int) -> dict[str, Tensor]:
-    """Random inputs from `seed`: floats between 0 and 1, bytes of all values, ones for other integers, which may be
-    lengths or indices. Open lengths are 1."""
-    rng = np.random.default_rng(seed)
-    tensors: dict[str, Tensor] = {}
-    for spec in specs:
-        shape = [max(length, 1) for length in spec.shape]
-        if spec.datatype in ("FP16", "FP32", "FP64"):
-            tensors[spec.name] = rng.random(shape).astype(f"float{spec.datatype[2:]}")
-        elif spec.datatype in ("UINT8", "INT8"):
-            dtype = np.uint8 if spec.datatype == "UINT8" else np.int8
-            tensors[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8).view(dtype)
-        else:
-            tensors[spec.name] = np.ones(shape, spec.datatype.lower())
-    return tensors
 
 
 def _feed(model: PreparedModel, spec: InputSpec | None, sample: Sample | None, seed: int) -> Tensors:
