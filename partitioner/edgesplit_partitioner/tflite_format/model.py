@@ -22,8 +22,8 @@ from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, check_tensor_sizes
 from edgesplit_partitioner.ir.tensor_types import NUMBER_DTYPES, TensorType
 from edgesplit_partitioner.tflite_format.flatbuffer import ints, pack, read_model, schema
-from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
-from edgesplit_partitioner.tflite_format.layers import layer_graph, weight_name
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract, weight_name
+from edgesplit_partitioner.tflite_format.layers import layer_graph
 from edgesplit_partitioner.tflite_format.trial_run import TrialResult, try_model
 
 DATATYPES: Mapping[int, str] = {

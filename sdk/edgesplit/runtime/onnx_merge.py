@@ -95,8 +95,11 @@ def _with_relocated_data(raw: memoryview, slice_name: str) -> bytes:
             entry = {part: bytes(text) for part, text in iter_fields(value) if not isinstance(text, int)}
             if entry.get(_KEY) == b"location":
                 entry[_VALUE] = f"{slice_name}/".encode() + entry[_VALUE]
-            value = b"".join(encode_field(part, text) for part, text in entry.items())
-        encoded_fields.append(encode_field(number, value))
+            encoded_fields.append(
+                encode_field(number, b"".join(encode_field(part, text) for part, text in entry.items()))
+            )
+        else:
+            encoded_fields.append(encode_field(number, value))
     return b"".join(encoded_fields)
 
 
