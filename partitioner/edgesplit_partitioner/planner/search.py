@@ -141,9 +141,9 @@ class PlanSearch:
         """The first of the planned links, the device's."""
         return self.links[0]
 
-    def row(self, solution: Solution, name: str = "") -> Row:
+    def row(self, solution: Solution) -> Row:
         """A solution as a row, its further links at the planned rates."""
-        return _on_links(to_row(self.model, solution, name), self.links)
+        return _on_links(to_row(self.model, solution), self.links)
 
     def cost_row(self, solution: Solution) -> Row:
         """A solution as a row without names, its further links at the planned rates."""

@@ -309,7 +309,7 @@ def _run_job(folder: Path, job: ProfilingJob, steps: int, progress: Progress | N
     run_steps(CHILD, folder, steps, progress)
 
 
-def run_steps(module: str, folder: Path, steps: int, progress: Progress | None) -> None:
+def run_steps(module: str, folder: Path, steps: int = 0, progress: Progress | None = None) -> None:
     """Run `module` as a child process on the job in `folder`; it prints a line per step. ModelRefused if the runtime
     refuses the model, crashes or exceeds `TIMEOUT_S`; Interrupted if the process was ended by a signal from outside."""
     done = itertools.count(1)

@@ -27,16 +27,16 @@ import numpy as np
 from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec
 from edgesplit.plan import Row
-from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensors
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks
+from edgesplit_partitioner.ir.prepared_model import WHOLE, PreparedModel, whole_model_chunks, whole_model_slice
 from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.onnx_format.indivisible import IndivisibleLayer, indivisible_layers
 from edgesplit_partitioner.profiling.layers import Progress, Sample, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, ChildProcess
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.split_check.child import WHOLE, CheckJob, CheckResult, Difference, store_samples
+from edgesplit_partitioner.split_check.child import CheckJob, CheckResult, Difference, store_samples
 
 CHILD = "edgesplit_partitioner.split_check.child"
 """Module of the child process."""
@@ -223,7 +223,7 @@ class _Workspace:
     def run_whole(self, limit_s: float) -> CheckResult:
         """Run the model as one slice and store its outputs in the folder; ModelRefused where it does not run."""
         model = self._model
-        whole_slice = Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
+        whole_slice = whole_model_slice(model)
         slice_folder = self.folder / WHOLE / whole_slice.name
         slice_folder.mkdir(parents=True)
         for file, runs in whole_model_chunks(model).items():
