@@ -1,4 +1,4 @@
-"""`check_model`: every boundary is tried, each verdict is true, and what kills the runtime is an answer too."""
+"""`check_model`: every boundary is tried, each verdict is true, and a crash of the runtime is a result too."""
 
 from __future__ import annotations
 
