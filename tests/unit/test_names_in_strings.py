@@ -43,7 +43,7 @@ def test_what_another_version_of_the_agent_runs_is_there(name: str) -> None:
 
 
 def test_modules_that_run_as_programs_are_there() -> None:
-    """Every `python -m` and `CHILD` of our own in the product, the images and the Makefile names a module that exists."""
+    """Every `python -m` and `CHILD` of ours in the product, the images and the Makefile names a module."""
     files = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if "node_modules" not in path.parts]
     named = set()
     for path in files:

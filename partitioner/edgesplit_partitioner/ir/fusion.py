@@ -30,22 +30,28 @@ class IndexedGraph(Protocol):
     @property
     def inputs(self) -> Sequence[str]:
         """Names of the graph's inputs, in order."""
+        ...
 
     @property
     def outputs(self) -> Collection[str]:
         """Names of the graph's outputs, in order."""
+        ...
 
     def inputs_of(self, position: int) -> Sequence[str]:
         """Names of all the operator's inputs, constants too."""
+        ...
 
     def outputs_of(self, position: int) -> Sequence[str]:
         """Names of the operator's outputs."""
+        ...
 
     def weights_of(self, positions: Sequence[int]) -> tuple[tuple[str, ...], int]:
         """Names and bytes of the weights that these operators use."""
+        ...
 
     def layer_name(self, positions: Sequence[int]) -> str:
         """A name for the layer of these operators."""
+        ...
 
 
 class UnionFind:
