@@ -74,7 +74,7 @@ def to_row(model: CostModel, solution: Solution) -> Row:
         device=here,
         remote=there,
         layers=here,
-        after=here[-1] if here else "",
+        split_after=here[-1] if here else "",
         sends=sends,
         receives=receives,
         codecs=codecs,

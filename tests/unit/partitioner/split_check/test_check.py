@@ -57,7 +57,7 @@ def test_every_boundary_of_a_sound_model_is_exact(name: str) -> None:
     """All cuts in layer order, the all-remote one first, answer bit for bit like the whole."""
     model = tiny.prepared(name)
     report = check_model(model, model.graph, jobs=2)
-    assert [cut.after for cut in report.cuts] == ["", *(layer.name for layer in model.graph.layers[:-1])]
+    assert [cut.split_after for cut in report.cuts] == ["", *(layer.name for layer in model.graph.layers[:-1])]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
     assert report.is_safe and report.steady
     assert report.is_safe_fast == (name != "quantised")  # fused QDQ rounds a step otherwise in fast mode, and is told
@@ -77,7 +77,7 @@ def test_where_no_cut_goes_the_reason_is_told(name: str) -> None:
     model = tiny.prepared(name)
     wanted, why = REASONS[name]
     inside = check_model(model, model.graph, jobs=1).inside
-    told = [one.why for one in inside if wanted.lower() in one.layer.lower() or wanted in one.operators]
+    told = [one.reason for one in inside if wanted.lower() in one.layer.lower() or wanted in one.operators]
     assert told and any(re.search(why, one) for one in told), inside
 
 
@@ -117,7 +117,7 @@ def test_a_half_that_computes_something_else_is_found_out() -> None:
     report = check_model(spoilt, spoilt.graph, jobs=2)
     assert [cut.verdict for cut in report.cuts] == ["exact"] + ["off"] * (len(report.cuts) - 1)
     assert not report.is_safe
-    assert all(cut.error is not None and cut.error > 1e-5 and "probabilities" in cut.why for cut in report.cuts[1:])
+    assert all(cut.error is not None and cut.error > 1e-5 and "probabilities" in cut.reason for cut in report.cuts[1:])
 
 
 def test_random_operators_are_told_apart_from_bad_cuts() -> None:
@@ -142,7 +142,7 @@ def test_a_cut_that_crashes_the_runtime_is_refused_alone(crash_when: Callable[..
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=2)
     verdicts = [cut.verdict for cut in report.cuts]
-    assert verdicts[2] == "refused" and "SIGKILL" in report.cuts[2].why
+    assert verdicts[2] == "refused" and "SIGKILL" in report.cuts[2].reason
     assert verdicts[:2] + verdicts[3:] == ["exact"] * (len(verdicts) - 1)
     assert not report.is_safe
 
@@ -172,8 +172,8 @@ def test_after_many_crashes_the_rest_is_not_tried(
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=1)
     assert {cut.verdict for cut in report.cuts} == {"refused"}
-    assert sum("SIGKILL" in cut.why for cut in report.cuts) == 2
-    assert sum("not tried" in cut.why for cut in report.cuts) == len(report.cuts) - 2
+    assert sum("SIGKILL" in cut.reason for cut in report.cuts) == 2
+    assert sum("not tried" in cut.reason for cut in report.cuts) == len(report.cuts) - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,8 @@ def test_cuts_that_could_not_be_made_were_counted_as_crashes(
     assert isinstance(sound, OnnxModel)
     model = Unsliceable(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
     report = check_model(model, model.graph, jobs=1)
-    assert "SIGKILL" in report.cuts[1].why and report.cuts[-1].verdict == "exact"
-    assert {cut.why for cut in report.cuts[2:-1]} == {"this cut cannot be made"}
+    assert "SIGKILL" in report.cuts[1].reason and report.cuts[-1].verdict == "exact"
+    assert {cut.reason for cut in report.cuts[2:-1]} == {"this cut cannot be made"}
 
 
 def test_cuts_of_a_table_are_tried_too() -> None:
@@ -223,7 +223,7 @@ def test_frames_are_checked_from_the_camera_on() -> None:
     graph, spec = with_input_layer(model, parse_input_spec("image/jpeg 64x48 scale=1/255"))
     report = check_model(model, graph, spec, samples=[synthetic_frame(spec, 3), synthetic_frame(spec, 4)], jobs=2)
     assert report.inputs == "2 samples"
-    assert [cut.after for cut in report.cuts[:2]] == ["", "input"]
+    assert [cut.split_after for cut in report.cuts[:2]] == ["", "input"]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
     assert report.cuts[0].sends == ("frame",)
 
