@@ -103,7 +103,7 @@ def compiled_cuts(
     return cuts
 
 
-def compiled_file(raw: bytes) -> bytes | None:
+def compiled_file(raw: bytes, timeout_s: float = TIMEOUT_S) -> bytes | None:
     """The TFLite file compiled, or None where the compiler refuses it, or leaves all of it to the CPU."""
     from edgesplit_partitioner.tflite_format.flatbuffer import (  # LiteRT is an extra
         EDGE_TPU_OPERATOR,
@@ -116,7 +116,7 @@ def compiled_file(raw: bytes) -> bytes | None:
         (folder / "half.tflite").write_bytes(raw)
         command = [shutil.which(COMPILER) or COMPILER, "-s", "-o", str(folder), str(folder / "half.tflite")]
         try:
-            _run(command)
+            _run(command, timeout_s)
             compiled = (folder / "half_edgetpu.tflite").read_bytes()
             model = read_model(compiled)
         except (OSError, subprocess.SubprocessError, ModelRefused) as error:
@@ -126,7 +126,7 @@ def compiled_file(raw: bytes) -> bytes | None:
     return compiled if EDGE_TPU_OPERATOR in custom else None
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], timeout_s: float) -> None:
     """Run the compiler without its output. On a timeout its whole process group is killed.
 
     Raises TimeoutExpired, or CalledProcessError for an exit status other than 0.
@@ -134,7 +134,7 @@ def _run(command: list[str]) -> None:
     devnull = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True)
     try:
-        status = process.wait(TIMEOUT_S)
+        status = process.wait(timeout_s)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -15,9 +15,9 @@ from google.protobuf import text_format
 from edgesplit_cli.export_files import CONFIG, MODEL, VERSION, triton_config, write_model
 from edgesplit_partitioner.onnx_format.export import wire_signature
 from support import onnx_models as tiny
+from support.exported_halves import far_half, near_half
 from support.recut_repository import CLASS, made
-from unit.partitioner.costs.test_foreign_server import SCHEMA
-from unit.partitioner.onnx_format.test_export import far_half, near_half
+from support.triton_schema import SCHEMA
 
 
 def config_of(home: Path) -> Any:

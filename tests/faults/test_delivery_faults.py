@@ -160,8 +160,7 @@ class World:
 @pytest.fixture
 def quick_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred reconnections need not take a quarter of a second each."""
-    monkeypatch.setattr(edgesplit.mqtt.session, "FIRST_BACKOFF_S", 0.02)
-    monkeypatch.setattr(edgesplit.mqtt.session, "MAX_BACKOFF_S", 0.2)
+    monkeypatch.setattr(edgesplit.mqtt.session, "RECONNECT", Backoff(first_s=0.02, longest_s=0.2))
 
 
 def test_a_broker_killed_a_hundred_times_costs_no_chunk_twice(tmp_path: Path, quick_sessions: None) -> None:

@@ -43,7 +43,7 @@ def test_what_another_version_of_the_agent_runs_is_there(name: str) -> None:
 
 
 def test_modules_that_run_as_programs_are_there() -> None:
-    """Every `python -m` of our own in the product, the images and the Makefile names a module that exists."""
+    """Every `python -m` and `CHILD` of ours in the product, the images and the Makefile names a module."""
     files = [path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if "node_modules" not in path.parts]
     named = set()
     for path in files:
@@ -51,6 +51,11 @@ def test_modules_that_run_as_programs_are_there() -> None:
             if isinstance(node, ast.Tuple | ast.List):
                 words = [item.value for item in node.elts if isinstance(item, ast.Constant)]
                 named |= {after for word, after in pairwise(words) if word == "-m"}
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                named |= {node.value.value for target in targets if ast.unparse(target) == "CHILD"}
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "run_child":
+                named |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
     for text in (REPOSITORY / "Makefile", *(REPOSITORY / "deploy").rglob("*.Dockerfile")):
         named |= set(re.findall(r"-m (edgesplit[\w.]+)", text.read_text(encoding="utf-8")))
     ours = {name for name in named if isinstance(name, str) and name.startswith("edgesplit")}

@@ -8,9 +8,6 @@ a chunk are left out; a release without golden pairs is still valid.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from edgesplit_controller.model_registry.golden_child import INPUTS, OUTPUTS, SL
 from edgesplit_controller.model_registry.registry import LoadedModel
 from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks, whole_model_slice
 from edgesplit_partitioner.profiling.layers import synthetic_frame
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import run_child
 
 LIMIT_S = 300.0
 """Time limit of the child process."""
@@ -108,20 +105,7 @@ def run_whole(model: PreparedModel, inputs: Tensors) -> dict[str, Tensor]:
                 target.writelines(runs)
         (folder / SLICE).write_bytes(msgspec.json.encode(whole_model_slice(model)))
         save(folder / INPUTS, inputs)
-        command = [sys.executable, "-m", "edgesplit_controller.model_registry.golden_child", str(folder)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        try:
-            child = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ModelRefused(f"the model does not answer within {LIMIT_S:.0f} s") from error
-        if child.returncode:
-            check_not_interrupted(child.returncode)
-            reason = (child.stderr.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"])[
-                -1
-            ]
-            raise ModelRefused(f"the runtime cannot run this model: {reason[:300]}")
+        run_child("edgesplit_controller.model_registry.golden_child", folder, limit_s=LIMIT_S)
         return load(folder / OUTPUTS)
 
 

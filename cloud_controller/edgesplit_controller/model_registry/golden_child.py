@@ -5,7 +5,6 @@ python -m edgesplit_controller.model_registry.golden_child FOLDER
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit.runtime.dispatch import DispatchingRuntime
+from edgesplit_partitioner.sandbox.child_process import child_main
 
 SLICE, INPUTS, OUTPUTS = "slice.json", "inputs", "outputs"
 
@@ -38,4 +38,4 @@ def load(path: Path) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    child_main(main)

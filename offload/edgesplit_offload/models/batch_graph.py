@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import TrustError
-from edgesplit.release.onnx_graph import iter_fields
+from edgesplit.release.protobuf import encode_field, iter_fields
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
 ELEMENTWISE_SAFE = frozenset(
@@ -38,7 +37,6 @@ _ATTRIBUTE_NAME, _ATTRIBUTE_INT = 1, 3
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_INT64, _TENSOR_NAME, _TENSOR_RAW = 1, 2, 7, 8, 9
 _INFO_NAME, _INFO_TYPE, _TYPE_TENSOR, _TENSOR_TYPE_ELEM = 1, 2, 1, 1
 _INT64 = 7
-_VARINT, _BYTES = 0, 2
 Field = tuple[int, "int | memoryview"]
 
 
@@ -75,7 +73,7 @@ def batched_model(model: bytes) -> bytes | None:
         return None
     if changed is None:
         return None
-    return b"".join(_encode_field(number, changed if number == _MODEL_GRAPH else value) for number, value in parts)
+    return b"".join(encode_field(number, changed if number == _MODEL_GRAPH else value) for number, value in parts)
 
 
 def _rewrite_graph(parts: list[Field]) -> bytes | None:
@@ -91,7 +89,7 @@ def _rewrite_graph(parts: list[Field]) -> bytes | None:
     }
     if targets & other_inputs:
         return None  # the constant is also used as data, where it must not change
-    return b"".join(_encode_field(number, _rewritten(number, value, targets)) for number, value in parts)
+    return b"".join(encode_field(number, _rewritten(number, value, targets)) for number, value in parts)
 
 
 def _is_supported(node: list[Field]) -> bool:
@@ -128,9 +126,9 @@ def _without_shape(info: memoryview) -> bytes:
     parts = list(iter_fields(info))
     (kind,) = (value for number, value in parts if number == _INFO_TYPE and _is_bytes(value))
     (tensor,) = (value for number, value in iter_fields(kind) if number == _TYPE_TENSOR and _is_bytes(value))
-    element = [_encode_field(number, value) for number, value in iter_fields(tensor) if number == _TENSOR_TYPE_ELEM]
-    bare = _encode_field(_INFO_TYPE, _encode_field(_TYPE_TENSOR, b"".join(element)))
-    return b"".join([*(_encode_field(number, value) for number, value in parts if number != _INFO_TYPE), bare])
+    element = [encode_field(number, value) for number, value in iter_fields(tensor) if number == _TENSOR_TYPE_ELEM]
+    bare = encode_field(_INFO_TYPE, encode_field(_TYPE_TENSOR, b"".join(element)))
+    return b"".join([*(encode_field(number, value) for number, value in parts if number != _INFO_TYPE), bare])
 
 
 def _batched_target(tensor: list[Field]) -> bytes:
@@ -142,8 +140,8 @@ def _batched_target(tensor: list[Field]) -> bytes:
     lengths = list(struct.unpack(f"<{len(raw) // 8}q", raw))
     if lengths[0] == 1:
         lengths[0] = 0
-    unchanged = b"".join(_encode_field(number, value) for number, value in tensor if number != _TENSOR_RAW)
-    return unchanged + _encode_field(_TENSOR_RAW, struct.pack(f"<{len(lengths)}q", *lengths))
+    unchanged = b"".join(encode_field(number, value) for number, value in tensor if number != _TENSOR_RAW)
+    return unchanged + encode_field(_TENSOR_RAW, struct.pack(f"<{len(lengths)}q", *lengths))
 
 
 def _texts(message: list[Field], wanted: int) -> list[str]:
@@ -152,17 +150,3 @@ def _texts(message: list[Field], wanted: int) -> list[str]:
 
 def _text(message: list[Field], wanted: int) -> str:
     return next(iter(_texts(message, wanted)), "")
-
-
-def _encode_field(number: int, value: int | bytes | memoryview) -> bytes:
-    """One protobuf field, encoded."""
-    if isinstance(value, int):
-        return bytes([*_varint(number << 3 | _VARINT), *_varint(value)])
-    return bytes([*_varint(number << 3 | _BYTES), *_varint(len(value))]) + bytes(value)
-
-
-def _varint(value: int) -> Iterator[int]:
-    while value > 0x7F:
-        yield value & 0x7F | 0x80
-        value >>= 7
-    yield value

@@ -11,9 +11,6 @@ import io
 import math
 import os
 import statistics
-import subprocess
-import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,13 +33,13 @@ from edgesplit_partitioner.costs.regression import COVERAGE, FamilyPredictor, fi
 from edgesplit_partitioner.ir.graph import OperatorWork
 from edgesplit_partitioner.onnx_format import nodes, operator_features
 from edgesplit_partitioner.profiling.layers import synthetic_frame
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
 
 Progress = Callable[[int, int], None]
 """Called with the number of measured batches and the number of all batches."""
 
-CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.calibration.child")
-"""Command of the child process."""
+CHILD: Final = "edgesplit_partitioner.calibration.child"
+"""Module of the child process."""
 MIN_NETWORKS: Final = 5
 """Networks that must have been measured for a fit."""
 CORRECTION_RANGE: Final = (0.7, 1.5)
@@ -106,35 +103,21 @@ def measure_points(minutes: float, threads: int = 1, progress: Progress | None =
         raise UsageError(f"{threads} threads on {os.cpu_count()} cores would fight: slices run with as many at most")
     job = CalibrationJob(seconds=60.0 * minutes, threads=threads)
     times = CalibrationTimes()
-    for done, batch_times in enumerate(_batch_times(job), 1):
+    lines = 0
+
+    def on_line(line: bytes) -> None:
+        nonlocal lines
+        lines += 1
+        batch_times = msgspec.json.decode(line, type=BatchTimes)
         times.add(batch_times)
         if progress is not None:
-            progress(min(done, job.visits * batch_times.batches), job.visits * batch_times.batches)
+            progress(min(lines, job.visits * batch_times.batches), job.visits * batch_times.batches)
+
+    try:
+        run_child(CHILD, limit_s=4 * job.seconds + 60, job=msgspec.json.encode(job), on_line=on_line)
+    except ChildFailed as error:
+        raise UsageError(f"calibrating failed: {error}") from error
     return times
-
-
-def _batch_times(job: CalibrationJob) -> Iterator[BatchTimes]:
-    """Times of each batch, as the child process measures them. The child process is killed after four times the job's
-    seconds plus one minute; UsageError then, and where it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(CHILD, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as child:
-        timer = threading.Timer(4 * job.seconds + 60, child.kill)
-        timer.start()
-        try:
-            assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-            child.stdin.write(msgspec.json.encode(job))
-            child.stdin.close()
-            for line in child.stdout:
-                yield msgspec.json.decode(line, type=BatchTimes)
-            errors = child.stderr.read().decode("utf-8", "replace").strip().splitlines()
-            if status := child.wait():
-                check_not_interrupted(status)
-                killed = "it was killed, as it took too long or too much memory"
-                raise UsageError(f"calibrating failed: {errors[-1] if errors else killed}")
-        finally:
-            timer.cancel()
-            child.kill()
 
 
 def fit_points(times: CalibrationTimes, *, machine: str, runtime: str, today: str) -> CalibrationFit:

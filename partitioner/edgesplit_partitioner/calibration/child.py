@@ -45,8 +45,6 @@ class CalibrationJob(msgspec.Struct, frozen=True, kw_only=True):
 class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one visit to one batch."""
 
-    batch: int
-    """Number of the batch."""
     batches: int
     """Number of all batches."""
     whole: bool
@@ -61,34 +59,39 @@ class BatchTimes(msgspec.Struct, frozen=True, kw_only=True):
     measured."""
 
 
+def batches_of(job: CalibrationJob) -> list[tuple[bool, range]]:
+    """The batches in the order of a visit: whether they are of networks, and their indices.
+
+    All networks come first: a fit needs small ones for the correction and wide ones for weights that no cache keeps,
+    and a slow machine may not reach all operators.
+    """
+    counts = {True: len(calibration_networks()), False: min(len(grid()), job.most_points)}
+    return [
+        (whole, range(start, min(start + job.batch, count)))
+        for whole, count in counts.items()
+        for start in range(0, count, job.batch)
+    ]
+
+
 def main() -> None:
     """Run the job from standard input."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CalibrationJob)
-    points = grid()[: job.most_points]
-    operators = [range(len(points))[start : start + job.batch] for start in range(0, len(points), job.batch)]
-    networks = [
-        range(len(calibration_networks()))[start : start + job.batch]
-        for start in range(0, len(calibration_networks()), job.batch)
-    ]
-    batches = [(False, indices) for indices in operators] + [(True, indices) for indices in networks]
+    batches = batches_of(job)
+    # The first visit measures all networks and a quarter of the operators even when the time is over.
+    least = sum(whole for whole, _ in batches) + len(batches) // 4
     started = perf_counter()
-    visit_s = job.seconds / (job.visits * len(batches))
     for visit in range(job.visits):
-        # The last batch, of networks, is measured first: a fit needs networks, and a slow machine may not reach all
-        # operators. The first visit measures a quarter of the batches even when the time is over.
-        for number in (len(batches) - 1, *range(len(batches) - 1)):
-            is_late = perf_counter() - started > job.seconds
-            if is_late and (visit or number > len(batches) // 4):
+        for number, (whole, indices) in enumerate(batches):
+            if perf_counter() - started > job.seconds and (visit or number > least):
                 return
-            whole, batch = batches[number]
-            times = _measure_batch(batch, whole, job.threads, visit_s)
-            answer = msgspec.structs.replace(times, batch=number, batches=len(batches))
-            sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            times = _measure_batch(indices, whole, job, len(batches))
+            sys.stdout.buffer.write(msgspec.json.encode(times) + b"\n")
             sys.stdout.buffer.flush()
 
 
-def _measure_batch(indices: Sequence[int], whole: bool, threads: int, visit_s: float) -> BatchTimes:
+def _measure_batch(indices: Sequence[int], whole: bool, job: CalibrationJob, batches: int) -> BatchTimes:
     """Median times of one visit to the batch of these indices."""
+    visit_s = job.seconds / (job.visits * batches)
     if whole:
         models = [calibration_networks()[index] for index in indices]
         copies = [1] * len(indices)
@@ -97,7 +100,7 @@ def _measure_batch(indices: Sequence[int], whole: bool, threads: int, visit_s: f
         copies = [copies_of(point) for point in points]
         models = [build(point, copy_count) for point, copy_count in zip(points, copies, strict=True)]
     sessions = [
-        _TimedSession(raw, threads) for raw in (build(EMPTY_POINT, 0), port_model(True), port_model(False), *models)
+        _TimedSession(raw, job.threads) for raw in (build(EMPTY_POINT, 0), port_model(True), port_model(False), *models)
     ]
     empty_s, wide_s, narrow_s, *medians = [
         statistics.median(seconds) for seconds in _interleaved_times(sessions, visit_s)
@@ -107,8 +110,7 @@ def _measure_batch(indices: Sequence[int], whole: bool, threads: int, visit_s: f
             max(seconds - empty_s, 1e-9) / copy_count for seconds, copy_count in zip(medians, copies, strict=True)
         ]
     return BatchTimes(
-        batch=0,
-        batches=0,
+        batches=batches,
         whole=whole,
         empty_s=empty_s,
         tensor_s=max(wide_s - narrow_s, 0.0) / (2 * PORT_COUNT - 2),
@@ -145,7 +147,7 @@ class _TimedSession:
         inputs = tuple(TensorSpec(tensor.name, "FP32", tuple(tensor.shape)) for tensor in session.get_inputs())
         outputs = tuple(TensorSpec(tensor.name, "FP32", ()) for tensor in session.get_outputs())
         self._program = OnnxProgram(Slice("point", "onnx", (), inputs, outputs), (session, None))
-        self._feeds = {tensor.name: _noise(tensor) for tensor in session.get_inputs()}
+        self._feeds = {tensor.name: _values_around_zero(tensor) for tensor in session.get_inputs()}
 
     def __call__(self) -> float:
         """Seconds of one run."""
@@ -154,7 +156,7 @@ class _TimedSession:
         return perf_counter() - start
 
 
-def _noise(tensor: Any) -> npt.NDArray[np.generic]:
+def _values_around_zero(tensor: Any) -> npt.NDArray[np.generic]:
     """Values around zero, so that half of a ReLU's input is negative."""
     block = np.random.default_rng(0).standard_normal(8192)
     return np.resize(block.astype(np.float16 if "16" in tensor.type else np.float32), tensor.shape)

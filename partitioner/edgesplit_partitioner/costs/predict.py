@@ -190,11 +190,6 @@ def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[st
     return {name: profile.active_watts.value * layer_seconds for name, layer_seconds in seconds.items()}
 
 
-def predict_layer_s(layer: Layer, profile: DeviceProfile) -> float:
-    """Seconds of one layer on a device with this profile."""
-    return Predictor(profile).layer_s(layer)
-
-
 def _predictors_by_family(fit: CalibrationFit) -> Mapping[str, FamilyPredictor]:
     """Predictors of the profile's fits, by family."""
     columns = {

@@ -116,10 +116,8 @@ class CostModel:
     @cached_property
     def maker(self) -> Ints:
         """By tensor: the layer that writes it, -1 for a graph input."""
-        makers = [-1] * len(self.costs.inputs)
-        for number, layer in enumerate(self.costs.layers):
-            makers.extend([number] * len(layer.writes))
-        return np.array(makers, dtype=np.intp)
+        counts = [len(self.costs.inputs), *(len(layer.writes) for layer in self.costs.layers)]
+        return np.repeat(np.arange(-1, len(self.costs.layers)), counts)
 
     @cached_property
     def _reads(self) -> Ints:
@@ -185,14 +183,15 @@ class CostModel:
         if ZSTD not in self.codecs or not any(measured):
             return {False: plain}
 
-        def seconds(field: str, tier: str) -> Floats:
-            values = [getattr(codec, field).get(tier, 0.0) if codec else 0.0 for codec in measured]
-            return np.array(values, dtype=np.float64)
+        def by_tensor(seconds: list[dict[str, float]], tier: str) -> Floats:
+            return np.array([by_tier.get(tier, 0.0) for by_tier in seconds], dtype=np.float64)
 
+        encode_s = [codec.encode_s if codec else {} for codec in measured]
+        decode_s = [codec.decode_s if codec else {} for codec in measured]
         pairs = zip(measured, tensors, strict=True)
         sizes = np.array([codec.bytes if codec else tensor.bytes for codec, tensor in pairs], dtype=np.float64)
         compressed = tuple(
-            TransferCosts(sizes, seconds("encode_s", lower), seconds("decode_s", upper))
+            TransferCosts(sizes, by_tensor(encode_s, lower), by_tensor(decode_s, upper))
             for lower, upper in itertools.pairwise(self.tiers)
         )
         return {False: plain, True: compressed} if RAW in self.codecs else {True: compressed}

@@ -40,38 +40,34 @@ class ArcPrices:
     reached: Floats
     """By tier, paid once by an assignment that reaches it and no further."""
 
+    def __add__(self, other: ArcPrices) -> ArcPrices:
+        return ArcPrices(self.layers + other.layers, self.sending + other.sending, self.reached + other.reached)
+
 
 def arc_prices(
-    model: CostModel,
-    scenarios: Sequence[LinkScenario],
-    power: Power,
-    compress: bool,
-    up_s_per_byte: float | None = None,
-) -> ArcPrices:
-    """The sum of what the scenarios charge in one kind of request. `up_s_per_byte` replaces that of the first link."""
-    parts = [_arc_prices(model, scenario, power, compress, up_s_per_byte) for scenario in scenarios]
-    if len(parts) == 1:
-        return parts[0]
-    return ArcPrices(
-        sum((part.layers for part in parts[1:]), parts[0].layers),
-        sum((part.sending for part in parts[1:]), parts[0].sending),
-        sum((part.reached for part in parts[1:]), parts[0].reached),
-    )
+    model: CostModel, scenarios: Sequence[LinkScenario], power: Power, up_s_per_byte: float | None = None
+) -> dict[bool, ArcPrices]:
+    """The sum of what the scenarios charge, by kind of request. `up_s_per_byte` replaces that of the first link."""
+    first, *others = (_arc_prices(model, scenario, power, up_s_per_byte) for scenario in scenarios)
+    return {kind: sum((prices[kind] for prices in others), first[kind]) for kind in model.transfers}
 
 
 def _arc_prices(
-    model: CostModel, scenario: LinkScenario, power: Power, compress: bool, up_s_per_byte: float | None
-) -> ArcPrices:
+    model: CostModel, scenario: LinkScenario, power: Power, up_s_per_byte: float | None
+) -> dict[bool, ArcPrices]:
     term = scenario_term(model, scenario, power, up_s_per_byte)
     # An output comes down every link below the tier that makes it, whatever else runs there: part of its layer's price.
     layers = term.layer
     layers[1:] += model.answer_bytes * np.cumsum(term.down_byte)[:, None]
-    transfers = model.transfers_of(compress)
-    sending = np.empty((len(transfers), len(model.tensors)))
-    for link, costs in enumerate(transfers):
-        coded = term.encode[link] * costs.encode_s + term.decode[link] * costs.decode_s
-        sending[link] = coded + costs.bytes * term.up_byte[link]
-    return ArcPrices(layers, sending, np.concatenate([[0.0], np.cumsum(term.crossed)]))
+    reached = np.concatenate([[0.0], np.cumsum(term.crossed)])
+    by_kind = {}
+    for kind, transfers in model.transfers.items():
+        sending = np.empty((len(transfers), len(model.tensors)))
+        for link, costs in enumerate(transfers):
+            coded = term.encode[link] * costs.encode_s + term.decode[link] * costs.decode_s
+            sending[link] = coded + costs.bytes * term.up_byte[link]
+        by_kind[kind] = ArcPrices(layers, sending, reached)
+    return by_kind
 
 
 def byte_prices(model: CostModel, compress: bool, *, first_link_up: bool = False) -> ArcPrices:

@@ -58,7 +58,7 @@ def cost_row(model: CostModel, solution: Solution) -> Row:
     )
 
 
-def to_row(model: CostModel, solution: Solution, name: str = "") -> Row:
+def to_row(model: CostModel, solution: Solution) -> Row:
     """The assignment as a row of a table. Until the model is cut, each layer stands for a slice of its own."""
     on_device = solution.tier_of == 0
     here, there = _layer_names(model, on_device), _layer_names(model, ~on_device)
@@ -70,7 +70,7 @@ def to_row(model: CostModel, solution: Solution, name: str = "") -> Row:
         hops.append(msgspec.structs.replace(hop, remote=_layer_names(model, solution.tier_of > link), **names))
     return msgspec.structs.replace(
         costs,
-        name=name or (LOCAL if not there else REMOTE if not here else ""),
+        name=LOCAL if not there else REMOTE if not here else "",
         device=here,
         remote=there,
         layers=here,

@@ -64,7 +64,7 @@ class TierLink:
     """The link as given: its name, and its rates where it does not vary."""
     radio: Radio | None
 
-    @property
+    @cached_property
     def varies(self) -> bool:
         """Whether the moments differ in either direction."""
         return bool(np.ptp(self.up) > 0 or np.ptp(self.down) > 0)

@@ -1,15 +1,57 @@
-"""Graph algorithms for grouping operators into layers, independent of the model's format: union-find, merging of cyclic
-groups, unique names and topological order."""
+"""Grouping operators into layers, independent of the model's format: union-find, merging of cyclic groups, unique
+names, topological order, and the layer graph of the groups."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from edgesplit.errors import ModelRefused
 from edgesplit.input_spec import INPUT_LAYER
+from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
+from edgesplit_partitioner.ir.tensor_types import TensorType
+
+
+class IndexedGraph(Protocol):
+    """A model's graph with its operators and tensors indexed; an operator is identified by its position."""
+
+    constant_positions: set[int]
+    """Positions of the operators that compute constants."""
+    reads: list[list[str]]
+    """Per operator, the tensors that it reads, without constants."""
+    readers: dict[str, list[int]]
+    """Per tensor, the positions of the operators that read it, without constants."""
+    writer: dict[str, int]
+    """Per tensor, the position of the operator that writes it."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Names of the graph's inputs, in order."""
+        ...
+
+    @property
+    def outputs(self) -> Collection[str]:
+        """Names of the graph's outputs, in order."""
+        ...
+
+    def inputs_of(self, position: int) -> Sequence[str]:
+        """Names of all the operator's inputs, constants too."""
+        ...
+
+    def outputs_of(self, position: int) -> Sequence[str]:
+        """Names of the operator's outputs."""
+        ...
+
+    def weights_of(self, positions: Sequence[int]) -> tuple[tuple[str, ...], int]:
+        """Names and bytes of the weights that these operators use."""
+        ...
+
+    def layer_name(self, positions: Sequence[int]) -> str:
+        """A name for the layer of these operators."""
+        ...
 
 
 class UnionFind:
@@ -113,3 +155,62 @@ def topological_order(dependencies_of: Mapping[int, set[int]]) -> list[int]:
     if len(order) != len(dependencies_of):
         raise ModelRefused("the model's operators depend on each other in a circle")
     return order
+
+
+def fused_layers(
+    graph: IndexedGraph,
+    groups: UnionFind,
+    types: Mapping[str, TensorType],
+    work: Callable[[int], OperatorWork],
+    raw_tensors: frozenset[str],
+) -> LayerGraph:
+    """The layer graph in which each group of operators is a layer. `work` returns the work of the operator at a
+    position; `raw_tensors` are tensors that hold raw input data, inner ones included."""
+    members: dict[int, list[int]] = {}
+    for position in range(len(graph.reads)):
+        if position not in graph.constant_positions:
+            members.setdefault(groups.find(position), []).append(position)
+    sources = {
+        leader: {
+            groups.find(graph.writer[name])
+            for position in positions
+            for name in graph.reads[position]
+            if name in graph.writer
+        }
+        - {leader}
+        for leader, positions in members.items()
+    }
+    order = topological_order(sources)
+    names = unique_names(graph.layer_name(members[leader]) for leader in order)
+    layers = tuple(_layer(graph, name, members[leader], work) for name, leader in zip(names, order, strict=True))
+    between = (*graph.inputs, *(name for layer in layers for name in layer.writes))
+    return LayerGraph(
+        layers=layers,
+        tensors={name: Tensor(name, types[name].datatype, types[name].shape, types[name].bytes) for name in between},
+        inputs=tuple(graph.inputs),
+        outputs=tuple(graph.outputs),
+        raw_tensors=raw_tensors & frozenset(between),
+    )
+
+
+def _layer(graph: IndexedGraph, name: str, positions: list[int], work: Callable[[int], OperatorWork]) -> Layer:
+    """The layer of these operators and of those that compute their constants."""
+    own = {tensor for position in positions for tensor in graph.outputs_of(position)}
+    inside, outputs = set(positions), set(graph.outputs)
+    nodes = sorted(inside | constant_ancestors(positions, graph.inputs_of, graph.writer, graph.constant_positions))
+    weights, weight_bytes = graph.weights_of(nodes)
+    read = dict.fromkeys(tensor for position in positions for tensor in graph.reads[position] if tensor not in own)
+    return Layer(
+        name=name,
+        nodes=tuple(nodes),
+        reads=tuple(read),
+        writes=tuple(
+            tensor
+            for position in positions
+            for tensor in graph.outputs_of(position)
+            if tensor in outputs or set(graph.readers.get(tensor, ())) - inside
+        ),
+        weights=weights,
+        weight_bytes=weight_bytes,
+        work=tuple(work(position) for position in nodes),
+    )

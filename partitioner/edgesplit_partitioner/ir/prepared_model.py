@@ -95,13 +95,17 @@ def check_tensor_sizes(tensors: Iterable[TensorSpec], types: Mapping[str, Tensor
             )
 
 
+WHOLE = "whole"
+"""Name of the whole model as one slice."""
+
+
 def whole_model_chunks(model: PreparedModel) -> dict[FileName, list[Bytes]]:
     """The files of the whole model as one slice, each as the list of its chunks, so that a large model is not joined in
     memory."""
     return model.slice_files(model.graph.layers, Boundary(model.inputs, model.outputs), frozenset())
 
 
-def whole_model_slice(model: PreparedModel, name: str = "whole") -> Slice:
+def whole_model_slice(model: PreparedModel) -> Slice:
     """The manifest's entry for the whole model as one slice, which any slice engine can run; its files are those of
     `whole_model_chunks`."""
-    return Slice(name, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
+    return Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)

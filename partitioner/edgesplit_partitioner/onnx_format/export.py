@@ -27,7 +27,6 @@ MAX_EXPORT_BYTES = 2_000_000_000
 weights."""
 STANDARD_OPSET = 17
 """Version of ONNX's own operator set that decoding imports where no slice imports any."""
-_ONNX_TYPES = {name: number for number, name in nodes.DATATYPES.items()}
 SERVERS = "Triton and KServe"
 """Servers that an error message names as the ones that run an export."""
 
@@ -149,7 +148,7 @@ def _decoder_nodes(model: onnx.ModelProto, spec: TensorSpec, codec: str) -> list
     tensor, decoded = spec.name, f"{spec.name}:decoded"
     _rename_reads(model.graph, tensor, decoded)
     _import_standard_opset(model)
-    target_type = _ONNX_TYPES[spec.datatype]
+    target_type = nodes.ELEMENT_TYPES[spec.datatype]
     if codec == boundary_codecs.FP16:
         return [onnx.helper.make_node("Cast", [tensor], [decoded], to=target_type)]
     # int8: value = (quantised - zero point) * scale, computed in float32, as `boundary_codecs` does.

@@ -9,20 +9,14 @@ every cycle that arises is closed into one layer. The work of a layer's operator
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 
-from edgesplit_partitioner.ir.fusion import (
-    UnionFind,
-    constant_ancestors,
-    merge_cyclic_groups,
-    topological_order,
-    unique_names,
-)
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
-from edgesplit_partitioner.ir.tensor_types import ITEM_BYTES, TensorType
+from edgesplit_partitioner.ir.fusion import UnionFind, fused_layers, merge_cyclic_groups
+from edgesplit_partitioner.ir.graph import LayerGraph, OperatorWork
+from edgesplit_partitioner.ir.tensor_types import TensorType, item_bytes
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 from edgesplit_partitioner.onnx_format.nodes import DATATYPES
 from edgesplit_partitioner.onnx_format.operator_work import work_of
@@ -70,7 +64,7 @@ class GraphIndex:
     """Dense initializers by name."""
     constants: set[str] = field(init=False)
     """Names of the weights and of everything computed from weights alone."""
-    constant_nodes: set[int] = field(default_factory=set)
+    constant_positions: set[int] = field(default_factory=set)
     """Positions of the nodes that compute constants."""
     reads: list[list[str]] = field(init=False)
     """Per node, the tensors that it reads, without constants."""
@@ -78,13 +72,16 @@ class GraphIndex:
     """Per tensor, the positions of the nodes that read it, without constants."""
     writer: dict[str, int] = field(default_factory=dict)
     """Per tensor, the position of the node that writes it."""
-    outputs: set[str] = field(init=False)
-    """Names of the graph's outputs."""
+    inputs: list[str] = field(init=False)
+    """Names of the graph's inputs, in order."""
+    outputs: dict[str, None] = field(init=False)
+    """Names of the graph's outputs, in order."""
 
     def __post_init__(self) -> None:
         self.initializers = onnx_nodes.initializers(self.graph)
         self.constants = onnx_nodes.constant_names(self.graph)
-        self.outputs = {output.name for output in self.graph.output}
+        self.inputs = [value.name for value in self.graph.input]
+        self.outputs = dict.fromkeys(value.name for value in self.graph.output)
         self.reads = []
         for place, node in enumerate(self.graph.node):
             own = [name for name in onnx_nodes.inputs_of(node) if name not in self.constants]
@@ -92,8 +89,8 @@ class GraphIndex:
             self.reads.append(own)
             self.writer.update(dict.fromkeys(written, place))
             # Constant: reads nothing but constants, gives the same values every time, and is no output of the model.
-            if not own and not _is_random(node) and not self.outputs & set(written):
-                self.constant_nodes.add(place)
+            if not own and not _is_random(node) and self.outputs.keys().isdisjoint(written):
+                self.constant_positions.add(place)
                 self.constants.update(written)
             for name in own:
                 self.readers.setdefault(name, []).append(place)
@@ -102,6 +99,28 @@ class GraphIndex:
         """Operator type of the node at a position."""
         operator: str = self.graph.node[position].op_type
         return operator
+
+    def inputs_of(self, position: int) -> list[str]:
+        """Names of all the node's inputs, constants too."""
+        return onnx_nodes.inputs_of(self.graph.node[position])
+
+    def outputs_of(self, position: int) -> list[str]:
+        """Names of the node's outputs."""
+        return onnx_nodes.outputs_of(self.graph.node[position])
+
+    def weights_of(self, positions: Sequence[int]) -> tuple[tuple[str, ...], int]:
+        """Names of the initializers that these nodes use; their bytes with those of the nodes' own weights."""
+        used = dict.fromkeys(tensor for place in positions for tensor in self.inputs_of(place))
+        weights = tuple(tensor for tensor in used if tensor in self.initializers)
+        inner_bytes = sum(onnx_nodes.inner_weight_bytes(self.graph.node[place]) for place in positions)
+        return weights, inner_bytes + sum(onnx_nodes.tensor_bytes(self.initializers[tensor]) for tensor in weights)
+
+    def layer_name(self, positions: Sequence[int]) -> str:
+        """The name of the layer's main operator, restricted to plain characters and 80 of them."""
+        main = next((place for place in positions if self.op_type(place) in MATRIX_OPERATORS), positions[0])
+        node = self.graph.node[main]
+        plain = node.name.removesuffix("/MatMulAddFusion")  # added by onnxruntime where it makes a Gemm
+        return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[:80] or node.op_type.lower()
 
     def only_reader(self, tensor: str) -> int | None:
         """Position of the only node that reads `tensor`; None where several do, or where it is an output of the
@@ -136,23 +155,7 @@ def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> Laye
     """The layer graph of an optimised, normalised model; `types` holds the type of each of its tensors."""
     facts = GraphIndex(model.graph)
     groups = group_nodes(facts, types)
-    members: dict[int, list[int]] = {}
-    for place in range(len(model.graph.node)):
-        if place not in facts.constant_nodes:
-            members.setdefault(groups.find(place), []).append(place)
-    order = topological_order({leader: _source_groups(facts, groups, leader, members[leader]) for leader in members})
-    names = unique_names(_layer_name(facts, members[leader]) for leader in order)
-    look_up = _WorkCounter(facts, types)
-    layers = tuple(_layer(facts, name, members[leader], look_up) for name, leader in zip(names, order, strict=True))
-    inputs = tuple(value.name for value in model.graph.input)
-    between = (*inputs, *(name for layer in layers for name in layer.writes))
-    return LayerGraph(
-        layers=layers,
-        tensors={name: Tensor(name, types[name].datatype, types[name].shape, types[name].bytes) for name in between},
-        inputs=inputs,
-        outputs=tuple(value.name for value in model.graph.output),
-        raw_tensors=_raw_tensors(facts, inputs) & frozenset(between),
-    )
+    return fused_layers(facts, groups, types, _WorkCounter(facts, types).work, _raw_tensors(facts))
 
 
 def group_nodes(facts: GraphIndex, types: Mapping[str, TensorType]) -> UnionFind:
@@ -160,7 +163,7 @@ def group_nodes(facts: GraphIndex, types: Mapping[str, TensorType]) -> UnionFind
     groups = UnionFind(len(facts.graph.node))
     is_leader = [facts.op_type(place) in GROUP_LEADERS for place in range(len(facts.graph.node))]
     for place in range(len(facts.graph.node)):
-        if place not in facts.constant_nodes:
+        if place not in facts.constant_positions:
             _join_gate(facts, groups, is_leader, place)
             _join_chain(facts, groups, is_leader, place)
             _join_quantised(facts, groups, place)
@@ -181,7 +184,7 @@ def _join_chain(facts: GraphIndex, groups: UnionFind, leads: list[bool], positio
     if tensor is None or tensor not in facts.writer or facts.only_reader(tensor) is None:
         return
     source = facts.writer[tensor]
-    if leads[source] and source not in facts.constant_nodes:
+    if leads[source] and source not in facts.constant_positions:
         groups.union(source, position)
         leads[position] = True
 
@@ -237,12 +240,6 @@ def _join_quantised(facts: GraphIndex, groups: UnionFind, position: int) -> None
             groups.union(position, facts.writer[tensor])
 
 
-def _source_groups(facts: GraphIndex, groups: UnionFind, leader: int, positions: Iterable[int]) -> set[int]:
-    """Leaders of the groups that this group reads from."""
-    tensors = (name for place in positions for name in facts.reads[place])
-    return {groups.find(facts.writer[name]) for name in tensors if name in facts.writer} - {leader}
-
-
 @dataclass(frozen=True, slots=True)
 class _WorkCounter:
     """Shapes and element sizes of the graph's tensors and weights, in the form that `work_of` takes."""
@@ -258,7 +255,7 @@ class _WorkCounter:
 
     def item_bytes(self, name: str) -> int:
         if name in self.facts.initializers:
-            return ITEM_BYTES.get(DATATYPES.get(self.facts.initializers[name].data_type, ""), 1)
+            return item_bytes(DATATYPES.get(self.facts.initializers[name].data_type, ""))
         tensor_type = self.types.get(name)
         return 1 if tensor_type is None else tensor_type.item_bytes
 
@@ -269,44 +266,10 @@ class _WorkCounter:
         return work_of(self.facts.graph.node[position], self.shape, self.item_bytes, self.is_weight)
 
 
-def _layer(facts: GraphIndex, name: str, positions: list[int], work_counter: _WorkCounter) -> Layer:
-    own = {tensor for place in positions for tensor in onnx_nodes.outputs_of(facts.graph.node[place])}
-    inside = set(positions)
-    constant_nodes = constant_ancestors(
-        positions, lambda place: onnx_nodes.inputs_of(facts.graph.node[place]), facts.writer, facts.constant_nodes
-    )
-    nodes = sorted(inside | constant_nodes)
-    used = dict.fromkeys(tensor for place in nodes for tensor in onnx_nodes.inputs_of(facts.graph.node[place]))
-    weights = tuple(tensor for tensor in used if tensor in facts.initializers)
-    inner_bytes = sum(onnx_nodes.inner_weight_bytes(facts.graph.node[place]) for place in nodes)
-    return Layer(
-        name=name,
-        nodes=tuple(nodes),
-        reads=tuple(dict.fromkeys(tensor for place in positions for tensor in facts.reads[place] if tensor not in own)),
-        writes=tuple(
-            tensor
-            for place in positions
-            for tensor in onnx_nodes.outputs_of(facts.graph.node[place])
-            if tensor in facts.outputs or set(facts.readers.get(tensor, ())) - inside
-        ),
-        weights=weights,
-        weight_bytes=inner_bytes + sum(onnx_nodes.tensor_bytes(facts.initializers[tensor]) for tensor in weights),
-        work=tuple(work_counter.work(place) for place in nodes),
-    )
-
-
-def _layer_name(facts: GraphIndex, positions: list[int]) -> str:
-    """The name of the layer's main operator, restricted to plain characters and 80 of them."""
-    main = next((place for place in positions if facts.op_type(place) in MATRIX_OPERATORS), positions[0])
-    node = facts.graph.node[main]
-    plain = node.name.removesuffix("/MatMulAddFusion")  # added by onnxruntime where it makes a Gemm
-    return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[:80] or node.op_type.lower()
-
-
-def _raw_tensors(facts: GraphIndex, inputs: Iterable[str]) -> frozenset[str]:
+def _raw_tensors(facts: GraphIndex) -> frozenset[str]:
     """Names of the inputs and of the tensors that only move or rescale them; a cut there would send the input
     itself."""
-    raw = set(inputs)
+    raw = set(facts.inputs)
     for place, node in enumerate(facts.graph.node):
         if node.op_type in DATA_MOVEMENT and facts.reads[place] and raw.issuperset(facts.reads[place]):
             has_one_operand = len(facts.reads[place]) == 1 and sum(name in raw for name in node.input) == 1

@@ -10,23 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
-from edgesplit_partitioner.ir.tensor_types import ITEM_BYTES
+from edgesplit_partitioner.ir.tensor_types import NUMBER_DTYPES, item_bytes
 
 DATATYPES: Mapping[int, str] = {
-    onnx.TensorProto.BOOL: "BOOL",
-    onnx.TensorProto.UINT8: "UINT8",
-    onnx.TensorProto.UINT16: "UINT16",
-    onnx.TensorProto.UINT32: "UINT32",
-    onnx.TensorProto.UINT64: "UINT64",
-    onnx.TensorProto.INT8: "INT8",
-    onnx.TensorProto.INT16: "INT16",
-    onnx.TensorProto.INT32: "INT32",
-    onnx.TensorProto.INT64: "INT64",
-    onnx.TensorProto.FLOAT16: "FP16",
-    onnx.TensorProto.FLOAT: "FP32",
-    onnx.TensorProto.DOUBLE: "FP64",
+    onnx.helper.np_dtype_to_tensor_dtype(dtype): name for name, dtype in NUMBER_DTYPES.items()
 }
 """Open Inference Protocol names of the types that may exist between layers, by ONNX's number."""
+ELEMENT_TYPES: Mapping[str, int] = {name: number for number, name in DATATYPES.items()}
+"""ONNX's numbers of these types, by their Open Inference Protocol names."""
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -88,7 +79,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     count = 1
     for length in tensor.dims:
         count *= length
-    return count * ITEM_BYTES.get(DATATYPES.get(tensor.data_type, ""), 1)
+    return count * item_bytes(DATATYPES.get(tensor.data_type, ""))
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

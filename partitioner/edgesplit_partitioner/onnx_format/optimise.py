@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -25,14 +23,14 @@ import onnxruntime
 
 from edgesplit.errors import ModelRefused
 from edgesplit_partitioner.ir.chunking import Data
-from edgesplit_partitioner.ir.tensor_types import TensorType
+from edgesplit_partitioner.ir.tensor_types import ORT_DATATYPES, TensorType
 from edgesplit_partitioner.onnx_format import archive, nodes, normalise
 from edgesplit_partitioner.onnx_format.validate import MIN_EXTERNAL_BYTES
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import run_child
 from edgesplit_partitioner.sandbox.limits import confine
 
-CHILD = (sys.executable, "-m", "edgesplit_partitioner.onnx_format.optimise")
-"""Command line of the child, without its arguments."""
+CHILD = "edgesplit_partitioner.onnx_format.optimise"
+"""Module of the child process."""
 TIMEOUT_S = 300.0
 """Seconds after which the child is killed."""
 MEMORY_BYTES = 16 * 2**30
@@ -66,22 +64,6 @@ SIZED_BY: Mapping[str, int] = {
 }
 """Operators whose output lengths are values that they read, with the position of the first input that may hold such
 values."""
-
-ORT_DATATYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float": "FP32",
-    "double": "FP64",
-}
-"""Open Inference Protocol names of tensor element types, by onnxruntime's name."""
 
 
 class DeclaredTensor(msgspec.Struct, frozen=True):
@@ -225,20 +207,10 @@ def _depends_on_data(graph: onnx.GraphProto) -> set[str]:
 
 def _run_child(task: str, folder: Path, size: int) -> TaskResult:
     """Run one task in the child and return its result; ModelRefused when the child refuses the model, dies or hangs."""
-    command = [*CHILD, task, str(folder), str(MEMORY_BYTES + 8 * size)]
-    (folder / RESULT_FILE).unlink(missing_ok=True)
-    try:
-        child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired as error:
-        raise ModelRefused(f"onnxruntime was not done with the model after {TIMEOUT_S:.0f} s") from error
-    check_not_interrupted(child.returncode)
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        raise ModelRefused(f"onnxruntime {onnxruntime.__version__} crashed on this model ({name})")
-    if child.returncode or not (folder / RESULT_FILE).exists():
-        last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
-        raise ModelRefused(f"onnxruntime could not look at the model: {last[0][:200]}")
-    answer = msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=TaskResult)
+    runtime, result = f"onnxruntime {onnxruntime.__version__}", folder / RESULT_FILE
+    memory_bytes = MEMORY_BYTES + 8 * size
+    raw = run_child(CHILD, task, folder, memory_bytes, limit_s=TIMEOUT_S, result=result, runtime=runtime)
+    answer = msgspec.json.decode(raw, type=TaskResult)
     if answer.refused:
         raise ModelRefused(answer.refused)
     return answer

@@ -114,10 +114,7 @@ def _external_reference(tensor: onnx.TensorProto, offset: int, length: int) -> o
     return pointer
 
 
-_ONNX_TYPES = {name: number for number, name in nodes.DATATYPES.items()}
-
-
 def declaration(spec: TensorSpec) -> onnx.ValueInfoProto:
     """The tensor's declaration as ONNX; without a shape where a length depends on the data."""
     shape = None if -1 in spec.shape else spec.shape
-    return onnx.helper.make_tensor_value_info(spec.name, _ONNX_TYPES[spec.datatype], shape)
+    return onnx.helper.make_tensor_value_info(spec.name, nodes.ELEMENT_TYPES[spec.datatype], shape)

@@ -133,9 +133,9 @@ def _narrow_prefixes(search: PlanSearch) -> list[int]:
     around = np.concatenate([[np.inf], crossing, [np.inf]])
     narrow = (crossing <= around[:-2]) & (crossing <= around[2:])
     values = np.full(len(counts), np.inf)
-    for tier, kind in itertools.product(range(1, len(search.chain.tiers)), model.transfers):
-        # Throughput is priced by no scenario: its cuts are put in order of latency.
-        prices = arc_prices(model, search.scenarios or (LinkScenario(search.links),), search.power, kind)
+    # Throughput is priced by no scenario: its cuts are put in order of latency.
+    by_kind = arc_prices(model, search.scenarios or (LinkScenario(search.links),), search.power)
+    for tier, prices in itertools.product(range(1, len(search.chain.tiers)), by_kind.values()):
         np.minimum(values, _prefix_costs(model, prices, search.allowed, tier), out=values)
     order = np.lexsort((values, ~narrow))
     return [int(counts[i]) for i in order if np.isfinite(values[i])]

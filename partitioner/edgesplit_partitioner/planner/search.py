@@ -141,9 +141,9 @@ class PlanSearch:
         """The first of the planned links, the device's."""
         return self.links[0]
 
-    def row(self, solution: Solution, name: str = "") -> Row:
+    def row(self, solution: Solution) -> Row:
         """A solution as a row, its further links at the planned rates."""
-        return _on_links(to_row(self.model, solution, name), self.links)
+        return _on_links(to_row(self.model, solution), self.links)
 
     def cost_row(self, solution: Solution) -> Row:
         """A solution as a row without names, its further links at the planned rates."""
@@ -211,8 +211,7 @@ class PlanSearch:
         # A round trip is paid once by whatever crosses a link, which no arc can carry (it is no sum over layers). So
         # each furthest tier is solved by itself without round trips, these are added, and the best of all is taken:
         # an assignment that reaches less far than its tier allows is only overpriced there, and priced right below.
-        prices = {kind: arc_prices(self.model, scenarios, self.power, kind, x) for kind in self.model.transfers}
-        sizes = {kind: byte_prices(self.model, kind) for kind in self.model.transfers}
+        prices, sizes = arc_prices(self.model, scenarios, self.power, x), self._byte_prices
         near = tuple(near)
         solutions: list[Solution] = []
         for reach in range(1, len(self.chain.tiers)):
@@ -223,8 +222,12 @@ class PlanSearch:
             feasible = (solution for solution in solved if solution.lower_bound < math.inf)
             solutions += [replace(solution, lower_bound=solution.lower_bound + trips) for solution in feasible]
         if self.allows(self.local.tier_of):
-            solutions.append(replace(self.local, lower_bound=self._value_in(scenarios, self.cost_row(self.local))))
+            solutions.append(replace(self.local, lower_bound=self._value_in(scenarios, self._local_row)))
         return solutions
+
+    @cached_property
+    def _byte_prices(self) -> dict[bool, ArcPrices]:
+        return {kind: byte_prices(self.model, kind) for kind in self.model.transfers}
 
     def _solve(
         self, kind: bool, prices: ArcPrices, sizes: ArcPrices, reach: int, near: tuple[Ints, ...], exact: bool
@@ -264,10 +267,11 @@ class PlanSearch:
 
     def _least(self, solutions: Sequence[Solution]) -> Solution:
         """The best of some; equals go to fewer bytes, then to more layers nearer the device."""
-        values = [self.value(self.cost_row(solution)) for solution in solutions]
+        rows = [self.cost_row(solution) for solution in solutions]
+        values = [self.value(row) for row in rows]
         limit = min(values) * (1 + 10 * TIE)
-        equal = [solution for solution, value in zip(solutions, values, strict=True) if value <= limit]
-        return min(equal, key=lambda solution: (total_bytes(self.cost_row(solution)), int(solution.tier_of.sum())))
+        equal = (place for place, value in enumerate(values) if value <= limit)
+        return solutions[min(equal, key=lambda place: (total_bytes(rows[place]), int(solutions[place].tier_of.sum())))]
 
     def allows(self, tier_of: Ints, *, forced: bool = True) -> bool:
         """Whether every layer may run where this puts it; `forced=False` leaves a forced cut out."""
@@ -280,6 +284,10 @@ class PlanSearch:
     def local(self) -> Solution:
         """All layers on the device."""
         return Solution(np.zeros(len(self.model.layers), dtype=np.intp), False, 0.0)
+
+    @cached_property
+    def _local_row(self) -> Row:
+        return self.cost_row(self.local)
 
     def all_on(self, tier: int) -> list[Solution]:
         """Every layer on one tier, by each kind of request."""
@@ -357,7 +365,8 @@ class PlanSearch:
         return sensitivity.sample(
             self.scenarios,
             solve=lambda scenarios: self.solutions(scenarios, exact=False),
-            cost=lambda scenarios, solution: self._value_in(scenarios, self.cost_row(solution)),
+            row_of=self.cost_row,
+            cost=self._value_in,
             table=[line.item for line in self._lines],
             fallback=[self.local] if has_fallback else [],
             room=max(LIMITS.rows - 1 - len(self._lines), 0),
@@ -390,9 +399,8 @@ class PlanSearch:
     def _fewest_bytes(self) -> list[Solution]:
         """The assignments that send least up the first link; equals go to the best on an infinite uplink."""
         solutions = []
-        for kind in self.model.transfers:
+        for kind, tie in arc_prices(self.model, self.scenarios, self.power, 0.0).items():
             sizes = byte_prices(self.model, kind, first_link_up=True)
-            tie = arc_prices(self.model, self.scenarios, self.power, kind, 0.0)
             for reach in range(1, len(self.chain.tiers)):
                 solution = self._mincut.solve(kind, sizes, self.allowed, reach, tie)
                 if math.isfinite(solution.lower_bound):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from edgesplit.plan import Row
 from edgesplit_partitioner.arrays import Floats
 from edgesplit_partitioner.formulation.cost_terms import LinkScenario
 from edgesplit_partitioner.formulation.solution import Solution
@@ -37,20 +38,20 @@ Scenarios = Sequence[LinkScenario]
 
 @dataclass(frozen=True, slots=True)
 class SensitivitySample:
-    """The cuts that other factors ask for, and bounds on what the table loses without and with them."""
+    """The cuts that other factors ask for, and a bound on what the table loses with them."""
 
     added: tuple[Solution, ...]
     """Cuts that the table lacks."""
-    regret_before: float
-    """Without them the table costs at most so much more than the best cut, as a fraction of the best cost."""
     regret: float
-    """With them the table costs at most so much more, anywhere between the samples, at the planned link."""
+    """With them the table costs at most so much more than the best cut, as a fraction of the best cost, anywhere
+    between the samples, at the planned link."""
 
 
 def sample(
     scenarios: Scenarios,
     solve: Callable[[Scenarios], list[Solution]],
-    cost: Callable[[Scenarios, Solution], float],
+    row_of: Callable[[Solution], Row],
+    cost: Callable[[Scenarios, Row], float],
     table: Sequence[Solution],
     fallback: Sequence[Solution],
     room: int,
@@ -58,8 +59,8 @@ def sample(
     """Solve for pairs of factors, more of them where most may be lost, and bound what the table loses.
 
     `scenarios` are those of the objective, which the factors are applied to. `solve` returns cheapest cuts in scenarios
-    with a lower bound each, `cost` what a cut costs there. `table` are the table's rows but for all-local, which is
-    `fallback` where it is allowed; at most `room` cuts join them.
+    with a lower bound each, `row_of` a cut's figures and `cost` what they come to in scenarios. `table` are the table's
+    rows but for all-local, which is `fallback` where it is allowed; at most `room` cuts join them.
     """
 
     def scaled(load: float, slowdown: float) -> Scenarios:
@@ -67,12 +68,12 @@ def sample(
 
     def plane(solution: Solution) -> Floats:
         """A cut's cost over the factors, linear in both: [constant, per load, per slow-down]."""
-        base, loaded, slowed = (cost(scaled(*factors), solution) for factors in ((1, 1), (2, 1), (1, 2)))
+        row = row_of(solution)
+        base, loaded, slowed = (cost(scaled(*factors), row) for factors in ((1, 1), (2, 1), (1, 2)))
         return np.array([base - (loaded - base) - (slowed - base), loaded - base, slowed - base])
 
     added: list[Solution] = []
     planes = [plane(solution) for solution in (*table, *fallback)]
-    before = list(planes)
     loads, slowdowns = list(LOADS), list(SLOWDOWNS)
     bounds: dict[tuple[float, float], float] = {}
     regret = 0.0
@@ -84,16 +85,16 @@ def sample(
             solved = solve(here)
             # The bound, not the cost of the best cut found: the solver is inexact here, and the regret must hold.
             bounds[load, slowdown] = min(solution.lower_bound for solution in solved)
-            best = min(solved, key=lambda solution: cost(here, solution))
-            worth_adding = cost(here, best) * (1 + MIN_GAIN)
+            costs = [cost(here, row_of(solution)) for solution in solved]
+            worth_adding = min(costs) * (1 + MIN_GAIN)
             if len(added) < room and _lowest(planes, load, slowdown) > worth_adding:
-                added.append(best)
-                planes.append(plane(best))
+                added.append(solved[costs.index(min(costs))])
+                planes.append(plane(added[-1]))
         regret, where = _largest_regret(planes, loads, slowdowns, bounds)
         if regret <= MIN_GAIN or not left:
             break
         _refine(loads, slowdowns, where)
-    return SensitivitySample(tuple(added), _largest_regret(before, loads, slowdowns, bounds)[0], regret)
+    return SensitivitySample(tuple(added), regret)
 
 
 def _refine(loads: list[float], slowdowns: list[float], where: tuple[float, float]) -> None:

@@ -25,14 +25,14 @@ from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss, aggregate_loss, split_halves
 from edgesplit_partitioner.profiling.codecs_child import JOB_FILE, RECORDS_FILE, CodecCase, CodecJob, CodecRecord
-from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Progress, Sample, feeds_for, run_child
+from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Sample, feeds_for, run_steps
 
 BATCH_BYTES = 256 << 20
 """Weights of the slices that are on disk at once while tensors are measured."""
 LIVE_BYTES = 1 << 30
 """Limit of the bytes of all samples' tensors that are on disk at once; samples beyond it are not used."""
-CHILD_MODULE = "edgesplit_partitioner.profiling.codecs_child"
-"""The module that runs as the child process."""
+CHILD = "edgesplit_partitioner.profiling.codecs_child"
+"""Module of the child process."""
 
 
 class CodecMeasurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,6 @@ def measure_codecs(
     spec: InputSpec | None = None,
     samples: Sequence[Sample] = (),
     labels: Sequence[int | None] = (),
-    progress: Progress | None = None,
 ) -> CodecMeasurements:
     """Measure every lossy codec on every tensor between layers; empty with fewer than two samples, since one half must
     confirm. UsageError where labels and samples differ in number.
@@ -79,16 +78,15 @@ def measure_codecs(
     if count < 2 or not cases:
         return CodecMeasurements()
     feeds = [feeds_for(sample, spec) for sample in samples[:count]]
-    steps = count + len(cases)
     with tempfile.TemporaryDirectory(prefix="edgesplit-codecs-") as path:
         folder = Path(path)
         saved_names = _saved_tensors(model, cases)
         job = CodecJob(count=count, keep=saved_names, answers=_output_names(model), labels=tuple(labels[:count]))
-        _run_whole_model(folder, model, job, feeds, _offset_progress(progress, 0, steps))
+        _run_whole_model(folder, model, job, feeds)
         records: dict[str, dict[str, CodecRecord]] = {}
         for batch in _written_batches(folder, model, cases):
             (folder / JOB_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, cases=batch)))
-            run_child(folder, len(batch), _offset_progress(progress, count + len(records), steps), module=CHILD_MODULE)
+            run_steps(CHILD, folder)
             batch_records = msgspec.json.decode(
                 (folder / RECORDS_FILE).read_bytes(), type=dict[str, dict[str, CodecRecord]]
             )
@@ -175,7 +173,6 @@ def _run_whole_model(
     model: PreparedModel,
     job: CodecJob,
     feeds: Sequence[Mapping[str, np.ndarray]],
-    progress: Progress | None,
 ) -> None:
     """Run the whole model on every sample, with all tensors to be saved as its outputs."""
     input_names = {tensor.name for tensor in model.inputs}
@@ -189,7 +186,7 @@ def _run_whole_model(
             np.save(folder / file, feed[name], allow_pickle=False)
     described_job = msgspec.structs.replace(job, whole=whole, samples=tuple(files))
     (folder / JOB_FILE).write_bytes(msgspec.json.encode(described_job))
-    run_child(folder, len(feeds), progress, module=CHILD_MODULE)
+    run_steps(CHILD, folder)
 
 
 def _written_batches(
@@ -256,8 +253,3 @@ def _cost(sizes: list[int], encode_s: list[float], decode_s: list[float], **loss
         decode_s={MEASURED_TIER: statistics.median(decode_s)},
         **loss,
     )
-
-
-def _offset_progress(progress: Progress | None, done: int, steps: int) -> Progress | None:
-    """The callback with `done` added to each step; None for None."""
-    return None if progress is None else lambda step, _: progress(done + step, steps)

@@ -3,13 +3,11 @@
 First the whole model runs on every sample and its tensors between layers are saved as files. Then, tensor by tensor,
 the layers that depend on it run again on what each codec makes of it, all else unchanged: the result is exact, and the
 layers before the tensor run only once. The folder holds `codec-job.json` (a `CodecJob`), the inputs and the slices'
-folders; results are written to `codec-records.json`. Each finished step is one line on standard output; an error is one
-line on standard error.
+folders; results are written to `codec-records.json`. An error is one line on standard error.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from edgesplit.runtime import Program, Tensor
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit_partitioner.profiling.codec_loss import SampleLoss, sample_loss
 from edgesplit_partitioner.profiling.layers_child import ZSTD_LEVEL, timed
+from edgesplit_partitioner.sandbox.child_process import child_main
 
 JOB_FILE, RECORDS_FILE = "codec-job.json", "codec-records.json"
 
@@ -74,7 +73,6 @@ def main(folder: Path) -> None:
     for case in job.cases:
         program = engine.load(case.slice, folder / case.slice.name)
         records[case.tensor] = _measure_case(folder, job, case, program)
-        print(case.tensor, flush=True)
     (folder / RECORDS_FILE).write_bytes(msgspec.json.encode(records))
 
 
@@ -85,7 +83,6 @@ def _save_tensors(folder: Path, job: CodecJob, whole: Program) -> None:
         tensors.update(whole.run(tensors))
         for position, name in enumerate(job.keep):
             np.save(folder / f"live-{number}-{position}.npy", tensors[name], allow_pickle=False)
-        print(number, flush=True)
 
 
 def _measure_case(folder: Path, job: CodecJob, case: CodecCase, program: Program) -> dict[str, CodecRecord]:
@@ -137,8 +134,4 @@ def _tensor_bytes(sent: Mapping[str, Tensor]) -> bytes:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except Exception as error:  # the parent translates: this process only has its exit status and one line
-        print(" ".join(str(error).split())[:2000], file=sys.stderr)
-        sys.exit(1)
+    child_main(main)

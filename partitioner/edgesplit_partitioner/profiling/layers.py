@@ -7,12 +7,9 @@ no harm to this process. An ONNX graph runs without further optimisation, so tha
 from __future__ import annotations
 
 import io
-import os
+import itertools
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +32,7 @@ from edgesplit_partitioner.model_loader import is_tflite
 from edgesplit_partitioner.onnx_format import archive
 from edgesplit_partitioner.profiling.layers_child import ProfilingJob, TensorRecord, record_tensor
 from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
 
 __all__ = ["LayerTime", "TensorMeasurements", "measure_input", "measure_layers", "measure_samples", "synthetic_frame"]
 
@@ -47,6 +44,8 @@ RAW_ZSTD = "raw+zstd"
 """Codec of raw bytes in a compressed request."""
 MEASURED_TIER = "cloud"
 """The tier whose seconds are measured on this machine."""
+CHILD = "edgesplit_partitioner.profiling.layers_child"
+"""Module of the child process."""
 TIMEOUT_S = 900.0
 """Timeout of a child process."""
 
@@ -305,46 +304,21 @@ def _write_sample(folder: Path, position: int, tensors: Mapping[str, npt.NDArray
 
 
 def _run_job(folder: Path, job: ProfilingJob, steps: int, progress: Progress | None) -> None:
-    """Run the job in a child process. ModelRefused if the runtime refuses the model, crashes or exceeds `TIMEOUT_S`;
-    Interrupted if the process was ended by a signal from outside."""
+    """Run the job in a child process, see `run_steps`."""
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
-    run_child(folder, steps, progress)
+    run_steps(CHILD, folder, steps, progress)
 
 
-def run_child(
-    folder: Path, steps: int, progress: Progress | None, module: str = "edgesplit_partitioner.profiling.layers_child"
-) -> None:
+def run_steps(module: str, folder: Path, steps: int = 0, progress: Progress | None = None) -> None:
     """Run `module` as a child process on the job in `folder`; it prints a line per step. ModelRefused if the runtime
     refuses the model, crashes or exceeds `TIMEOUT_S`; Interrupted if the process was ended by a signal from outside."""
-    command = [sys.executable, "-m", module, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with (
-        (folder / "errors").open("wb+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as child,
-    ):
-        clock = threading.Timer(TIMEOUT_S, child.kill)
-        clock.start()
-        try:
-            assert child.stdout is not None
-            for done, _ in enumerate(child.stdout, 1):
-                if progress is not None:
-                    progress(done, steps)
-            status = child.wait()
-        except BaseException:
-            child.kill()
+    done = itertools.count(1)
+    on_step = (lambda _: progress(next(done), steps)) if progress is not None else (lambda _: None)
+    try:
+        run_child(module, folder, limit_s=TIMEOUT_S, on_line=on_step)
+    except ChildFailed as error:
+        if "edgetpu-custom-op" not in error.errors:
             raise
-        finally:
-            clock.cancel()
-    if status:
-        check_not_interrupted(status)
-        raise ModelRefused(_failure_reason(status, (folder / "errors").read_text("utf-8", "replace")))
-
-
-def _failure_reason(status: int, errors: str) -> str:
-    """Reason for a failed child process, from its exit status and standard error."""
-    if status < 0:
-        return f"running this model kills the runtime (signal {-status}), or it did not end within {TIMEOUT_S:.0f} s"
-    lines = [line for line in errors.splitlines() if line.strip()]
-    if "edgetpu-custom-op" in errors:
-        return "compiled for an Edge TPU, and none is here: measure and plan the .tflite that it was compiled from"
-    return f"the runtime cannot run this model: {lines[-1] if lines else f'exit status {status}'}"
+        raise ModelRefused(
+            "compiled for an Edge TPU, and none is here: measure and plan the .tflite that it was compiled from"
+        ) from error

@@ -10,7 +10,6 @@ Each finished step is one line on standard output. An error is one line on stand
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -21,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from edgesplit.release.manifest import TensorSpec
+from edgesplit_partitioner.ir.tensor_types import ORT_DATATYPES, noise
+from edgesplit_partitioner.sandbox.child_process import child_main
+
 ZSTD_LEVEL = 1
 """Compression level of requests."""
 REPEATS = 3
 """Runs of which `timed` takes the median."""
-DTYPES = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}
-"""numpy's names of onnxruntime's types, where they differ."""
 
 Array = npt.NDArray[np.generic]
 T = TypeVar("T")
@@ -99,23 +100,16 @@ def _open_session(folder: Path, job: ProfilingJob) -> Any:
 
 def _load_feeds(session: Any, folder: Path, sample: Mapping[str, str], seed: int) -> dict[str, Array]:
     """Every input of the model: from its file, or random."""
-    rng = np.random.default_rng(seed)
-    feeds: dict[str, Array] = {}
-    for entry in session.get_inputs():
-        if entry.name in sample:
-            feeds[entry.name] = np.load(folder / sample[entry.name], allow_pickle=False)
-        else:
-            feeds[entry.name] = _noise(entry.type, entry.shape, rng)
-    return feeds
+    feeds: dict[str, Array] = {name: np.load(folder / file, allow_pickle=False) for name, file in sample.items()}
+    return feeds | noise(
+        [_spec(entry.name, entry.type, entry.shape) for entry in session.get_inputs() if entry.name not in sample], seed
+    )
 
 
-def _noise(kind: str, shape: list[int | str | None], rng: np.random.Generator) -> Array:
-    """Random values between 0 and 1; ones for integers. A length known only at run time is 1."""
-    name = kind.removeprefix("tensor(").removesuffix(")")
-    dtype = np.dtype(DTYPES.get(name, name))
-    lengths = [length if isinstance(length, int) and length > 0 else 1 for length in shape]
-    values: Array = rng.random(lengths).astype(dtype) if dtype.kind == "f" else np.ones(lengths, dtype)
-    return values
+def _spec(name: str, kind: str, shape: list[int | str | None]) -> TensorSpec:
+    """An input as a session describes it; a length known only at run time is -1."""
+    lengths = tuple(length if isinstance(length, int) else -1 for length in shape)
+    return TensorSpec(name, ORT_DATATYPES[kind.removeprefix("tensor(").removesuffix(")")], lengths)
 
 
 def _measure_tensors(session: Any, job: ProfilingJob, samples: list[dict[str, Array]]) -> dict[str, TensorRecord]:
@@ -151,8 +145,4 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except Exception as error:  # the parent translates: this process only has its exit status and one line
-        print(" ".join(str(error).split())[:2000], file=sys.stderr)
-        sys.exit(1)
+    child_main(main)

@@ -8,9 +8,6 @@ applies the factor to costs. Input slices, which run no model, are left out.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,27 +18,20 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgesplit.errors import ModelRefused, UsageError
+from edgesplit.errors import UsageError
 from edgesplit.input_spec import INPUT_LAYER
-from edgesplit.release.manifest import Slice, TensorSpec
+from edgesplit.release.manifest import Slice
 from edgesplit_partitioner.costs.model import Costs
+from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import child_main, run_child
 from edgesplit_partitioner.slicing import CutSlice
 
 T = TypeVar("T")
-CHILD: Final = (sys.executable, "-m", "edgesplit_partitioner.profiling.slices")
-"""Command of the child process, without the folder."""
+CHILD: Final = "edgesplit_partitioner.profiling.slices"
+"""Module of the child process."""
 TIMEOUT_S: Final = 600.0
 """Timeout of the child process."""
-DTYPES: Final[Mapping[str, str]] = {
-    "BOOL": "bool",
-    "FP16": "float16",
-    "FP32": "float32",
-    "FP64": "float64",
-    **{f"{sign}{bits}": f"{sign.lower()}{bits}" for sign in ("INT", "UINT") for bits in (8, 16, 32, 64)},
-}
-"""numpy's names of the Open Inference Protocol's datatypes."""
 FACTOR_RANGE: Final = (0.25, 4.0)
 """Valid range of the factor: beyond it, the measurement was disturbed or is of another model, and is not used."""
 
@@ -83,7 +73,8 @@ def measure_slices(
             seconds=seconds,
         )
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
-        times = _run_child(folder)
+        raw = run_child(CHILD, folder, limit_s=TIMEOUT_S, result=folder / "seconds.json")
+    times = msgspec.json.decode(raw, type=list[list[float]])
     return {
         cut_slice.slice.name: LayerTime.from_seconds(seconds_of_runs)
         for cut_slice, seconds_of_runs in zip(model_slices, times, strict=True)
@@ -187,22 +178,6 @@ def _without_tier(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
     return {name: value for name, value in by_tier.items() if name != tier}
 
 
-def _run_child(folder: Path) -> list[list[float]]:
-    """Seconds by slice and run; ModelRefused if the child process fails, crashes or exceeds `TIMEOUT_S`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        child = subprocess.run(
-            [*CHILD, str(folder)], capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelRefused(f"the slices did not end within {TIMEOUT_S:.0f} s") from error
-    if child.returncode:
-        check_not_interrupted(child.returncode)
-        lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ModelRefused(f"the slices cannot run here: {lines[-1][:300] if lines else f'status {child.returncode}'}")
-    return msgspec.json.decode((folder / "seconds.json").read_bytes(), type=list[list[float]])
-
-
 # The child's side.
 
 
@@ -214,12 +189,8 @@ def main(folder: Path) -> None:
     engine = DispatchingRuntime(job.threads)
     programs = [engine.load(entry, folder / str(position)) for position, entry in enumerate(job.slices)]
     written_names = {tensor.name for entry in job.slices for tensor in entry.outputs}
-    inputs = {
-        tensor.name: _noise(tensor)
-        for entry in job.slices
-        for tensor in entry.inputs
-        if tensor.name not in written_names
-    }
+    specs = [tensor for entry in job.slices for tensor in entry.inputs if tensor.name not in written_names]
+    inputs = noise(specs, seed=0)
     times: list[list[float]] = [[] for _ in programs]
     started = perf_counter()
     for step in range(job.warmup + job.runs):
@@ -238,17 +209,5 @@ def main(folder: Path) -> None:
     (folder / "seconds.json").write_bytes(msgspec.json.encode(times))
 
 
-def _noise(tensor: TensorSpec) -> npt.NDArray[np.generic]:
-    """Random values between 0 and 1; ones for integers. A length known only at run time is 1."""
-    dtype = np.dtype(DTYPES.get(tensor.datatype, "float32"))
-    lengths = [max(length, 1) for length in tensor.shape]
-    values = np.random.default_rng(0).random(lengths)
-    return values.astype(dtype) if dtype.kind == "f" else np.ones(lengths, dtype)
-
-
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except Exception as error:  # the parent translates: this process only has its exit status and one line
-        print(" ".join(str(error).split())[:2000], file=sys.stderr)
-        sys.exit(1)
+    child_main(main)

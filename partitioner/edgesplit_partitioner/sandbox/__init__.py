@@ -1,2 +1,2 @@
-"""Child processes in which an untrusted model is loaded: their resource limits, and the meaning of their exit status.
+"""Child processes in which an untrusted model is loaded: their time and resource limits, and what their end means.
 May import the SDK (`edgesplit`) only, no other package of the partitioner."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import queue
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
@@ -21,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 import numpy as np
@@ -29,18 +27,19 @@ import numpy as np
 from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, INPUT_LAYER, InputSpec
 from edgesplit.plan import Row
-from edgesplit.release.manifest import Slice, TensorSpec
-from edgesplit.runtime import Tensor, Tensors
+from edgesplit.release.manifest import TensorSpec
+from edgesplit.runtime import Tensors
 from edgesplit_partitioner.ir.graph import LayerGraph
-from edgesplit_partitioner.ir.prepared_model import PreparedModel, whole_model_chunks
+from edgesplit_partitioner.ir.prepared_model import WHOLE, PreparedModel, whole_model_chunks, whole_model_slice
+from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.onnx_format.indivisible import IndivisibleLayer, indivisible_layers
 from edgesplit_partitioner.profiling.layers import Progress, Sample, synthetic_frame
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import ChildFailed, ChildProcess
 from edgesplit_partitioner.slicing import CutSlice, atoms, cut_slices
-from edgesplit_partitioner.split_check.child import WHOLE, CheckJob, CheckResult, Difference, store_samples
+from edgesplit_partitioner.split_check.child import CheckJob, CheckResult, Difference, store_samples
 
-CHILD = (sys.executable, "-m", "edgesplit_partitioner.split_check.child")
-"""Command line of the child, without its arguments."""
+CHILD = "edgesplit_partitioner.split_check.child"
+"""Module of the child process."""
 TOLERANCE = 1e-5
 """Allowed error, relative to the largest absolute value of an output. Half-precision outputs are allowed one unit in
 the last place of their own type (2^-10), which is more."""
@@ -155,8 +154,6 @@ def check_model(
         workspace = _Workspace(Path(name), model, graph, spec)
         store_samples(workspace.folder, feeds)
         whole = workspace.run_whole(TIMEOUT_S * len(feeds))
-        if whole.refused:
-            raise ModelRefused(f"the whole model does not run: {whole.refused}")
         cuts = _check_cuts(workspace, cuts_to_try, TIMEOUT_S * len(feeds), jobs, progress)
     return Report(
         format=model.format,
@@ -196,23 +193,6 @@ def verdict(difference: Difference, allowed: float) -> Verdict:
     return "within" if difference.error is not None and difference.error <= allowed else "off"
 
 
-def noise(specs: Iterable[TensorSpec], seed: int) -> dict[str, Tensor]:
-    """Random inputs from `seed`: floats between 0 and 1, bytes of all values, ones for other integers, which may be
-    lengths or indices. Open lengths are 1."""
-    rng = np.random.default_rng(seed)
-    tensors: dict[str, Tensor] = {}
-    for spec in specs:
-        shape = [max(length, 1) for length in spec.shape]
-        if spec.datatype in ("FP16", "FP32", "FP64"):
-            tensors[spec.name] = rng.random(shape).astype(f"float{spec.datatype[2:]}")
-        elif spec.datatype in ("UINT8", "INT8"):
-            dtype = np.uint8 if spec.datatype == "UINT8" else np.int8
-            tensors[spec.name] = rng.integers(0, 256, shape, dtype=np.uint8).view(dtype)
-        else:
-            tensors[spec.name] = np.ones(shape, spec.datatype.lower())
-    return tensors
-
-
 def _feed(model: PreparedModel, spec: InputSpec | None, sample: Sample | None, seed: int) -> Tensors:
     """The inputs of one sample as an application would send them, with noise for those that the sample does not
     give."""
@@ -241,9 +221,9 @@ class _Workspace:
         self._outputs = tuple(spec.name for spec in model.outputs)
 
     def run_whole(self, limit_s: float) -> CheckResult:
-        """Run the model as one slice and store its outputs in the folder."""
+        """Run the model as one slice and store its outputs in the folder; ModelRefused where it does not run."""
         model = self._model
-        whole_slice = Slice(WHOLE, model.format, (), model.inputs, model.outputs, kernels=model.kernels)
+        whole_slice = whole_model_slice(model)
         slice_folder = self.folder / WHOLE / whole_slice.name
         slice_folder.mkdir(parents=True)
         for file, runs in whole_model_chunks(model).items():
@@ -257,8 +237,14 @@ class _Workspace:
             spec=self._spec,
             outputs=self._outputs,
         )
-        with _CheckProcess(self, limit_s) as child:
-            return child.run(job)
+        try:
+            with _CheckProcess(self, limit_s) as child:
+                result = child.run(job)
+        except ChildFailed as failure:
+            result = CheckResult(refused=str(failure))
+        if result.refused:
+            raise ModelRefused(f"the whole model does not run: {result.refused}")
+        return result
 
     def write_cut(self, number: int, cut: _PlannedCut) -> CheckJob:
         """Write the slices of one cut to the folder and return the job for a child; ModelRefused where they cannot be
@@ -337,7 +323,7 @@ class _CutQueue:
     progress: Progress | None
     results: dict[int, Cut] = field(default_factory=dict)
     crashes: int = 0
-    """Number of latest cuts in a row that crashed the runtime."""
+    """Number of latest cuts in a row that crashed the runtime; cuts that were not run do not count."""
     _waiting: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -364,18 +350,21 @@ class _CutQueue:
 
     def _check_cut(self, child: _CheckProcess, number: int) -> CheckResult:
         if self.crashes >= MAX_CRASHES_IN_A_ROW:
-            return CheckResult(refused=f"not tried: {self.crashes} cuts before it killed the runtime")
+            return CheckResult(refused=f"not tried: {self.crashes} cuts before it crashed the runtime")
         try:
-            return child.run(self.workspace.write_cut(number, self.cuts[number]))
+            result = child.run(self.workspace.write_cut(number, self.cuts[number]))
+        except ChildFailed as failure:
+            with self._lock:
+                self.crashes += 1
+            return CheckResult(refused=str(failure))
         except Interrupted:
             raise
-        except EdgeError as error:
+        except EdgeError as error:  # its slices cannot be made: nothing ran, so it is not counted either way
             return CheckResult(refused=str(error))
         finally:
-            with self._lock:
-                # Only crashes in a row count: a cut that the child survives resets the counter.
-                self.crashes = self.crashes + 1 if child.died else 0
             shutil.rmtree(self.workspace.folder / f"cut-{number}", ignore_errors=True)
+        self.crashes = 0
+        return result
 
     def _store_result(self, number: int, cut: Cut) -> None:
         with self._lock:
@@ -385,67 +374,28 @@ class _CutQueue:
 
 
 class _CheckProcess:
-    """A child process that runs check jobs one at a time; one that dies is replaced at the next job."""
+    """A child process that runs check jobs one at a time; one that fails is replaced at the next job."""
 
     def __init__(self, workspace: _Workspace, limit_s: float) -> None:
-        self.died = False
-        """True where the child died on the latest job."""
         self._workspace, self._limit_s = workspace, limit_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
 
-    def __enter__(self) -> _CheckProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop()
 
     def run(self, job: CheckJob) -> CheckResult:
-        """Run one job in the child. Returns its result, or a refusal where the job crashes the child or exceeds the
-        time limit; Interrupted where a signal from outside ended the child."""
-        process = self._process = self._process or self._start()
-        assert process.stdin is not None and process.stdout is not None
-        timed_out = threading.Event()
-
-        def kill() -> None:
-            timed_out.set()
-            process.kill()
-
-        # The timer kills the child, which ends `readline` below; `timed_out` tells this end from a crash.
-        timer = threading.Timer(self._limit_s, kill)
-        timer.start()
+        """Run one job in the child. ChildFailed where the job crashes the child or exceeds the time limit."""
+        self._child = self._child or ChildProcess(CHILD, self._workspace.folder, self._workspace.memory_bytes)
         try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            timer.cancel()
-        self.died = not answer.endswith(b"\n")
-        if not self.died:
-            return msgspec.json.decode(answer, type=CheckResult)
-        status = process.wait()
-        self._stop()
-        if timed_out.is_set():
-            return CheckResult(refused=f"the runtime was not done after {self._limit_s:.0f} s")
-        check_not_interrupted(status)
-        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return CheckResult(refused=f"running it kills the runtime ({cause})")
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        memory = str(self._workspace.memory_bytes)
-        command = [*CHILD, str(self._workspace.folder), memory]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
+            return msgspec.json.decode(self._child.ask(msgspec.json.encode(job), self._limit_s), type=CheckResult)
+        except EdgeError:
+            self._stop()
+            raise
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with suppress(BrokenPipeError):
-                        stream.close()
-            process.wait()
+        if self._child is not None:
+            self._child.stop()
+        self._child = None

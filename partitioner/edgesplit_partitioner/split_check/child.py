@@ -24,6 +24,7 @@ from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.input_decoder import InputProgram
 from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit.runtime.options import Optimise
+from edgesplit_partitioner.ir.prepared_model import WHOLE
 from edgesplit_partitioner.onnx_format.optimise import refusal_message
 from edgesplit_partitioner.sandbox.limits import confine
 
@@ -32,8 +33,6 @@ EXACT: Optimise = "exact"
 MODES: Mapping[str, tuple[Optimise, ...]] = {"onnx": ("exact", "fast")}
 """Modes to run, by slice format: `exact` as the slices were cut, `fast` with all of the runtime's optimisation. Formats
 that are not listed have only the exact mode."""
-WHOLE = "whole"
-"""Name of the whole model's job, folder and slice."""
 SAMPLES = "samples.json"
 """Name of the file that lists the inputs' files."""
 

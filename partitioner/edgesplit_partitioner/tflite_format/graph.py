@@ -8,6 +8,7 @@ belong together.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ class TfliteGraph:
     """Names of the weights and of everything computed from weights alone."""
     variables: set[str] = field(init=False)
     """Names of the tensors that the interpreter keeps between runs."""
-    constant_operators: set[int] = field(default_factory=set)
+    constant_positions: set[int] = field(default_factory=set)
     """Positions of the operators that compute constants."""
     reads: list[list[str]] = field(default_factory=list)
     """Per operator, the tensors that it reads, without constants and variables."""
@@ -71,7 +72,7 @@ class TfliteGraph:
             self.reads.append(own)
             self.writer.update(dict.fromkeys(outputs_written, place))
             if not used and not is_random(self.model, operator) and not outputs & set(outputs_written):
-                self.constant_operators.add(place)
+                self.constant_positions.add(place)
                 self.constants.update(outputs_written)
             for name in own:
                 self.readers.setdefault(name, []).append(place)
@@ -104,6 +105,18 @@ class TfliteGraph:
         """Names of the operator's outputs."""
         return [self.names[index] for index in ints(self.main.operators[position].outputs) if index >= 0]
 
+    def weights_of(self, positions: Sequence[int]) -> tuple[tuple[str, ...], int]:
+        """Names and bytes of the weights that these operators use."""
+        buffers = self.buffers_of(positions)
+        return tuple(map(weight_name, buffers)), sum(buffer_bytes(self.model, buffer) for buffer in buffers)
+
+    def layer_name(self, positions: Sequence[int]) -> str:
+        """The name of the tensor that the layer writes last, restricted to plain characters and its last 80: operators
+        have no names in TFLite, tensors do."""
+        written = next((name for place in reversed(positions) for name in self.outputs_of(place)), "")
+        plain = re.sub(r"[^\w./:+-]+", "_", written.split(";")[0]).strip("/_")[-80:].strip("/_")
+        return plain or self.op_type(positions[0]).lower()
+
     def only_reader(self, tensor: str) -> int | None:
         """Position of the only operator that reads `tensor`; None where several do, or where it is an output of the
         graph."""
@@ -121,6 +134,11 @@ class TfliteGraph:
                 used += self.model.subgraphs[number].tensors or ()
             numbers.update(dict.fromkeys(tensor.buffer for tensor in used if buffer_bytes(self.model, tensor.buffer)))
         return list(numbers)
+
+
+def weight_name(buffer: int) -> str:
+    """Name of a layer's weight: the index of its buffer in the file."""
+    return f"buffer {buffer}"
 
 
 def tensor_names(graph: Model) -> list[str]:

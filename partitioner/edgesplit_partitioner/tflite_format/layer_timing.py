@@ -25,7 +25,6 @@ from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
 
 MODEL_FILE = "model.tflite"
 """Name of the model's file in the child's folder."""
-_ORT_TYPE_NAMES = {"float32": "float", "float64": "double"}
 
 Array = npt.NDArray[np.generic]
 """A tensor of any datatype."""
@@ -101,10 +100,8 @@ class TfliteSession:
 
 
 def _input(details: Any) -> SessionInput:
-    kind = np.dtype(details["dtype"]).name
-    return SessionInput(
-        details["name"], f"tensor({_ORT_TYPE_NAMES.get(kind, kind)})", tuple(int(length) for length in details["shape"])
-    )
+    shape = tuple(int(length) for length in details["shape"])
+    return SessionInput(details["name"], f"tensor({np.dtype(details['dtype']).name})", shape)
 
 
 def _time_invocations(interpreter: Any, live: Mapping[str, Array], warmup: int, runs: int) -> list[float]:

@@ -8,19 +8,12 @@ layer that uses it; every cycle is closed into one layer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from edgesplit_partitioner.ir.fusion import (
-    UnionFind,
-    constant_ancestors,
-    merge_cyclic_groups,
-    topological_order,
-    unique_names,
-)
-from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
+from edgesplit_partitioner.ir.fusion import UnionFind, fused_layers, merge_cyclic_groups
+from edgesplit_partitioner.ir.graph import LayerGraph, OperatorWork
 from edgesplit_partitioner.ir.tensor_types import TensorType
-from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR, buffer_bytes, custom_name, ints
+from edgesplit_partitioner.tflite_format.flatbuffer import EDGE_TPU_OPERATOR, custom_name, ints
 from edgesplit_partitioner.tflite_format.graph import TfliteGraph
 from edgesplit_partitioner.tflite_format.operator_work import OperatorInfo, TensorLookup, work_of
 
@@ -44,22 +37,9 @@ it, they only move or rescale it."""
 
 def layer_graph(graph: TfliteGraph, types: Mapping[str, TensorType]) -> LayerGraph:
     """The layer graph of a model; `types` holds the type of each of its tensors."""
-    groups = _group(graph, types)
-    members: dict[int, list[int]] = {}
-    for place in range(len(graph.main.operators)):
-        if place not in graph.constant_operators:
-            members.setdefault(groups.find(place), []).append(place)
-    order = topological_order({leader: _source_groups(graph, groups, leader, members[leader]) for leader in members})
-    names = unique_names(_layer_name(graph, members[leader]) for leader in order)
     sizes = _sizes(graph, types)
-    layers = tuple(_layer(graph, name, members[leader], sizes) for name, leader in zip(names, order, strict=True))
-    between = (*graph.inputs, *(name for layer in layers for name in layer.writes))
-    return LayerGraph(
-        layers=layers,
-        tensors={name: Tensor(name, types[name].datatype, types[name].shape, types[name].bytes) for name in between},
-        inputs=tuple(graph.inputs),
-        outputs=tuple(graph.outputs),
-        raw_tensors=_raw_tensors(graph) & frozenset(between),
+    return fused_layers(
+        graph, _group(graph, types), types, lambda place: _work(graph, place, sizes), _raw_tensors(graph)
     )
 
 
@@ -71,7 +51,7 @@ def _group(graph: TfliteGraph, types: Mapping[str, TensorType]) -> UnionFind:
         groups.union(*places)  # compiled for an Edge TPU: one layer
         return groups
     for place in places:
-        if place not in graph.constant_operators:
+        if place not in graph.constant_positions:
             _join_neighbours(graph, groups, place)
     for name, readers in graph.readers.items():
         if name in graph.writer and not types[name].datatype:
@@ -91,7 +71,7 @@ def _join_neighbours(graph: TfliteGraph, groups: UnionFind, position: int) -> No
         source = graph.writer.get(own[0]) if len(own) == 1 and graph.only_reader(own[0]) is not None else None
         if (
             source is not None
-            and source not in graph.constant_operators
+            and source not in graph.constant_positions
             and (operator == "QUANTIZE" or graph.op_type(source) in GROUP_LEADERS)
         ):
             groups.union(source, position)
@@ -99,47 +79,6 @@ def _join_neighbours(graph: TfliteGraph, groups: UnionFind, position: int) -> No
         reader = graph.only_reader(graph.outputs_of(position)[0])
         if reader is not None and (operator == "DEQUANTIZE" or graph.op_type(reader) in CONVOLUTIONS):
             groups.union(position, reader)
-
-
-def _source_groups(graph: TfliteGraph, groups: UnionFind, leader: int, positions: Iterable[int]) -> set[int]:
-    """Leaders of the groups that this group reads from."""
-    tensors = (name for place in positions for name in graph.reads[place])
-    return {groups.find(graph.writer[name]) for name in tensors if name in graph.writer} - {leader}
-
-
-def _layer(graph: TfliteGraph, name: str, positions: list[int], sizes: TensorLookup) -> Layer:
-    own = {tensor for place in positions for tensor in graph.outputs_of(place)}
-    inside = set(positions)
-    outputs = set(graph.outputs)
-    nodes = sorted(inside | constant_ancestors(positions, graph.inputs_of, graph.writer, graph.constant_operators))
-    buffers = graph.buffers_of(nodes)
-    return Layer(
-        name=name,
-        nodes=tuple(nodes),
-        reads=tuple(dict.fromkeys(tensor for place in positions for tensor in graph.reads[place] if tensor not in own)),
-        writes=tuple(
-            tensor
-            for place in positions
-            for tensor in graph.outputs_of(place)
-            if tensor in outputs or set(graph.readers.get(tensor, ())) - inside
-        ),
-        weights=tuple(weight_name(buffer) for buffer in buffers),
-        weight_bytes=sum(buffer_bytes(graph.model, buffer) for buffer in buffers),
-        work=tuple(_work(graph, place, sizes) for place in nodes),
-    )
-
-
-def weight_name(buffer: int) -> str:
-    """Name of a layer's weight: the index of its buffer in the file."""
-    return f"buffer {buffer}"
-
-
-def _layer_name(graph: TfliteGraph, positions: list[int]) -> str:
-    """The name of the tensor that the layer writes last, restricted to plain characters and its last 80: operators have
-    no names in TFLite, tensors do."""
-    written = next((name for place in reversed(positions) for name in graph.outputs_of(place)), "")
-    plain = re.split(r"[;]", written)[0]
-    return re.sub(r"[^\w./:+-]+", "_", plain).strip("/_")[-80:].strip("/_") or graph.op_type(positions[0]).lower()
 
 
 def _sizes(graph: TfliteGraph, types: Mapping[str, TensorType]) -> TensorLookup:

@@ -20,25 +20,14 @@ from edgesplit.release.manifest import FileName, Kernels, SliceFormat, TensorSpe
 from edgesplit_partitioner.ir.chunking import Bytes
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, check_tensor_sizes
-from edgesplit_partitioner.ir.tensor_types import TensorType
+from edgesplit_partitioner.ir.tensor_types import NUMBER_DTYPES, TensorType
 from edgesplit_partitioner.tflite_format.flatbuffer import ints, pack, read_model, schema
-from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
-from edgesplit_partitioner.tflite_format.layers import layer_graph, weight_name
+from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract, weight_name
+from edgesplit_partitioner.tflite_format.layers import layer_graph
 from edgesplit_partitioner.tflite_format.trial_run import TrialResult, try_model
 
 DATATYPES: Mapping[int, str] = {
-    schema.TensorType.BOOL: "BOOL",
-    schema.TensorType.UINT8: "UINT8",
-    schema.TensorType.UINT16: "UINT16",
-    schema.TensorType.UINT32: "UINT32",
-    schema.TensorType.UINT64: "UINT64",
-    schema.TensorType.INT8: "INT8",
-    schema.TensorType.INT16: "INT16",
-    schema.TensorType.INT32: "INT32",
-    schema.TensorType.INT64: "INT64",
-    schema.TensorType.FLOAT16: "FP16",
-    schema.TensorType.FLOAT32: "FP32",
-    schema.TensorType.FLOAT64: "FP64",
+    getattr(schema.TensorType, dtype.name.upper()): name for name, dtype in NUMBER_DTYPES.items()
 }
 """Open Inference Protocol names of the types that may exist between layers, by the schema's number."""
 
@@ -131,14 +120,6 @@ def prepare_model(raw: bytes, bindings: Mapping[str, int] | None = None) -> Tfli
         outputs=tuple(_spec(name, types) for name in settled.outputs),
         kernels="edgetpu" if trial.compiled else trial.kernels,
     )
-
-
-def with_layer_outputs(model: TfliteModel) -> bytes:
-    """The whole model with every tensor that a layer writes among its outputs, as a file's bytes."""
-    written = [name for layer in model.graph.layers for name in layer.writes]
-    positions = range(len(model.tflite_graph.main.operators))
-    outputs = list(dict.fromkeys((*model.tflite_graph.outputs, *written)))
-    return b"".join(pack(extract(model.tflite_graph, positions, model.tflite_graph.inputs, outputs)))
 
 
 def _with_settled_shapes(graph: TfliteGraph, types: Mapping[str, TensorType]) -> Any:

@@ -9,8 +9,6 @@ others.
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,7 +21,7 @@ import numpy as np
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.release.manifest import Kernels
 from edgesplit.runtime.tflite import import_litert, invoke, open_interpreter
-from edgesplit_partitioner.sandbox.exit_status import check_not_interrupted
+from edgesplit_partitioner.sandbox.child_process import run_child
 from edgesplit_partitioner.sandbox.limits import confine
 from edgesplit_partitioner.tflite_format.flatbuffer import (
     CUSTOM_OPERATOR,
@@ -38,8 +36,8 @@ from edgesplit_partitioner.tflite_format.flatbuffer import (
 )
 from edgesplit_partitioner.tflite_format.graph import TfliteGraph, extract
 
-CHILD = (sys.executable, "-m", "edgesplit_partitioner.tflite_format.trial_run")
-"""Command line of the child, without its arguments."""
+CHILD = "edgesplit_partitioner.tflite_format.trial_run"
+"""Module of the child process."""
 TIMEOUT_S = 300.0
 """Seconds after which the child is killed."""
 MEMORY_BYTES = 16 * 2**30
@@ -76,28 +74,14 @@ def try_model(raw: bytes, bindings: Mapping[str, int]) -> TrialResult:
         folder = Path(name)
         (folder / GIVEN_FILE).write_bytes(raw)
         (folder / BINDINGS_FILE).write_bytes(msgspec.json.encode(dict(bindings)))
-        answer = _run_child(folder, MEMORY_BYTES + 8 * len(raw))
-    if answer.usage:
-        raise UsageError(answer.usage)
-    if answer.refused:
-        raise ModelRefused(answer.refused)
-    return answer
-
-
-def _run_child(folder: Path, memory: int) -> TrialResult:
-    """Run the child on the files in the folder and return its result."""
-    command = [*CHILD, str(folder), str(memory)]
-    try:
-        child = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired as error:
-        raise ModelRefused(f"LiteRT was not done with the model after {TIMEOUT_S:.0f} s") from error
-    check_not_interrupted(child.returncode)
-    if child.returncode < 0:
-        raise ModelRefused(f"LiteRT crashed on this model ({signal.Signals(-child.returncode).name})")
-    if child.returncode or not (folder / RESULT_FILE).exists():
-        last = child.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
-        raise ModelRefused(f"LiteRT could not look at the model: {last[0][:200]}")
-    return msgspec.json.decode((folder / RESULT_FILE).read_bytes(), type=TrialResult)
+        memory_bytes, result = MEMORY_BYTES + 8 * len(raw), folder / RESULT_FILE
+        answer = run_child(CHILD, folder, memory_bytes, limit_s=TIMEOUT_S, result=result, runtime="LiteRT")
+    trial = msgspec.json.decode(answer, type=TrialResult)
+    if trial.usage:
+        raise UsageError(trial.usage)
+    if trial.refused:
+        raise ModelRefused(trial.refused)
+    return trial
 
 
 # The child's side.

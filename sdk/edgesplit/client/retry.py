@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from edgesplit.backoff import Backoff
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError, MalformedMessage
 
-FIRST_BACKOFF_S = 0.01
-MAX_BACKOFF_S = 0.25
+RETRY = Backoff(first_s=0.01, longest_s=0.25)
 
 
 class RetryState:
@@ -16,7 +16,7 @@ class RetryState:
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        self._backoff_s = FIRST_BACKOFF_S
+        self._failures = 0
         self._last = "no time was given"
         self._last_refusal = ""
 
@@ -30,11 +30,11 @@ class RetryState:
             at_least_s = error.retry_after_s if isinstance(error, Busy) else 0.0
         else:
             raise error
-        # Jitter over [0.5, 1) of the back-off, and over [0.1, 0.5) of Retry-After (capped at 1 s): clients that were
-        # refused together do not return together.
-        jittered_s = max(self._backoff_s * random.uniform(0.5, 1.0), min(at_least_s, 1.0) * random.uniform(0.1, 0.5))
-        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
-        return jittered_s
+        pause_s = RETRY.pause_s(self._failures, random.random())
+        self._failures += 1
+        # Jitter over [0.1, 0.5) of Retry-After (capped at 1 s): clients that were refused together do not return
+        # together.
+        return max(pause_s, min(at_least_s, 1.0) * random.uniform(0.1, 0.5))
 
     def deadline_error(self) -> DeadlineExceeded:
         """The error to raise once the deadline has passed."""

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edgesplit.backoff import Backoff
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
 from edgesplit.limits import LIMITS
 
@@ -39,14 +41,29 @@ MAX_QUEUED_MESSAGES = 256
 SESSION_TAKEN_OVER = 0x8E
 """MQTT 5 reason code "session taken over" (table 2-6): another connection uses our client id."""
 CONNECT_TIMEOUT_S = 5.0
-FIRST_BACKOFF_S = 0.25
-MAX_BACKOFF_S = 30.0
+RECONNECT = Backoff(first_s=0.25, longest_s=30.0)
+"""Pauses before connection attempts; with their jitter a fleet does not reconnect in step after a broker restart."""
 STOP_TIMEOUT_S = 2.0
 """Timeout of a clean stop: how long it may take to send what is queued."""
 
 Will: TypeAlias = "tuple[str, bytes, bool]"
 OnMessage: TypeAlias = "Callable[[str, bytes, bytes | None], None]"
 _log = logging.getLogger("edgesplit.mqtt.session")
+
+
+@dataclass(slots=True)
+class ReconnectBackoff:
+    """The back-off of one session."""
+
+    failures: int = 0
+    """Attempts in a row that the broker did not accept."""
+
+    def next_s(self, jitter: float, *, was_connected: bool, taken_over: bool = False) -> float:
+        """Seconds before the next connection attempt, after a connection that ended or that the broker never
+        accepted."""
+        # Two clients with one id that reconnect quickly would only disconnect each other in turn.
+        self.failures = 64 if taken_over else 0 if was_connected else self.failures + 1
+        return RECONNECT.pause_s(self.failures, jitter)
 
 
 class Session:
@@ -237,13 +254,12 @@ class Session:
             self._reconnect_loop(woken)
 
     def _reconnect_loop(self, woken: socket.socket) -> None:
-        delay = FIRST_BACKOFF_S
+        backoff = ReconnectBackoff()
         while not self._stopping.is_set():
             was_connected = self._run_connection(woken)
-            # Jitter of 0.5 to 1 times the back-off keeps a fleet from reconnecting in step after a broker restart.
-            delay = next_backoff_s(delay, was_connected=was_connected, taken_over=self._taken_over)
+            pause_s = backoff.next_s(random.random(), was_connected=was_connected, taken_over=self._taken_over)
             self._taken_over = False
-            self._stopping.wait(random.uniform(0.5, 1.0) * delay)
+            self._stopping.wait(pause_s)
 
     def _run_connection(self, woken: socket.socket) -> bool:
         """Run one connection from connect to close; True if the broker had accepted it."""
@@ -401,14 +417,6 @@ class Session:
             self._refusals[mid] = str(reason)
         else:
             self._refusals.pop(mid, None)
-
-
-def next_backoff_s(delay_s: float, *, was_connected: bool, taken_over: bool = False) -> float:
-    """Back-off in seconds before the next connection attempt (to be jittered by the caller), after a connection that
-    ended or that the broker never accepted."""
-    if taken_over:  # two clients with one id that reconnect quickly would only disconnect each other in turn
-        return MAX_BACKOFF_S
-    return FIRST_BACKOFF_S if was_connected else min(delay_s * 2, MAX_BACKOFF_S)
 
 
 def _is_finished(info: MQTTMessageInfo) -> bool:

@@ -18,8 +18,6 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Amount = Annotated[float, Meta(ge=0, le=1e15)]
 """A non-negative finite float: NaN and infinity are no measurements and not valid JSON."""
 Celsius = Annotated[float, Meta(ge=-300, le=1000)]
-ShortText = Annotated[str, Meta(max_length=80)]
-"""A short text."""
 
 
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ server reports its phases to the client. Times are of `perf_counter`; between pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -81,14 +81,13 @@ def format_server_timing(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name};dur={1e3 * value:.3f}" for name, value in seconds.items())
 
 
-def parse_server_timing(value: str, known: Iterable[str] = SERVER_PHASES) -> dict[str, float]:
-    """Parse a `Server-Timing` header into seconds by phase. Only `known` phases with plausible values are returned;
-    anything else is ignored."""
+def parse_server_timing(value: str) -> dict[str, float]:
+    """Parse a `Server-Timing` header into seconds by phase. Only `SERVER_PHASES` with plausible values are
+    returned; anything else is ignored."""
     if len(value) > MAX_HEADER_CHARS:
         return {}
-    wanted = frozenset(known)
     entries = (_ENTRY.fullmatch(match) for match in value.split(","))
     seconds_by_phase = {
-        match[1]: float(match[2]) / 1e3 for match in entries if match is not None and match[1] in wanted
+        match[1]: float(match[2]) / 1e3 for match in entries if match is not None and match[1] in SERVER_PHASES
     }
     return {name: seconds for name, seconds in seconds_by_phase.items() if seconds <= MAX_PHASE_S}

@@ -13,13 +13,12 @@ from io import BufferedWriter
 from pathlib import Path
 
 from edgesplit.atomic_files import write_durably
+from edgesplit.backoff import Backoff
 from edgesplit.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.2
-"""First back-off before a restart; it doubles up to `MAX_BACKOFF_S`."""
-MAX_BACKOFF_S = 5.0
+RESTART = Backoff(first_s=0.2, longest_s=5.0)
 STEADY_S = 10.0
 """A child that ran this long resets the back-off."""
 STOP_S = 8.0
@@ -89,7 +88,7 @@ class SupervisedProcess:
         self._pid_file.unlink(missing_ok=True)
 
     def _supervise(self) -> None:
-        delay_s = FIRST_BACKOFF_S
+        failures = 0
         while not self._stopping.is_set():
             began = time.monotonic()
             status = self._run_once()
@@ -97,8 +96,8 @@ class SupervisedProcess:
                 return
             self.restarts += 1
             log.warning("the %s ended (status %s); starting it again", self._name, status)
-            delay_s = FIRST_BACKOFF_S if time.monotonic() - began > STEADY_S else min(2 * delay_s, MAX_BACKOFF_S)
-            self._stopping.wait(delay_s)
+            failures = 0 if time.monotonic() - began > STEADY_S else failures + 1
+            self._stopping.wait(RESTART.pause_s(failures))
 
     def _run_once(self) -> int | None:
         """Run the child once; returns its exit status."""

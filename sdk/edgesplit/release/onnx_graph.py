@@ -1,25 +1,22 @@
-"""Strict reader of a slice's ONNX file: a small parser of protobuf's wire format, as far as needed to identify its
-content.
+"""Strict reader of a slice's ONNX file, as far as needed to identify its content.
 
-It is stricter than protobuf: a field that no slice of ours has, a repeated singular field, a number that is not in its
-shortest form, a group, or a trailing byte is a TrustError. Otherwise two parsers could interpret the same bytes
-differently, and what was checked would not be what runs. Nodes, tensors and declarations are returned as raw bytes.
-Field numbers are those of onnx.proto.
+It is stricter than protobuf: a field that no slice of ours has, a repeated singular field, and what
+`edgesplit.release.protobuf` refuses, is a TrustError. Nodes, tensors and declarations are returned as raw bytes. Field
+numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from edgesplit.errors import TrustError
-from edgesplit.limits import LIMITS
+from edgesplit.release.protobuf import iter_fields
 
 FieldKind = Literal["one number", "numbers", "one", "many"]
 """Type of a field: a varint or bytes, singular or repeated."""
-_VARINT, _BYTES = 0, 2
 _MODEL: Final[Mapping[int, FieldKind]] = {
     1: "one number",  # ir_version
     2: "one",  # producer_name
@@ -135,6 +132,11 @@ def read_external_weight(raw: memoryview) -> ExternalWeight:
     return ExternalWeight(tensor.text(8), tensor.number(2), dims, values["location"], *range_)
 
 
+def is_external(raw: memoryview) -> bool:
+    """Whether the data of a TensorProto are in another file."""
+    return bool(_bytes_field(raw, 13))
+
+
 def tensor_name(raw: memoryview) -> str:
     """Name in a TensorProto whose bytes are known to be the model's."""
     return _bytes_field(raw, 8).tobytes().decode()
@@ -172,38 +174,3 @@ def _read_message(raw: memoryview, known: Mapping[int, FieldKind]) -> _Fields:
             raise TrustError(f"a slice's graph says the same thing twice (field number {number})")
         many.append(value)  # type: ignore[arg-type]
     return message
-
-
-def iter_fields(raw: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Iterate over the fields of a message as (number, value); the value is a varint, or the bytes of a
-    length-delimited field."""
-    at, count = 0, 0
-    while at < len(raw):
-        tag, at = _varint(raw, at)  # tag = field number << 3 | wire type
-        number, wire = tag >> 3, tag & 7
-        value, at = _varint(raw, at)
-        count += 1
-        if not 0 < number < 1 << 29 or wire not in (_VARINT, _BYTES) or count > LIMITS.graph_parts:
-            raise TrustError("a slice's graph is not written as ours are, or has too many parts")
-        if wire == _VARINT:
-            yield number, value
-            continue
-        if value > len(raw) - at:
-            raise TrustError("a slice's graph is cut off")
-        yield number, raw[at : at + value]
-        at += value
-
-
-def _varint(raw: memoryview, at: int) -> tuple[int, int]:
-    """Parse the varint at `at`, below 2^63; returns (value, position after it)."""
-    value = 0
-    for index in range(9):
-        if at + index >= len(raw):
-            raise TrustError("a slice's graph is cut off")
-        byte = raw[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            if index and not byte:  # a last byte of 0 adds nothing: the number has a shorter form
-                raise TrustError("a slice's graph holds a number that is not in its shortest form")
-            return value, at + index + 1
-    raise TrustError("a slice's graph holds a number that is too large")

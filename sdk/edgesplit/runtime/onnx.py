@@ -21,7 +21,7 @@ from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
-from edgesplit.runtime.onnx_external_data import external_tensors, is_shareable
+from edgesplit.runtime.onnx_external_data import external_weights, is_shareable, weight_array
 from edgesplit.runtime.onnx_merge import CannotMerge, merge_graphs
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.providers import CPU, PROVIDERS, Accelerators
@@ -144,11 +144,11 @@ class OnnxRuntime:
         graph, weights = memory.read(GRAPH), memory.map_file(WEIGHTS)
         if weights is None:
             return self._make_session(graph, self.session_options(), providers), None
-        external_weights = external_tensors(graph)
+        external = external_weights(graph)
         options = self.session_options()
-        if self.optimise == "exact" and all(is_shareable(weight) for weight in external_weights):
-            values = [onnxruntime.OrtValue.ortvalue_from_numpy(weight.array(weights)) for weight in external_weights]
-            for weight, value in zip(external_weights, values, strict=True):
+        if self.optimise == "exact" and all(is_shareable(weight) for weight in external):
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(weight_array(weight, weights)) for weight in external]
+            for weight, value in zip(external, values, strict=True):
                 options.add_initializer(weight.name, value)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(PLACEHOLDER))
             return self._make_session(graph, options, providers), values

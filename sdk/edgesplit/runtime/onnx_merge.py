@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from edgesplit.errors import EdgeError, TrustError
 from edgesplit.release import onnx_graph
+from edgesplit.release.protobuf import encode_field, iter_fields
 
 IR_VERSION, GRAPH, OPSETS, FUNCTIONS = 1, 7, 8, 25
 NODE, NAME, INITIALIZER, INPUT, OUTPUT, SPARSE = 1, 2, 5, 11, 12, 15
@@ -58,23 +59,23 @@ def _merge(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str])
     functions = _unique_by_name(
         ((bytes(raw), raw) for graph_part in parts.values() for raw in graph_part.functions), "function"
     )
-    graph = [_encode_bytes_field(NODE, raw) for graph_part in parts.values() for raw in graph_part.nodes]
+    graph = [encode_field(NODE, raw) for graph_part in parts.values() for raw in graph_part.nodes]
     graph += [
-        _encode_bytes_field(NAME, b"merged"),
-        *(_encode_bytes_field(INITIALIZER, raw) for raw in weights.values()),
+        encode_field(NAME, b"merged"),
+        *(encode_field(INITIALIZER, raw) for raw in weights.values()),
     ]
     # Tensors that one slice produces and another consumes become internal; only the others remain inputs.
-    graph += [_encode_bytes_field(INPUT, raw) for name, raw in consumed.items() if name not in produced]
-    graph += [_encode_bytes_field(OUTPUT, produced[name]) for name in outputs]
+    graph += [encode_field(INPUT, raw) for name, raw in consumed.items() if name not in produced]
+    graph += [encode_field(OUTPUT, produced[name]) for name in outputs]
     model = [
-        _encode_varint_field(IR_VERSION, max(graph_part.ir_version for graph_part in parts.values())),
-        _encode_bytes_field(GRAPH, b"".join(graph)),
+        encode_field(IR_VERSION, max(graph_part.ir_version for graph_part in parts.values())),
+        encode_field(GRAPH, b"".join(graph)),
     ]
     model += [
-        _encode_bytes_field(OPSETS, _encode_bytes_field(1, domain.encode()) + _encode_varint_field(2, version))
+        encode_field(OPSETS, encode_field(1, domain.encode()) + encode_field(2, version))
         for domain, version in first.opsets
     ]
-    return b"".join([*model, *(_encode_bytes_field(FUNCTIONS, raw) for raw in functions.values())])
+    return b"".join([*model, *(encode_field(FUNCTIONS, raw) for raw in functions.values())])
 
 
 def _unique_by_name(items: Iterable[tuple[str | bytes, bytes | memoryview]], kind: str) -> dict[str | bytes, bytes]:
@@ -89,36 +90,17 @@ def _unique_by_name(items: Iterable[tuple[str | bytes, bytes | memoryview]], kin
 def _with_relocated_data(raw: memoryview, slice_name: str) -> bytes:
     """The initializer with the location of its external data, if any, moved to the slice's folder."""
     encoded_fields = []
-    for number, value in onnx_graph.iter_fields(raw):
-        if isinstance(value, int):
-            encoded_fields.append(_encode_varint_field(number, value))
-        elif number != EXTERNAL_DATA:
-            encoded_fields.append(_encode_bytes_field(number, value))
-        else:
-            entry = {part: bytes(text) for part, text in onnx_graph.iter_fields(value) if not isinstance(text, int)}
+    for number, value in iter_fields(raw):
+        if number == EXTERNAL_DATA and not isinstance(value, int):
+            entry = {part: bytes(text) for part, text in iter_fields(value) if not isinstance(text, int)}
             if entry.get(_KEY) == b"location":
                 entry[_VALUE] = f"{slice_name}/".encode() + entry[_VALUE]
             encoded_fields.append(
-                _encode_bytes_field(number, b"".join(_encode_bytes_field(part, text) for part, text in entry.items()))
+                encode_field(number, b"".join(encode_field(part, text) for part, text in entry.items()))
             )
+        else:
+            encoded_fields.append(encode_field(number, value))
     return b"".join(encoded_fields)
-
-
-def _encode_bytes_field(number: int, raw: bytes | memoryview) -> bytes:
-    return _encode_varint(number << 3 | 2) + _encode_varint(len(raw)) + raw
-
-
-def _encode_varint_field(number: int, value: int) -> bytes:
-    return _encode_varint(number << 3) + _encode_varint(value)
-
-
-def _encode_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def mergeable_runs(order: Sequence[str], mergeable: Collection[str]) -> list[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from edgesplit.errors import LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import ROOT
-from edgesplit.mqtt.session import FIRST_BACKOFF_S, OnMessage, Will, next_backoff_s
+from edgesplit.mqtt.session import OnMessage, ReconnectBackoff, Will
 from edgesplit.testing.virtual_time import Hub, Timer
 
 KEEPALIVE_FACTOR = 1.5
@@ -254,7 +254,7 @@ class InMemorySession:
         self._connected = False
         self._connection_number = 0
         """Number of the current connection: messages sent on an older one are lost with it."""
-        self._delay = FIRST_BACKOFF_S
+        self._backoff = ReconnectBackoff()
         self._stopped = True
         self._timer: Timer | None = None
         self._changed = broker.hub.condition()
@@ -398,7 +398,7 @@ class InMemorySession:
         if self.problem:
             self._schedule_reconnect(was_connected=False)
             return
-        self._connected, self._delay = True, FIRST_BACKOFF_S
+        self._connected = True
         self._connection_number += 1
         for topic, qos in list(self._topics.items()):
             self._send(lambda topic=topic, qos=qos: self._broker.subscribe(self, [topic], qos), 64)  # type: ignore[misc]
@@ -414,9 +414,10 @@ class InMemorySession:
             self._callbacks[2]()
 
     def _schedule_reconnect(self, *, was_connected: bool) -> None:
-        self._delay = next_backoff_s(self._delay, was_connected=was_connected, taken_over=self.taken_over)
+        jitter = self._hub.rng.random()
+        pause_s = self._backoff.next_s(jitter, was_connected=was_connected, taken_over=self.taken_over)
         self.taken_over = False
-        self._set_timer(self._hub.rng.uniform(0.5, 1.0) * self._delay, self._connect)
+        self._set_timer(pause_s, self._connect)
 
     def _set_timer(self, seconds: float, act: Callable[[], None]) -> None:
         self._cancel_timer()

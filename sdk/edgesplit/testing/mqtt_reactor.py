@@ -17,7 +17,7 @@ from typing import Any
 
 from paho.mqtt.client import MQTTMessageInfo
 
-from edgesplit.mqtt.session import FIRST_BACKOFF_S, Session, next_backoff_s
+from edgesplit.mqtt.session import ReconnectBackoff, Session
 from edgesplit.testing.virtual_time import Hub, Timer
 
 CONNECTORS = 16
@@ -115,7 +115,7 @@ class ReactorSession(Session):
         self._reactor = reactor
         self._hub = reactor.hub
         self._changed = reactor.hub.condition()
-        self._delay = FIRST_BACKOFF_S
+        self._backoff = ReconnectBackoff()
         self._accepted = False
         self._watched_socket: Any = None
         self._connecting = False
@@ -253,6 +253,7 @@ class ReactorSession(Session):
             self._schedule_reconnect()
 
     def _schedule_reconnect(self) -> None:
-        self._delay = next_backoff_s(self._delay, was_connected=self._accepted, taken_over=self._taken_over)
+        jitter = self._hub.rng.random()
+        pause_s = self._backoff.next_s(jitter, was_connected=self._accepted, taken_over=self._taken_over)
         self._taken_over = False
-        self._schedule_connect(self._hub.rng.uniform(0.5, 1.0) * self._delay)
+        self._schedule_connect(pause_s)

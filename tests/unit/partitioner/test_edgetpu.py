@@ -196,23 +196,17 @@ def test_without_an_edge_tpu_the_slice_is_refused(tmp_path: Path, monkeypatch: p
     ["exit 3", "kill -9 $$", "true", 'head -c 100000 /dev/urandom > "$3/half_edgetpu.tflite"', "yes"],
     ids=["fails", "dies", "writes nothing", "writes garbage", "never ends and talks"],
 )
-def test_a_compiler_that_misbehaves_leaves_the_half_to_the_cpu(
-    compiler: Path, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_misbehaves_leaves_the_half_to_the_cpu(compiler: Path, script: str) -> None:
     """Whatever the compiler does, the plan goes on with the CPU slices."""
     (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\n{script}\n")
-    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
-    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+    assert edgetpu.compiled_file(tflite_models.quantised(), timeout_s=1.0) is None
 
 
-def test_what_a_hanging_compiler_started_ends_with_it(
-    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_hanging_compiler_started_ends_with_it(compiler: Path, tmp_path: Path) -> None:
     """The compiler is a script that waits for another program: both are gone."""
     note = tmp_path / "started"
     (compiler / edgetpu.COMPILER).write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {note}\nwait\n")
-    monkeypatch.setattr(edgetpu, "TIMEOUT_S", 1.0)
-    assert edgetpu.compiled_file(tflite_models.quantised()) is None
+    assert edgetpu.compiled_file(tflite_models.quantised(), timeout_s=1.0) is None
     with suppress(ProcessLookupError):  # else it is gone already
         started = os.pidfd_open(int(note.read_text()))
         assert select.select([started], [], [], 20)[0]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 60.0
+from edgesplit.backoff import Backoff
+
+REFUSED = Backoff(first_s=0.5, longest_s=60.0)
+"""Pauses before a lane is requested again."""
 LONG_LIVED_S = 10.0
 """A lane that lived this long was worth having: the next one is requested without back-off."""
 GRANT_TIMEOUT_S = 1.0
@@ -24,7 +26,8 @@ class LaneRequestPolicy:
     """Whether the agent has answered a request since the last lane ended."""
     retry_at: float = 0.0
     """When a lane may be requested again."""
-    backoff_s: float = FIRST_BACKOFF_S
+    refusals: int = 0
+    """Requests in a row that gave no lane, or one that did not live long."""
     granted_at: float = 0.0
     """When the last lane was granted."""
 
@@ -39,15 +42,15 @@ class LaneRequestPolicy:
     def on_ended(self, now: float) -> None:
         """The lane has ended; back off if it did not live long."""
         if now - self.granted_at >= LONG_LIVED_S:
-            self.backoff_s, self.retry_at = FIRST_BACKOFF_S, now
+            self.refusals, self.retry_at = 0, now
         else:
             self.on_refused(now)
 
     def on_refused(self, now: float) -> None:
         """No lane was granted: back off."""
         self.has_agent_answered = False
-        self.retry_at = now + self.backoff_s
-        self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
+        self.retry_at = now + REFUSED.pause_s(self.refusals)
+        self.refusals += 1
 
 
 def grant_timeout_s(left_s: float) -> float:

@@ -30,7 +30,7 @@ from edgesplit_controller.model_registry.registry import load_model
 from edgesplit_partitioner.costs.build import build_costs
 from edgesplit_partitioner.presentation.picture import label, labels, line_colours, shortened
 from support import onnx_models as tiny
-from unit.partitioner.presentation.test_explain import chain_costs
+from support.chain_costs import chain_costs
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from edgesplit_controller.api.errors import kind_of, status_of
 from edgesplit_controller.api.request_parsing import parse_bindings
 from edgesplit_controller.app.offload_process import offload_arguments
 from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
-from edgesplit_controller.model_registry.registry import LoadedModel, Registry
+from edgesplit_controller.model_registry.registry import Registry
 from edgesplit_controller.planning.planner_service import (
     PlanningService,
     PlanOptions,
@@ -38,12 +36,7 @@ from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Model
 from edgesplit_partitioner import load_costs
-from edgesplit_partitioner.costs.model import CodecCost, TensorCost
-from edgesplit_partitioner.profiling.codec_loss import CodecLoss
-from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
-from edgesplit_partitioner.profiling.layers import TensorMeasurements
-from edgesplit_partitioner.profiling.ort_profile import LayerTime
-from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
+from support.counting_measure import CountingMeasure
 from support.registry_harness import Bench, a_model, npz
 
 PATIENCE_S = 30.0
@@ -278,37 +271,6 @@ def test_a_device_profile_is_a_shipped_name_never_a_path() -> None:
     for wrong in ("rasberrypi4", "./x.yaml", "/etc/passwd", ""):
         with pytest.raises(NotFound):
             device_profile(wrong)
-
-
-@dataclass
-class CountingMeasure:
-    """Invents measurements and counts how often it was asked."""
-
-    asked: list[str] = field(default_factory=list)
-    slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
-
-    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
-        self.asked.append("layers")
-        return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
-
-    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
-        self.asked.append(f"{len(samples)} samples")
-        sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
-        return TensorMeasurements(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
-
-    def slices(
-        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
-    ) -> WholeSliceTimes:
-        self.slices_asked.append([*groups])
-        one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
-        return WholeSliceTimes(slices=(one,), factor=0.5)
-
-    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
-        self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
-        lost = CodecLoss(error=0.001, changed=0.0)
-        cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
-        one = CodecMeasurement(cost=cost, packed=cost, chosen=lost, confirmed=lost)
-        return CodecMeasurements({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
 
 
 def test_a_plan_counts_what_its_slices_take_whole_measured_once_per_table(tmp_path: Path) -> None:

@@ -14,17 +14,19 @@ from edgesplit.runtime.onnx import OnnxRuntime
 from edgesplit_controller.planning.planner_service import GatewayHop, PlanOptions
 from edgesplit_offload.models.repository import ModelRepository
 from edgesplit_offload.server import release_opener
-from unit.controller.releases.test_recut import CLASS, Maker
+from support.release_maker import CLASS, ReleaseMaker
 
 UPLINK = parse_link("lte")
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Maker:
-    return Maker(tmp_path)
+def maker(tmp_path: Path) -> ReleaseMaker:
+    return ReleaseMaker(tmp_path)
 
 
-def release(maker: Maker, partition: str = "auto", *, gateway: bool = True, recut: bool = False, **wish: object) -> str:
+def release(
+    maker: ReleaseMaker, partition: str = "auto", *, gateway: bool = True, recut: bool = False, **wish: object
+) -> str:
     """As the controller deploys it to a device behind a gateway, or with none."""
     through = {CLASS: GatewayHop("jetson-nano", UPLINK)} if gateway else {}
     asked = PlanOptions(partition=partition, limits=wish)
@@ -34,11 +36,11 @@ def release(maker: Maker, partition: str = "auto", *, gateway: bool = True, recu
     return digest
 
 
-def layers_of(maker: Maker) -> list[str]:
+def layers_of(maker: ReleaseMaker) -> list[str]:
     return [layer["name"] for layer in maker.model.shown["layers"]]
 
 
-def test_every_row_and_its_far_half_can_be_served(maker: Maker) -> None:
+def test_every_row_and_its_far_half_can_be_served(maker: ReleaseMaker) -> None:
     """Whatever the planner finds, and every forced place for the gateway's part: the cloud's server knows each row of
     the signed release, and what is left of it beyond the gateway, by the slices that lie there."""
     layers = layers_of(maker)
@@ -65,7 +67,7 @@ def test_every_row_and_its_far_half_can_be_served(maker: Maker) -> None:
     assert hops >= 2
 
 
-def test_without_a_gateway_nothing_is_said_of_one(maker: Maker) -> None:
+def test_without_a_gateway_nothing_is_said_of_one(maker: ReleaseMaker) -> None:
     """Two tiers: no hops, no slices for a gateway, and no layer that could end its part."""
     digest = release(maker, gateway=False)
     manifest = maker.releasing.manifest(digest)
@@ -77,7 +79,7 @@ def test_without_a_gateway_nothing_is_said_of_one(maker: Maker) -> None:
         release(maker, layers_of(maker)[0], gateway=False, edge_after=layers_of(maker)[1])
 
 
-def test_the_planner_may_put_a_released_model_behind_a_gateway(maker: Maker) -> None:
+def test_the_planner_may_put_a_released_model_behind_a_gateway(maker: ReleaseMaker) -> None:
     """A device is led through a gateway after its model was released: another cut, by the planner's key alone."""
     base = release(maker, gateway=False)
     maker.lose_the_release_key()

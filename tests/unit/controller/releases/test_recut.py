@@ -8,66 +8,18 @@ import msgspec
 import pytest
 
 from edgesplit.errors import UsageError
-from edgesplit.links import parse_link
-from edgesplit.release.manifest import Manifest
-from edgesplit_controller.planning.planner_service import PlanningService, PlanOptions
 from edgesplit_controller.releases import build as releasing_module
-from edgesplit_controller.releases.build import ReleaseBuilder, is_union_of, signature_view
-from edgesplit_controller.releases.content_keys import ContentKeys
-from edgesplit_controller.storage.tables.core import Model
-from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.releases.build import is_union_of, signature_view
 from support import tflite_models
-from support.registry_harness import Bench, a_model
-from unit.controller.planning.test_planner_service import CountingMeasure
-
-CLASS = "raspberrypi4"
-
-
-class Maker:
-    """A controller's part that makes releases, with invented measurements."""
-
-    def __init__(self, folder: Path, raw: bytes | None = None) -> None:
-        self.folder = folder
-        bench = Bench(folder)
-        self.model: Model = bench.push(raw or a_model())
-        self.now = 1_750_000_000.0
-        self.repository = Repository(folder / "tuf", now=self.clock)
-        self.releasing = ReleaseBuilder(
-            bench.database,
-            bench.blobs,
-            bench.registry,
-            PlanningService(bench.database, bench.registry, now=self.clock, measure=CountingMeasure()),
-            self.repository,
-            offload_releases=folder / "offload",
-            content_keys=ContentKeys(b"s" * 32),
-            now=self.clock,
-        )
-
-    def clock(self) -> float:
-        self.now += 1
-        return self.now
-
-    def release(self, partition: str, *, recut: bool = False, device: str = CLASS, **wish: object) -> Made:
-        """As the controller deploys it."""
-        asked = msgspec.convert({"partition": partition, **wish}, PlanOptions)
-        by_planner = recut or not self.repository.signs_releases
-        digest, manifest = self.releasing.prepare(self.model, {device: parse_link("wifi")}, asked, recut=by_planner)
-        self.releasing.publish(self.model, digest, asked)
-        return digest, manifest
-
-    def lose_the_release_key(self) -> None:
-        self.repository.keys.retire("targets", ())
-
-
-Made = tuple[str, Manifest]
+from support.release_maker import CLASS, ReleaseMaker
 
 
 @pytest.fixture
-def maker(tmp_path: Path) -> Maker:
-    return Maker(tmp_path)
+def maker(tmp_path: Path) -> ReleaseMaker:
+    return ReleaseMaker(tmp_path)
 
 
-def test_another_cut_is_a_recut_of_the_newest_release(maker: Maker) -> None:
+def test_another_cut_is_a_recut_of_the_newest_release(maker: ReleaseMaker) -> None:
     """It names its base, the planner signs it, the offload server has it, and asked for again it is the same."""
     first, _ = maker.release("conv")
     digest, manifest = maker.release("pool", recut=True)
@@ -80,13 +32,13 @@ def test_another_cut_is_a_recut_of_the_newest_release(maker: Maker) -> None:
     assert [one.options["signed_by"] for one in maker.releasing.all()] == ["targets", "planner"]
 
 
-def test_a_recut_that_changes_nothing_is_its_base(maker: Maker) -> None:
+def test_a_recut_that_changes_nothing_is_its_base(maker: ReleaseMaker) -> None:
     """The same plan again needs no signature at all."""
     made = maker.release("conv")
     assert maker.release("conv", recut=True) == made and maker.repository.recuts() == []
 
 
-def test_without_the_release_key_new_plans_are_recuts(maker: Maker) -> None:
+def test_without_the_release_key_new_plans_are_recuts(maker: ReleaseMaker) -> None:
     """Nobody has to ask for it; the base is always what the release key signed, not the last recut."""
     first, _ = maker.release("conv")
     maker.lose_the_release_key()
@@ -95,7 +47,7 @@ def test_without_the_release_key_new_plans_are_recuts(maker: Maker) -> None:
     assert len(maker.repository.recuts()) == 2
 
 
-def test_a_first_release_needs_the_release_key(maker: Maker) -> None:
+def test_a_first_release_needs_the_release_key(maker: ReleaseMaker) -> None:
     """With it at hand the way is named; without it there is none."""
     with pytest.raises(UsageError, match=r"first release.*without --recut"):
         maker.release("conv", recut=True)
@@ -104,7 +56,7 @@ def test_a_first_release_needs_the_release_key(maker: Maker) -> None:
         maker.release("conv")
 
 
-def test_a_weaker_limit_is_told_before_anything_is_signed(maker: Maker) -> None:
+def test_a_weaker_limit_is_told_before_anything_is_signed(maker: ReleaseMaker) -> None:
     """What devices would refuse is not published."""
     maker.release("pool", limits={"keep_raw_input": True, "keep_first": 2})
     with pytest.raises(UsageError, match=r"cannot be cut like this by the planner.*'image' leave the device"):
@@ -115,14 +67,14 @@ def test_a_weaker_limit_is_told_before_anything_is_signed(maker: Maker) -> None:
     maker.release("flatten", recut=True, limits={"keep_raw_input": True, "keep_first": 3})
 
 
-def test_a_device_class_that_the_base_does_not_know_gets_its_plan(maker: Maker) -> None:
+def test_a_device_class_that_the_base_does_not_know_gets_its_plan(maker: ReleaseMaker) -> None:
     """A recut may serve another kind of device, under the limits of those that were there."""
     maker.release("conv")
     _, manifest = maker.release("pool", recut=True, device="jetson-nano")
     assert set(manifest.plans) == {"jetson-nano"}
 
 
-def test_slices_that_fit_are_used_as_they_are(maker: Maker) -> None:
+def test_slices_that_fit_are_used_as_they_are(maker: ReleaseMaker) -> None:
     """A table over the release's own slices sends nothing new, not even a graph."""
     _, base = maker.release("conv")
     _, manifest = maker.release("cloud", recut=True)
@@ -133,7 +85,7 @@ def test_slices_that_fit_are_used_as_they_are(maker: Maker) -> None:
 
 def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path) -> None:
     """It has no anatomy; what needs the release key is said."""
-    maker = Maker(tmp_path, tflite_models.MODELS["chain"]())
+    maker = ReleaseMaker(tmp_path, tflite_models.MODELS["chain"]())
     layers = [layer["name"] for layer in maker.model.shown["layers"]]
     first, base = maker.release(layers[1])
     assert base.fingerprint is None
@@ -144,7 +96,7 @@ def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path)
         maker.release(layers[2], recut=True)
 
 
-def test_an_encrypted_release_stays_encrypted(maker: Maker) -> None:
+def test_an_encrypted_release_stays_encrypted(maker: ReleaseMaker) -> None:
     """Its slices go into new tables as the ciphertext that they are; it tells no digest of a weight, so it is not cut
     anew; and what was in clear is not encrypted by the planner."""
     first, base = maker.release("conv", encrypt=True)
@@ -161,7 +113,7 @@ def test_an_encrypted_release_stays_encrypted(maker: Maker) -> None:
 
 
 def test_a_model_that_is_prepared_otherwise_today_is_not_cut_anew(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
+    maker: ReleaseMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another onnxruntime may optimise otherwise: its slices would be refused by devices, so nothing is published."""
     maker.release("conv")
@@ -172,7 +124,7 @@ def test_a_model_that_is_prepared_otherwise_today_is_not_cut_anew(
     assert len(maker.repository.recuts()) == 1
 
 
-def test_fitting_is_a_question_of_whole_slices(maker: Maker) -> None:
+def test_fitting_is_a_question_of_whole_slices(maker: ReleaseMaker) -> None:
     """Every row takes each slice whole or not at all."""
     _, base = maker.release("conv")
     table = base.plans[CLASS]

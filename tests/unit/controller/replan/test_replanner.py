@@ -25,7 +25,7 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device, Event, ReleaseRow, TelemetryRow
 from edgesplit_controller.storage.tables.replan import PolicyRow, ProposalRow
 from edgesplit_partitioner import load_costs
-from unit.controller.releases.test_recut import CLASS, Maker
+from support.release_maker import CLASS, ReleaseMaker
 
 NAMES = ("one", "two", "three")
 LINK = "1gbit/0.1ms"
@@ -36,7 +36,7 @@ class Shelf:
     """What takes long and is the same for all: a model that was pushed, keys, and a first release for each wish."""
 
     def __init__(self, folder: Path) -> None:
-        self.maker = Maker(folder)
+        self.maker = ReleaseMaker(folder)
         self.database: Database = self.maker.releasing._database
         self._firsts: dict[str, tuple[str, Manifest]] = {}
 

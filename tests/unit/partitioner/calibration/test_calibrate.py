@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import onnx
 import onnxruntime
 import pytest
@@ -24,6 +25,7 @@ from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
 from edgesplit_partitioner.calibration.networks import calibration_networks
 from edgesplit_partitioner.costs.predict import Predictor, predict_intervals, predict_layers
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
+from edgesplit_partitioner.sandbox.child_process import run_child
 
 GRID = operator_grid.grid()
 SLOWER = 1.2
@@ -42,12 +44,12 @@ def times() -> CalibrationTimes:
     found = CalibrationTimes()
     for factor in (1.0, 1.0 + rng.random()):
         seconds = {place: factor * made_up_s(operator_grid.point_work(point)) for place, point in enumerate(GRID[:600])}
-        found.add(BatchTimes(batch=0, batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
+        found.add(BatchTimes(batches=2, whole=False, empty_s=4e-6, tensor_s=5e-7, seconds=seconds))
         whole = {}
         for place, raw in enumerate(calibration_networks()):
             works = operator_grid.model_work(onnx.load_model_from_string(raw))
             whole[place] = factor * (4e-6 + SLOWER * sum(map(made_up_s, works)))
-        found.add(BatchTimes(batch=1, batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
+        found.add(BatchTimes(batches=2, whole=True, empty_s=4e-6, tensor_s=5e-7, seconds=whole))
     return found
 
 
@@ -168,21 +170,23 @@ def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.Monkey
 GRID_WORK = operator_grid.point_work(GRID[0])
 
 
-def test_measuring_gives_times_for_points_and_networks() -> None:
-    """The child measures what it is given, however little time it has, and says how far it is."""
-    heard: list[BatchTimes] = list(
-        calibrate._batch_times(CalibrationJob(seconds=0.01, visits=1, batch=8, most_points=8))
-    )
-    places = {place for seen in heard if not seen.whole for place in seen.seconds}
+def test_a_slow_machine_was_fitted_by_its_widest_networks_alone() -> None:
+    """However little time there is, the child measures every network, small ones among them, and some operators."""
+    job = CalibrationJob(seconds=0.01, visits=1, batch=20, most_points=100)
+    lines: list[bytes] = []
+    run_child(calibrate.CHILD, limit_s=300.0, job=msgspec.json.encode(job), on_line=lines.append)
+    measured = [msgspec.json.decode(line, type=BatchTimes) for line in lines]
+    networks, points = ({i for times in measured if times.whole == whole for i in times.seconds} for whole in (1, 0))
 
-    assert any(seen.whole for seen in heard) and places <= set(range(8))
-    assert all(second > 0 for seen in heard for second in seen.seconds.values())
+    assert networks == set(range(len(calibration_networks())))
+    assert points and points <= set(range(100))
+    assert all(seconds > 0 for times in measured for seconds in times.seconds.values())
 
 
 def test_too_little_was_measured_is_said() -> None:
     """Without networks there is nothing to check the sum with."""
     few = CalibrationTimes()
-    few.add(BatchTimes(batch=0, batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
+    few.add(BatchTimes(batches=1, whole=False, empty_s=1e-6, tensor_s=0.0, seconds={0: 1e-3, 1: 1e-3}))
     with pytest.raises(UsageError, match="more minutes"):
         fit_points(few, machine="m", runtime="r", today="d")
     with pytest.raises(UsageError, match="minute"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -25,24 +24,10 @@ from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_serva
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from support import onnx_models as tiny
 from support.recut_repository import CLASS, anatomy_for, made
+from support.triton_schema import SCHEMA
 
 RELEASE = "ab" * 32
 NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=30)
-
-
-def triton_schema() -> Any:
-    """Triton's own, as its client carries it; the rest of the client's gRPC half needs packages that are not here."""
-    found = importlib.util.find_spec("tritonclient")
-    assert found is not None and found.submodule_search_locations
-    file = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
-    spec = importlib.util.spec_from_file_location("triton_model_config_pb2", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCHEMA = triton_schema()
 
 
 def tensor(name: str, *shape: int, datatype: str = "FP32") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
-from edgesplit_partitioner.costs.predict import predict_joules, predict_layer_s, predict_layers, roofline_s
+from edgesplit_partitioner.costs.predict import Predictor, predict_joules, predict_layers, roofline_s
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork, Tensor
 
 PI = load_profile("raspberrypi4")
@@ -56,17 +56,17 @@ def test_depthwise_takes_longer_than_dense_for_the_same_operations(name: str) ->
 def test_a_fused_activation_costs_neither_overhead_nor_memory() -> None:
     """An activation behind a convolution is cheaper inside its layer than in one of its own."""
     conv, relu = OperatorWork("conv", 1e7, 1e6), OperatorWork("elementwise", 1e6, 8e6)
-    apart_s = predict_layer_s(layer(conv), PI) + predict_layer_s(layer(relu), PI)
-    together_s = predict_layer_s(layer(conv, relu), PI)
+    apart_s = Predictor(PI).layer_s(layer(conv)) + Predictor(PI).layer_s(layer(relu))
+    together_s = Predictor(PI).layer_s(layer(conv, relu))
 
-    assert predict_layer_s(layer(conv), PI) < together_s < apart_s - PI.operator_overhead_s.value
+    assert Predictor(PI).layer_s(layer(conv)) < together_s < apart_s - PI.operator_overhead_s.value
 
 
 def test_an_addition_before_the_convolution_is_not_fused() -> None:
     """Only what follows the main operator works in the cache."""
     add, conv = OperatorWork("elementwise", 1e6, 8e6), OperatorWork("conv", 1e7, 1e6)
 
-    assert predict_layer_s(layer(add, conv), PI) == pytest.approx(roofline_s(add, PI) + roofline_s(conv, PI))
+    assert Predictor(PI).layer_s(layer(add, conv)) == pytest.approx(roofline_s(add, PI) + roofline_s(conv, PI))
 
 
 def test_the_input_layer_decodes_and_then_scales() -> None:
@@ -112,4 +112,4 @@ def test_profiles_give_back_the_published_times_that_made_them(name: str) -> Non
         profile, runtime_factor=msgspec.structs.replace(profile.runtime_factor, value=1.0)
     )
     for works, published_ms in NCNN_MS[name]:
-        assert predict_layer_s(layer(*works), as_published) * 1e3 == pytest.approx(published_ms, rel=0.35)
+        assert Predictor(as_published).layer_s(layer(*works)) * 1e3 == pytest.approx(published_ms, rel=0.35)

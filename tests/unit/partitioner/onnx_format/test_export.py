@@ -17,37 +17,16 @@ from edgesplit.errors import ModelRefused
 from edgesplit.plan import Row
 from edgesplit.release import boundary_codecs
 from edgesplit.release.manifest import Manifest
-from edgesplit.runtime import run_slices
-from edgesplit.runtime.loader import load_slices
-from edgesplit.runtime.onnx import OnnxRuntime
-from edgesplit_partitioner.onnx_format.export import SlicePart, check_exportable, merge_slices
+from edgesplit_partitioner.onnx_format.export import check_exportable
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, Made, made
+from support.exported_halves import far_half, near_half
+from support.recut_repository import CLASS, made
 
 Array = np.ndarray[Any, Any]
 
 
-def far_half(one: Made, row: Row) -> onnx.ModelProto:
-    """The row's slices as one model."""
-    parts = [
-        SlicePart(cut.slice, cut.files["graph.onnx"], cut.files.get("weights.bin", b""))
-        for cut in one.cut
-        if cut.slice.name in row.remote
-    ]
-    return merge_slices(one.manifest, row, parts, "half")
-
-
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return tiny.run_whole(model.SerializeToString(), feeds)
-
-
-def near_half(one: Made, row: Row, folder: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Every tensor once the device's slices, and then the far ones, have run one by one."""
-    tiny.write_slices(folder, one.cut)
-    programs = load_slices(one.manifest, lambda name: folder / name, OnnxRuntime())
-    order = [cut.slice.name for cut in one.cut]
-    live = run_slices(programs, [name for name in order if name in row.device], feeds)
-    return {**live, **run_slices(programs, [name for name in order if name in row.remote], live)}
 
 
 @pytest.mark.parametrize("name", [name for name in tiny.MODELS if name != "sequences"])

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -137,18 +138,12 @@ def test_binding_that_fits_nothing_is_a_usage_error(bindings: dict[str, int]) ->
         prepare_model(tiny.free_batch(), {"image:3": 4, **bindings})
 
 
-def test_crash_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model on which onnxruntime dies is refused, and we live on."""
-    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+def test_crash_of_onnxruntime_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model on which onnxruntime crashes is refused, and this process goes on."""
+    (tmp_path / "crashing_child.py").write_text("import os; os.kill(os.getpid(), 11)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(optimise, "CHILD", "crashing_child")
     with pytest.raises(ModelRefused, match="SIGSEGV"):
-        prepare_model(tiny.chain())
-
-
-def test_hang_of_onnxruntime_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model on which onnxruntime never ends is refused after the time limit."""
-    monkeypatch.setattr(optimise, "CHILD", (sys.executable, "-c", "import signal; signal.pause()"))
-    monkeypatch.setattr(optimise, "TIMEOUT_S", 0.2)
-    with pytest.raises(ModelRefused, match="not done"):
         prepare_model(tiny.chain())
 
 

@@ -12,49 +12,11 @@ from edgesplit_cli.views.explain import cut_text, limit_text, sentences
 from edgesplit_partitioner import Costs, load_costs, plan
 from edgesplit_partitioner.presentation.explain import CutChange, Explanation, explain, movable, pinned, slowed
 from support import brute_force_tiers as force
+from support.chain_costs import chain_costs
 
 CLOSE = 1e-6
 WIFI = Link(up_bytes_per_s=2e6, down_bytes_per_s=6e6, rtt_s=0.004)
 LTE = Link(up_bytes_per_s=4e5, down_bytes_per_s=1e6, rtt_s=0.02)
-
-
-def chain_costs() -> Costs:
-    """Three layers of which the cut after the second is best on LTE."""
-    return load_costs(
-        {
-            "model": "doorbell@1",
-            "tiers": ["device", "cloud"],
-            "inputs": {"frame": {"bytes": 96_000}},
-            "outputs": ["scores"],
-            "idle_watts": {"device": 2.0},
-            "layers": [
-                {
-                    "name": "early",
-                    "reads": ["frame"],
-                    "writes": {"t1": {"bytes": 88_000}},
-                    "seconds": {"device": 0.06, "cloud": 0.004},
-                    "joules": {"device": 0.3},
-                    "weight_bytes": 1_000,
-                },
-                {
-                    "name": "narrow",
-                    "reads": ["t1"],
-                    "writes": {"t2": {"bytes": 8_000}},
-                    "seconds": {"device": 0.03, "cloud": 0.003},
-                    "joules": {"device": 0.1},
-                    "weight_bytes": 5_000,
-                },
-                {
-                    "name": "head",
-                    "reads": ["t2"],
-                    "writes": {"scores": {"bytes": 40}},
-                    "seconds": {"device": 0.4, "cloud": 0.012},
-                    "joules": {"device": 2.0},
-                    "weight_bytes": 90_000,
-                },
-            ],
-        }
-    )
 
 
 def least(costs: Costs, links: list[Link], *, but: tuple[int, ...] | None = None) -> float:

@@ -113,17 +113,6 @@ def test_one_sample_confirms_nothing() -> None:
     assert "t" not in measure_codecs(taken, taken.graph, samples=samples(2)).tensors
 
 
-def test_progress_counts_samples_and_tensors() -> None:
-    """A progress display hears of every step once."""
-    heard: list[tuple[int, int]] = []
-    model = prepare_model(diamond())
-
-    found = measure_codecs(model, model.graph, samples=samples(3), progress=lambda *step: heard.append(step))
-
-    assert heard == [(step, len(heard)) for step in range(1, len(heard) + 1)]
-    assert len(heard) >= 3 + len(found.tensors)
-
-
 def test_lossy_codecs_stand_beside_the_lossless_ones() -> None:
     """Costs get both, compressed and not; a tensor that has none stays as it was."""
     model = prepare_model(diamond())

@@ -3,7 +3,6 @@ anything took is asserted nowhere."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgesplit.errors import EdgeError, Interrupted, ModelRefused, UsageError
+from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import InputSpec, prepare
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, Tensor
-from edgesplit_partitioner.profiling import layers as measure
 from edgesplit_partitioner.profiling.layers import (
     measure_input,
     measure_layers,
     measure_samples,
-    run_child,
     synthetic_frame,
 )
 from edgesplit_partitioner.profiling.ort_profile import LayerTime, layer_times
@@ -84,32 +81,6 @@ def test_a_model_that_cannot_run_is_refused(raw: bytes, said: str) -> None:
     """What is no model, and what the runtime refuses, is ModelRefused with the runtime's reason."""
     with pytest.raises(ModelRefused, match=said):
         measure_layers(raw, graph(), runs=1)
-
-
-def test_a_model_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that is still at it after the limit is killed, and the model refused."""
-    monkeypatch.setattr(measure, "TIMEOUT_S", 0.01)
-
-    with pytest.raises(ModelRefused, match=r"kills the runtime \(signal 9\)"):
-        measure_layers(model(), graph(), runs=1)
-
-
-@pytest.mark.parametrize(
-    ("number", "kind"), [("SIGINT", Interrupted), ("SIGTERM", Interrupted), ("SIGSEGV", ModelRefused)]
-)
-def test_a_measurement_that_somebody_ended_is_no_fault_of_the_model(
-    number: str, kind: type[EdgeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operator's Ctrl-C reaches the child too: that is told as what it is, and a crash as a crash."""
-    (tmp_path / "ends_itself.py").write_text(
-        "import os, resource, signal\n"
-        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
-        f"signal.signal(signal.{number}, signal.SIG_DFL)\n"
-        f"os.kill(os.getpid(), signal.{number})\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(kind, match=number if kind is Interrupted else "kills the runtime"):
-        run_child(tmp_path, 1, None, module="ends_itself")
 
 
 def test_another_models_graph_is_noticed() -> None:

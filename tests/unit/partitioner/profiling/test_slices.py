@@ -35,7 +35,7 @@ def test_a_slice_that_cannot_run_is_refused() -> None:
     broken = cut("chain", 1)
     files = {name: [b"no model"] for name in broken[0].runs}
 
-    with pytest.raises(ModelRefused, match="cannot run here"):
+    with pytest.raises(ModelRefused, match="cannot run this model"):
         measure_slices([CutSlice(broken[0].slice, files), *broken[1:]])
     with pytest.raises(UsageError, match="at least one run"):
         measure_slices(broken, runs=0)

@@ -1,11 +1,11 @@
-"""`check_model`: every boundary is tried, each verdict is true, and what kills the runtime is an answer too."""
+"""`check_model`: every boundary is tried, each verdict is true, and a crash of the runtime is a result too."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,25 +21,35 @@ from edgesplit_partitioner.ir.prepared_model import Boundary
 from edgesplit_partitioner.onnx_format.model import OnnxModel, prepare_model, with_input_layer
 from edgesplit_partitioner.profiling.layers import synthetic_frame
 from edgesplit_partitioner.split_check import check
-from edgesplit_partitioner.split_check.check import check_model, cuts_to_check, noise, tolerance
+from edgesplit_partitioner.split_check.check import check_model, cuts_to_check
 from edgesplit_partitioner.split_check.child import Difference, difference, relative_error, worse
 from support import onnx_models as tiny
 
-KILLED = (
-    sys.executable,
-    "-c",
-    "import os, sys\n"
-    "from pathlib import Path\n"
-    "from edgesplit_partitioner.split_check import child as run\n"
-    "import msgspec\n"
-    "folder = Path(sys.argv[1]); samples = run.load_samples(folder)\n"
-    "for line in sys.stdin.buffer:\n"
-    "    job = msgspec.json.decode(line, type=run.CheckJob)\n"
-    "    if job.folder == 'cut-2': os.kill(os.getpid(), 9)\n"
-    "    sys.stdout.buffer.write(msgspec.json.encode(run.run_job(folder, job, samples)) + b'\\n')\n"
-    "    sys.stdout.buffer.flush()\n",
-)
-"""A child whose runtime dies of the third cut."""
+CRASHING_CHILD = """
+import os, sys
+from pathlib import Path
+from edgesplit_partitioner.split_check import child
+run_job = child.run_job
+def run_or_crash(folder, job, samples):
+    if {when}:
+        os.kill(os.getpid(), {signal})
+    return run_job(folder, job, samples)
+child.run_job = run_or_crash
+child.main(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+"""A child process that ends by a signal at some of its jobs."""
+
+
+@pytest.fixture
+def crash_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the child processes end by a signal at the jobs for which an expression holds."""
+
+    def arrange(when: str, signal: int = 9) -> None:
+        (tmp_path / "crashing_child.py").write_text(CRASHING_CHILD.format(when=when, signal=signal))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(check, "CHILD", "crashing_child")
+
+    return arrange
 
 
 @pytest.mark.parametrize("name", tiny.MODELS)
@@ -126,51 +136,70 @@ def test_random_operators_are_told_apart_from_bad_cuts() -> None:
     assert not report.steady and not report.is_safe
 
 
-def test_a_cut_that_kills_the_runtime_is_that_cuts_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child dies of one cut; it is refused with the signal, and all others are tried."""
-    monkeypatch.setattr(check, "CHILD", KILLED)
+def test_a_cut_that_crashes_the_runtime_is_refused_alone(crash_when: Callable[..., None]) -> None:
+    """The child crashes at one cut; it is refused with the signal, and all others are tried."""
+    crash_when("job.folder == 'cut-2'")
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=2)
     verdicts = [cut.verdict for cut in report.cuts]
-    assert verdicts[2] == "refused" and "signal 9" in report.cuts[2].reason
+    assert verdicts[2] == "refused" and "SIGKILL" in report.cuts[2].reason
     assert verdicts[:2] + verdicts[3:] == ["exact"] * (len(verdicts) - 1)
     assert not report.is_safe
 
 
-def test_a_check_that_somebody_ended_blames_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C reaches the children too: that is no runtime that died of a cut."""
-    monkeypatch.setattr(check, "CHILD", (*KILLED[:2], KILLED[2].replace("os.getpid(), 9", "os.getpid(), 15")))
+def test_an_interrupted_check_blames_no_cut(crash_when: Callable[..., None]) -> None:
+    """Ctrl-C reaches the children too: that is no crash at a cut."""
+    crash_when("job.folder == 'cut-2'", signal=15)
     model = tiny.prepared("chain")
     with pytest.raises(Interrupted, match="SIGTERM"):
         check_model(model, model.graph, jobs=1)
 
 
-def test_a_model_that_kills_the_runtime_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the whole does not come through there is nothing to compare with."""
-    monkeypatch.setattr(check, "CHILD", (sys.executable, "-c", "import os, sys; sys.stdin.readline(); os.abort()"))
+def test_a_model_that_crashes_the_runtime_is_refused(crash_when: Callable[..., None]) -> None:
+    """Where the whole model does not run there is nothing to compare with."""
+    crash_when("job.folder == 'whole'")
     model = tiny.prepared("chain")
-    with pytest.raises(ModelRefused, match="kills the runtime"):
+    with pytest.raises(ModelRefused, match="the whole model does not run: the runtime crashed"):
         check_model(model, model.graph)
 
 
-def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that never ends is killed, and the model refused."""
-    monkeypatch.setattr(check, "CHILD", (sys.executable, "-c", "import threading; threading.Event().wait()"))
-    monkeypatch.setattr(check, "TIMEOUT_S", 0.2)
-    model = tiny.prepared("chain")
-    with pytest.raises(ModelRefused, match="not done after"):
-        check_model(model, model.graph)
-
-
-def test_after_many_crashes_the_rest_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that dies of every cut is not started two hundred times."""
-    monkeypatch.setattr(check, "CHILD", (*KILLED[:2], KILLED[2].replace("== 'cut-2'", "!= 'whole'")))
+def test_after_many_crashes_the_rest_is_not_tried(
+    crash_when: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that crashes at every cut is not started two hundred times."""
+    crash_when("job.folder != 'whole'")
     monkeypatch.setattr(check, "MAX_CRASHES_IN_A_ROW", 2)
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=1)
     assert {cut.verdict for cut in report.cuts} == {"refused"}
-    assert sum("signal 9" in cut.reason for cut in report.cuts) == 2
+    assert sum("SIGKILL" in cut.reason for cut in report.cuts) == 2
     assert sum("not tried" in cut.reason for cut in report.cuts) == len(report.cuts) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Unsliceable(OnnxModel):
+    """A model of which no slice can be made that ends before its last layer and begins at its first."""
+
+    def slice_files(
+        self, members: Sequence[Layer], boundary: Boundary, shared: Collection[str]
+    ) -> dict[FileName, list[bytes]]:
+        if 1 < len(members) < len(self.graph.layers) - 1 and members[0].name == self.graph.layers[0].name:
+            raise ModelRefused("this cut cannot be made")
+        return OnnxModel.slice_files(self, members, boundary, shared)
+
+
+def test_cuts_that_could_not_be_made_were_counted_as_crashes(
+    crash_when: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one crash come cuts whose slices cannot be made: nothing ran, so the cut after them is still tried."""
+    crash_when("job.folder == 'cut-1'")
+    monkeypatch.setattr(check, "MAX_CRASHES_IN_A_ROW", 2)
+    sound = tiny.prepared("chain")
+    assert isinstance(sound, OnnxModel)
+    model = Unsliceable(**{one.name: getattr(sound, one.name) for one in fields(sound) if one.init})
+    report = check_model(model, model.graph, jobs=1)
+    assert "SIGKILL" in report.cuts[1].reason and report.cuts[-1].verdict == "exact"
+    assert {cut.reason for cut in report.cuts[2:-1]} == {"this cut cannot be made"}
 
 
 def test_cuts_of_a_table_are_tried_too() -> None:
@@ -237,20 +266,3 @@ def test_differences_say_which_output_is_worst() -> None:
     assert difference({"a": np.array([1.0, 2.5]), "b": np.array([1.0])}, whole) == Difference(False, None, "b")
     assert difference({"a": np.array([1.0])}, whole).error is None
     assert worse(Difference(True), Difference(False, 0.0, "b")).worst == "b"
-
-
-def test_noise_is_the_same_each_time_and_fits_every_type() -> None:
-    """By seed; bytes take all values, whole numbers that may be lengths are 1, open lengths are 1."""
-    model = prepare_model(
-        tiny.build(
-            [helper.make_node("Cast", ["q"], ["f"], to=1), helper.make_node("Identity", ["n"], ["m"])],
-            [tiny.value("q", [64], onnx.TensorProto.INT8), tiny.value("n", [2], onnx.TensorProto.INT64)],
-            [tiny.value("f", [64]), tiny.value("m", [2], onnx.TensorProto.INT64)],
-        )
-    )
-    made = noise(model.inputs, 5)
-    assert made["q"].min() < 0 < made["q"].max()
-    assert made["n"].tolist() == [1, 1]
-    assert np.array_equal(made["q"], noise(model.inputs, 5)["q"])
-    assert not np.array_equal(made["q"], noise(model.inputs, 6)["q"])
-    assert tolerance(model.outputs) == 1e-5

@@ -27,7 +27,7 @@ COUNT = 50_000
 X = np.linspace(0, 1, COUNT, dtype=np.float32).reshape(1, COUNT)
 
 
-class World:
+class SharedMemoryAgent:
     """An agent's endpoint on a Unix socket and on localhost, with a model that doubles 200 KB."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,8 +69,8 @@ class World:
 
 
 @pytest.fixture
-def world(socket_folder: Path) -> Iterator[World]:
-    own = World(socket_folder)
+def agent(socket_folder: Path) -> Iterator[SharedMemoryAgent]:
+    own = SharedMemoryAgent(socket_folder)
     yield own
     own.stop()
 
@@ -79,14 +79,14 @@ Ask = Callable[..., oip.Tensor]
 
 
 @pytest.fixture(params=["threads", "asyncio"])
-def ask(request: pytest.FixtureRequest, world: World) -> Iterator[Ask]:
-    """One way to ask the world's model."""
+def ask(request: pytest.FixtureRequest, agent: SharedMemoryAgent) -> Iterator[Ask]:
+    """One way to ask the agent's model."""
     if request.param == "threads":
-        with Client(world.url) as client:
+        with Client(agent.url) as client:
             yield lambda x=X, **how: client.infer("big", {"x": x}, deadline_s=PATIENCE_S, **how).outputs["y"]
         return
     loop = asyncio.new_event_loop()
-    asynchronous = AsyncClient(world.url)
+    asynchronous = AsyncClient(agent.url)
 
     def run(x: oip.Tensor = X, **how: object) -> oip.Tensor:
         answer = loop.run_until_complete(asynchronous.infer("big", {"x": x}, deadline_s=PATIENCE_S, **how))  # type: ignore[arg-type]
@@ -97,12 +97,12 @@ def ask(request: pytest.FixtureRequest, world: World) -> Iterator[Ask]:
     loop.close()
 
 
-def test_large_tensors_go_through_shared_memory(world: World, ask: Ask) -> None:
+def test_large_tensors_go_through_shared_memory(agent: SharedMemoryAgent, ask: Ask) -> None:
     """In place on their way in, not in the body on their way out; one segment serves all requests of a connection."""
     for factor in (1, 2, 3):
         np.testing.assert_array_equal(ask(factor * X), 2 * factor * X)
-    assert world.saw == [True] * 3
-    offers, *bodies = world.bodies
+    assert agent.saw == [True] * 3
+    offers, *bodies = agent.bodies
     assert offers < 100 and all(size < 2_000 for size in bodies)
 
 
@@ -114,12 +114,12 @@ def test_an_answer_is_the_applications_own(ask: Ask) -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_a_server_that_takes_no_segments_gets_bytes(world: World, ask: Ask) -> None:
+def test_a_server_that_takes_no_segments_gets_bytes(agent: SharedMemoryAgent, ask: Ask) -> None:
     """An older agent, or a foreign one: asked once per connection, and then never again."""
-    world.refuse = True
+    agent.refuse = True
     for _ in range(2):
         np.testing.assert_array_equal(ask(), 2 * X)
-    assert world.saw == [False, False] and all(size > X.nbytes for size in world.bodies)
+    assert agent.saw == [False, False] and all(size > X.nbytes for size in agent.bodies)
 
 
 def test_inputs_that_lie_scattered_are_gathered(ask: Ask) -> None:
@@ -128,32 +128,32 @@ def test_inputs_that_lie_scattered_are_gathered(ask: Ask) -> None:
     np.testing.assert_array_equal(ask(scattered), 2 * X[:, ::-1])
 
 
-def test_an_error_leaves_the_memory_usable(world: World, ask: Ask) -> None:
+def test_an_error_leaves_the_memory_usable(agent: SharedMemoryAgent, ask: Ask) -> None:
     """A wrong shape is refused; the next request on the connection is answered."""
     with pytest.raises(UsageError, match="shape"):
         ask(np.concatenate([X, X]))
     np.testing.assert_array_equal(ask(), 2 * X)
 
 
-def test_the_server_may_restart_between_two_requests(world: World, ask: Ask) -> None:
+def test_the_server_may_restart_between_two_requests(agent: SharedMemoryAgent, ask: Ask) -> None:
     """The new one knows nothing of the old one's segments: the client offers its memory anew."""
     np.testing.assert_array_equal(ask(), 2 * X)
-    path = Path(world.url.removeprefix("unix://"))
-    world.server.stop(0.5)
-    world.server = Server(world._handle, path=path)
-    world.server.start()
+    path = Path(agent.url.removeprefix("unix://"))
+    agent.server.stop(0.5)
+    agent.server = Server(agent._handle, path=path)
+    agent.server.start()
     np.testing.assert_array_equal(ask(), 2 * X)
-    assert world.saw == [True, True]
+    assert agent.saw == [True, True]
 
 
-def test_shared_memory_can_be_declined(world: World) -> None:
+def test_shared_memory_can_be_declined(agent: SharedMemoryAgent) -> None:
     """By the application."""
-    with Client(world.url, shared_memory=False) as client:
+    with Client(agent.url, shared_memory=False) as client:
         client.infer("big", {"x": X}, deadline_s=PATIENCE_S)
-    assert world.saw == [False]
+    assert agent.saw == [False]
 
 
-def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
+def test_a_client_that_is_gone_leaves_nothing_behind(agent: SharedMemoryAgent) -> None:
     """Neither descriptors nor mappings, also when it went while its request ran."""
 
     def held() -> int:
@@ -161,8 +161,8 @@ def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
 
     gc.collect()  # what earlier tests left behind would go at any moment
     before = held()
-    world.step.may_run.clear()
-    client = Client(world.url)
+    agent.step.may_run.clear()
+    client = Client(agent.url)
     errors: list[str] = []
 
     def ask(client: Client) -> None:
@@ -173,11 +173,11 @@ def test_a_client_that_is_gone_leaves_nothing_behind(world: World) -> None:
 
     thread = threading.Thread(target=ask, args=(client,))
     thread.start()
-    assert world.step.entered.wait(PATIENCE_S)
+    assert agent.step.entered.wait(PATIENCE_S)
     client.close()
     thread.join(PATIENCE_S)
     assert held() > before
-    world.step.may_run.set()
+    agent.step.may_run.set()
     del client
     eventually("the server has let go of the segment", lambda: held() <= before)
     assert len(errors) == 1

@@ -23,7 +23,7 @@ from edgesplit.runtime import Tensor, tflite
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slice
 from edgesplit.runtime.onnx import GRAPH, WEIGHTS, OnnxRuntime
-from edgesplit.runtime.onnx_external_data import external_tensors
+from edgesplit.runtime.onnx_external_data import external_weights
 from edgesplit.runtime.options import Optimise
 from edgesplit.runtime.tflite import LiteRtRuntime
 from edgesplit_partitioner.ir.chunking import slice_file
@@ -141,9 +141,9 @@ def test_the_reader_finds_what_onnx_finds() -> None:
                 for tensor in model.graph.initializer
                 if tensor.data_location == TensorProto.EXTERNAL
             ]
-            found = external_tensors(one.files[GRAPH])
-            assert [(each.name, each.type, each.dims) for each in found] == wanted
-            assert sum(each.bytes for each in found) <= len(one.files.get(WEIGHTS, b""))
+            found = external_weights(one.files[GRAPH])
+            assert [(each.name, each.data_type, each.dims) for each in found] == wanted
+            assert sum(each.length for each in found) <= len(one.files.get(WEIGHTS, b""))
 
 
 def test_every_prefix_of_a_graph_is_read_or_refused() -> None:
@@ -165,4 +165,4 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 def read_or_refused(raw: bytes) -> None:
     with contextlib.suppress(ModelRefused):
-        external_tensors(raw)
+        external_weights(raw)

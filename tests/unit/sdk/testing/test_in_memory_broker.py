@@ -14,7 +14,9 @@ from edgesplit.testing.virtual_time import Hub
 CAM = "edgesplit/v1/cam"
 
 
-class World:
+class BrokerHarness:
+    """A broker, its sessions and what each of them received."""
+
     def __init__(self) -> None:
         self.hub = Hub()
         self.broker = InMemoryBroker(self.hub)
@@ -32,122 +34,122 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    yield World()
+def network() -> Iterator[BrokerHarness]:
+    yield BrokerHarness()
 
 
-def test_what_is_retained_is_repeated(world: World) -> None:
+def test_what_is_retained_is_repeated(network: BrokerHarness) -> None:
     """Who subscribes later hears the newest, and nothing once it was cleared."""
-    controller = world.client("controller")
+    controller = network.client("controller")
     controller.publish(f"{CAM}/desired", b"1", retain=True)
     controller.publish(f"{CAM}/desired", b"2", retain=True)
-    world.hub.run(1)
-    cam = world.client("cam", f"{CAM}/desired")
-    assert world.heard["cam"] == [(f"{CAM}/desired", b"2")]
+    network.hub.run(1)
+    cam = network.client("cam", f"{CAM}/desired")
+    assert network.heard["cam"] == [(f"{CAM}/desired", b"2")]
 
     cam.stop()
     controller.publish(f"{CAM}/desired", b"", retain=True)
-    world.client("cam", f"{CAM}/desired")
-    assert len(world.heard["cam"]) == 1
+    network.client("cam", f"{CAM}/desired")
+    assert len(network.heard["cam"]) == 1
 
 
-def test_a_device_speaks_and_hears_under_its_own_name_only(world: World) -> None:
+def test_a_device_speaks_and_hears_under_its_own_name_only(network: BrokerHarness) -> None:
     """What it publishes elsewhere is passed to nobody, what others are told is not given to it."""
-    controller = world.client("controller", "edgesplit/v1/+/birth")
-    cam = world.client("cam", "edgesplit/v1/other/desired", "edgesplit/v1/chunk/+")
+    controller = network.client("controller", "edgesplit/v1/+/birth")
+    cam = network.client("cam", "edgesplit/v1/other/desired", "edgesplit/v1/chunk/+")
     cam.publish("edgesplit/v1/other/birth", b"no")
     cam.publish(f"{CAM}/birth", b"yes")
     controller.publish("edgesplit/v1/other/desired", b"secret")
     controller.publish("edgesplit/v1/chunk/aa", b"chunk")
-    world.hub.run(1)
+    network.hub.run(1)
 
-    assert world.heard["controller"] == [(f"{CAM}/birth", b"yes")]
-    assert world.heard["cam"] == [("edgesplit/v1/chunk/aa", b"chunk")]
-    assert world.broker.counts.refused == 1
+    assert network.heard["controller"] == [(f"{CAM}/birth", b"yes")]
+    assert network.heard["cam"] == [("edgesplit/v1/chunk/aa", b"chunk")]
+    assert network.broker.counts.refused == 1
 
 
-def test_the_last_will_is_said_for_who_vanishes_and_not_for_who_leaves(world: World) -> None:
+def test_the_last_will_is_said_for_who_vanishes_and_not_for_who_leaves(network: BrokerHarness) -> None:
     """By the keepalive, and once."""
-    world.client("controller", "edgesplit/v1/+/birth")
+    network.client("controller", "edgesplit/v1/+/birth")
     for _ in range(2):
-        cam = world.client("cam", will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
+        cam = network.client("cam", will=(f"{CAM}/birth", b"dead", True), keepalive_s=10)
         cam.vanish()
-        world.hub.run(14)
-    assert world.heard["controller"] == [(f"{CAM}/birth", b"dead")]  # the second one found the first still listed
-    world.hub.run(5)
-    assert len(world.heard["controller"]) == 2
+        network.hub.run(14)
+    assert network.heard["controller"] == [(f"{CAM}/birth", b"dead")]  # the second one found the first still listed
+    network.hub.run(5)
+    assert len(network.heard["controller"]) == 2
 
-    world.client("cam", will=(f"{CAM}/birth", b"dead", True)).stop()
-    world.hub.run(100)
-    assert len(world.heard["controller"]) == 2
+    network.client("cam", will=(f"{CAM}/birth", b"dead", True)).stop()
+    network.hub.run(100)
+    assert len(network.heard["controller"]) == 2
 
 
-def test_a_name_has_one_connection(world: World) -> None:
+def test_a_name_has_one_connection(network: BrokerHarness) -> None:
     """The second throws the first off, which then waits long before it comes back."""
-    first = world.client("cam")
-    second = world.client("cam")
+    first = network.client("cam")
+    second = network.client("cam")
     assert second.connected and not first.connected
     assert "copied" in first.problem
 
-    world.hub.run(10)
+    network.hub.run(10)
     assert second.connected and not first.connected
-    assert world.hub.run(30, lambda: first.connected)
+    assert network.hub.run(30, lambda: first.connected)
     assert not second.connected
 
 
-def test_a_cut_way_is_found_out_by_both_sides(world: World) -> None:
+def test_a_cut_way_is_found_out_by_both_sides(network: BrokerHarness) -> None:
     """Nothing comes through; after the keepalive both know; once mended, the client is back with its subscriptions."""
-    controller = world.client("controller", "edgesplit/v1/+/birth")
-    cam = world.client(
+    controller = network.client("controller", "edgesplit/v1/+/birth")
+    cam = network.client(
         "cam", f"{CAM}/desired", path=NetworkPath(), will=(f"{CAM}/birth", b"dead", True), keepalive_s=10
     )
     cam.cut()
     controller.publish(f"{CAM}/desired", b"lost")
-    world.hub.run(14)
-    assert cam.connected and not world.heard["controller"]
-    world.hub.run(2)
-    assert not cam.connected and world.heard["controller"] == [(f"{CAM}/birth", b"dead")]
+    network.hub.run(14)
+    assert cam.connected and not network.heard["controller"]
+    network.hub.run(2)
+    assert not cam.connected and network.heard["controller"] == [(f"{CAM}/birth", b"dead")]
 
-    world.hub.run(600)
+    network.hub.run(600)
     cam.mend()
-    world.hub.run(31)
+    network.hub.run(31)
     controller.publish(f"{CAM}/desired", b"back")
-    world.hub.run(1)
-    assert world.heard["cam"] == [(f"{CAM}/desired", b"back")]
+    network.hub.run(1)
+    assert network.heard["cam"] == [(f"{CAM}/desired", b"back")]
 
 
-def test_a_slow_way_takes_its_time_and_keeps_the_order(world: World) -> None:
+def test_a_slow_way_takes_its_time_and_keeps_the_order(network: BrokerHarness) -> None:
     """A thousand bytes at a hundred a second are there after ten seconds, and what was sent after them later."""
-    controller = world.client("controller")
-    cam = world.client("cam", "edgesplit/v1/chunk/+", path=NetworkPath(delay_s=0.1, bytes_per_s=100))
+    controller = network.client("controller")
+    cam = network.client("cam", "edgesplit/v1/chunk/+", path=NetworkPath(delay_s=0.1, bytes_per_s=100))
     assert cam.connected
-    world.hub.run(5)
+    network.hub.run(5)
     for payload in (b"x" * 1_000, b"y"):
         controller.publish("edgesplit/v1/chunk/aa", payload)
-    world.hub.run(9.9)
-    assert not world.heard["cam"]
-    world.hub.run(1)
-    assert [payload[:1] for _, payload in world.heard["cam"]] == [b"x", b"y"]
+    network.hub.run(9.9)
+    assert not network.heard["cam"]
+    network.hub.run(1)
+    assert [payload[:1] for _, payload in network.heard["cam"]] == [b"x", b"y"]
 
 
-def test_a_broker_that_goes_takes_every_connection_with_it(world: World) -> None:
+def test_a_broker_that_goes_takes_every_connection_with_it(network: BrokerHarness) -> None:
     """All come back by themselves, at different moments; what it forgot is not repeated."""
-    controller = world.client("controller")
+    controller = network.client("controller")
     controller.publish(f"{CAM}/desired", b"1", retain=True)
-    world.hub.run(1)
-    clients = [world.client(f"cam-{number}") for number in range(20)]
-    world.broker.stop(clear_retained=True)
+    network.hub.run(1)
+    clients = [network.client(f"cam-{number}") for number in range(20)]
+    network.broker.stop(clear_retained=True)
     assert not any(one.connected for one in clients)
-    world.hub.run(5)
-    world.broker.start()
-    world.hub.run(31)
+    network.hub.run(5)
+    network.broker.start()
+    network.hub.run(31)
     assert all(one.connected for one in clients)
-    assert world.broker.retained(f"{CAM}/desired") == b""
+    assert network.broker.retained(f"{CAM}/desired") == b""
 
 
-def test_a_task_that_waits_hears_what_became_of_it(world: World) -> None:
+def test_a_task_that_waits_hears_what_became_of_it(network: BrokerHarness) -> None:
     """Acknowledged, refused, or lost with the connection."""
-    cam, outcomes = world.client("cam"), []
+    cam, outcomes = network.client("cam"), []
 
     def publish(topic: str) -> None:
         try:
@@ -158,26 +160,26 @@ def test_a_task_that_waits_hears_what_became_of_it(world: World) -> None:
     def work() -> None:
         publish(f"{CAM}/reported")
         publish("edgesplit/v1/other/reported")
-        world.broker.stop()
+        network.broker.stop()
         publish(f"{CAM}/reported")
 
-    world.hub.spawn(work)
-    world.hub.run(60)
+    network.hub.spawn(work)
+    network.hub.run(60)
     assert outcomes[0] is True
     assert "Not authorized" in outcomes[1] and "not connected" in outcomes[2]
 
 
-def test_a_group_shares_what_it_subscribed_to(world: World) -> None:
+def test_a_group_shares_what_it_subscribed_to(network: BrokerHarness) -> None:
     """Each message of a shared subscription goes to one member, in turn."""
-    broker, hub = world.broker, world.hub
+    broker, hub = network.broker, network.hub
     broker._controllers |= {"controller-1", "controller-2"}
     for number in (1, 2):
-        world.client(f"controller-{number}", "$share/all/edgesplit/v1/+/telemetry")
-    cam = world.client("cam")
+        network.client(f"controller-{number}", "$share/all/edgesplit/v1/+/telemetry")
+    cam = network.client("cam")
     for _ in range(6):
         cam.publish(f"{CAM}/telemetry", b"1")
     hub.run(1)
-    assert [len(world.heard[f"controller-{number}"]) for number in (1, 2)] == [3, 3]
+    assert [len(network.heard[f"controller-{number}"]) for number in (1, 2)] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from edgesplit import Client
 from edgesplit.client.direct import endpoint
 from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint
 from edgesplit.client.direct.grant import ANSWER, ANSWERED, CLOSED, FAILED, Grant, LaneTensor, layout_tensors
-from edgesplit.client.direct.request_policy import FIRST_BACKOFF_S, LONG_LIVED_S, MAX_BACKOFF_S, LaneRequestPolicy
+from edgesplit.client.direct.request_policy import LONG_LIVED_S, REFUSED, LaneRequestPolicy
 from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, UsageError
 from edgesplit.http1.response import Reply
 from edgesplit.oip.report import Report
@@ -480,13 +480,13 @@ def test_when_a_lane_is_asked_for() -> None:
     assert not hope.should_request(0.0)
     hope.has_agent_answered = True
     assert hope.should_request(0.0)
-    pause_s = FIRST_BACKOFF_S
     now = 0.0
-    for _ in range(12):
+    for refusals in range(12):
+        pause_s = REFUSED.pause_s(refusals)
         hope.on_refused(now)
         hope.has_agent_answered = True
         assert not hope.should_request(now + 0.99 * pause_s) and hope.should_request(now + pause_s)
-        now, pause_s = now + pause_s, min(2 * pause_s, MAX_BACKOFF_S)
+        now += pause_s
     hope.on_granted(now)
     hope.on_ended(now + LONG_LIVED_S)
     hope.has_agent_answered = True

@@ -1,0 +1,153 @@
+"""Child processes in which an untrusted model runs: `python -m MODULE ARGUMENTS`, with a time limit.
+
+A model that crashes or hangs the runtime ends only its child process: the parent raises ChildFailed. A child process
+that was ended by a signal from outside (Ctrl-C, a service that stops) is no fault of the model: Interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from edgesplit.errors import Interrupted, ModelRefused
+
+INTERRUPT_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that mean an interruption from outside: no runtime raises them on its own process, and edgesplit does not
+either."""
+
+
+class ChildFailed(ModelRefused):
+    """A child process crashed, exceeded its time limit or reported an error."""
+
+    def __init__(self, reason: str, errors: str) -> None:
+        super().__init__(reason)
+        self.errors = errors
+        """What the child process wrote to its standard error."""
+
+
+class ChildProcess:
+    """A running child process, killed on exit. `runtime` names in errors what the child process runs models with."""
+
+    def __init__(self, module: str, *arguments: object, runtime: str = "the runtime") -> None:
+        self._runtime = runtime
+        self._exceeded_s = 0.0
+        # A file, since a pipe that nobody reads while the child writes its output would block the child.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        # The child finds the packages that this process does, wherever their path came from.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, "-m", module, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=environment)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Kill the child process, if it still runs."""
+        self._process.kill()
+        with suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()
+        self._errors.close()
+        self._process.wait()
+
+    def ask(self, job: bytes, limit_s: float) -> bytes:
+        """Send one line and return the line that answers it."""
+        with self._time_limit(limit_s):
+            with suppress(BrokenPipeError):
+                self._input.write(job + b"\n")
+                self._input.flush()
+            answer = self._output.readline()
+        if not answer.endswith(b"\n"):
+            raise self.failure()
+        return answer
+
+    def run(self, job: bytes, limit_s: float, on_line: Callable[[bytes], object]) -> None:
+        """Send the job as the whole standard input, and pass each line of the output to `on_line` until the end."""
+        with self._time_limit(limit_s):
+            with suppress(BrokenPipeError):
+                self._input.write(job)
+                self._input.close()
+            for line in self._output:
+                on_line(line)
+            status = self._process.wait()
+        if status:
+            raise self.failure()
+
+    @contextmanager
+    def _time_limit(self, seconds: float) -> Iterator[None]:
+        """Kill the child process after these seconds, which ends its output."""
+
+        def kill() -> None:
+            self._exceeded_s = seconds  # tells this end from a crash
+            self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def failure(self) -> ChildFailed:
+        """Why the child process ended without an answer; Interrupted where a signal from outside ended it."""
+        status = self._process.wait()
+        self._errors.seek(0)
+        errors = self._errors.read().decode("utf-8", "replace")
+        if self._exceeded_s:
+            reason = f"{self._runtime} was not done with the model after {self._exceeded_s:.0f} s"
+        elif -status in INTERRUPT_SIGNALS:
+            name = signal.Signals(-status).name
+            raise Interrupted(f"the process that tried the model was ended ({name}) before it was done: ask again")
+        elif status < 0:
+            reason = f"{self._runtime} crashed on this model ({signal.Signals(-status).name})"
+        else:
+            last_line = (errors.strip().splitlines() or [f"exit status {status}"])[-1]
+            reason = f"{self._runtime} cannot run this model: {last_line[:300]}"
+        return ChildFailed(reason, errors)
+
+
+def run_child(
+    module: str,
+    *arguments: object,
+    limit_s: float,
+    job: bytes = b"",
+    on_line: Callable[[bytes], object] = lambda _: None,
+    result: Path | None = None,
+    runtime: str = "the runtime",
+) -> bytes:
+    """Run `module` as a child process on the job until it ends; `on_line` gets each line of its output. Returns the
+    content of the file `result`, which the child process must write; ChildFailed where it does not."""
+    if result is not None:
+        result.unlink(missing_ok=True)
+    with ChildProcess(module, *arguments, runtime=runtime) as child:
+        child.run(job, limit_s, on_line)
+        if result is None:
+            return b""
+        if not result.exists():
+            raise child.failure()
+        return result.read_bytes()
+
+
+def child_main(main: Callable[[Path], None]) -> None:
+    """The child's side: run `main` on the folder that is the first argument. An error is one line on standard error and
+    exit status 1, which the parent translates."""
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:  # runtimes' exceptions share no base class
+        print(" ".join(str(error).split())[:2000], file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,46 @@
+"""Invented measurements for the planning service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgesplit_controller.model_registry.registry import LoadedModel
+from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.profiling.codec_loss import CodecLoss
+from edgesplit_partitioner.profiling.codecs import CodecMeasurement, CodecMeasurements
+from edgesplit_partitioner.profiling.layers import TensorMeasurements
+from edgesplit_partitioner.profiling.ort_profile import LayerTime
+from edgesplit_partitioner.profiling.slices import SliceTime, WholeSliceTimes
+
+
+@dataclass
+class CountingMeasure:
+    """Invents measurements and counts how often it was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    slices_asked: list[list[Sequence[str]]] = field(default_factory=list)
+
+    def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
+        self.asked.append("layers")
+        return {layer.name: LayerTime(0.001, 0.002) for layer in loaded.graph.layers}
+
+    def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
+        self.asked.append(f"{len(samples)} samples")
+        sizes = {name: TensorCost(bytes=tensor.bytes) for name, tensor in loaded.graph.tensors.items()}
+        return TensorMeasurements(tensors=sizes, frame_bytes=0, count=len(samples), basis="invented")
+
+    def slices(
+        self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
+    ) -> WholeSliceTimes:
+        self.slices_asked.append([*groups])
+        one = SliceTime(layers=tuple(groups[0]), median_s=0.001, p95_s=0.002, summed_s=0.002)
+        return WholeSliceTimes(slices=(one,), factor=0.5)
+
+    def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
+        self.asked.append(f"codecs on {len(samples)} samples, labels {list(labels)}")
+        lost = CodecLoss(error=0.001, changed=0.0)
+        cost = CodecCost(bytes=5, encode_s={"cloud": 0.0}, decode_s={"cloud": 0.0}, loss=0.001, confirmed_loss=0.001)
+        one = CodecMeasurement(cost=cost, packed=cost, chosen=lost, confirmed=lost)
+        return CodecMeasurements({name: {"int8": one} for name in loaded.graph.tensors}, len(samples))
