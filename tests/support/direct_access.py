@@ -30,7 +30,7 @@ from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics
 from edgesplit_agent.serving.request import Answer
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 from support.agent_engine import CLASS, DIGEST, X, Y
 from support.workers import BOUNDS, PLAIN, Shelf

@@ -21,8 +21,8 @@ from edgesplit_agent.power.energy_model import EnergyMeter, actual_joules
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
 from edgesplit_agent.worker.dataflow import dataflow_of
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
-from edgesplit_agent.worker.direct_shared_state import MAX_SLICES
+from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.shared_state import MAX_SLICES
 from edgesplit_agent.worker.host import LaneHost
 
 IsSettled = Callable[[str], bool]

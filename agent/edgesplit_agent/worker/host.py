@@ -14,7 +14,7 @@ from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.worker.direct_broker import LaneSpec
+from edgesplit_agent.worker.direct.broker import LaneSpec
 
 
 class WorkerLost(InferenceFailed):

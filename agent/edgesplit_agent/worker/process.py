@@ -36,7 +36,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.worker.dataflow import Dataflow
-from edgesplit_agent.worker.direct_broker import LaneBroker
+from edgesplit_agent.worker.direct.broker import LaneBroker
 from edgesplit_agent.worker.host import SliceRun, WorkerLost
 from edgesplit_agent.worker.ipc import (
     AddSlice,

@@ -27,7 +27,7 @@ from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.options import EngineOptions
 from edgesplit.runtime.providers import ACCELERATOR_GONE
 from edgesplit_agent.worker.dataflow import Dataflow, dataflow_of
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec
 from edgesplit_agent.worker.host import NeededSlices, SliceRun, WorkerLost
 from edgesplit_agent.worker.ipc import Opened, OpenSlices
 from edgesplit_agent.worker.process import Worker

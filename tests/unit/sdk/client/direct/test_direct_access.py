@@ -9,8 +9,9 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -32,10 +33,10 @@ from edgesplit_agent.main import _parser
 from edgesplit_agent.power.energy_model import EnergyMeter
 from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
 from edgesplit_agent.serving.direct_access import LaneConditions, LaneObservers, Lanes, reason_against
-from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_broker import LaneBroker, LaneResults, LaneSpec
-from edgesplit_agent.worker.direct_child import WorkerLanes
-from edgesplit_agent.worker.direct_shared_state import MAX_LANES, RING_ENTRIES, LaneSharedState
+from edgesplit_agent.worker.direct import shared_state
+from edgesplit_agent.worker.direct.broker import LaneBroker, LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.child import WorkerLanes
+from edgesplit_agent.worker.direct.shared_state import MAX_LANES, RING_ENTRIES, LaneSharedState
 from edgesplit_agent.worker.ipc import Channel
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from support.agent_engine import LOCAL as TWO_SLICES
@@ -165,7 +166,7 @@ def test_a_grant_of_places_that_are_none_is_refused(spoilt: dict[str, Any]) -> N
 
 
 def words() -> LaneSharedState:
-    return LaneSharedState(memoryview(bytearray(direct_shared_state.BYTES)))
+    return LaneSharedState(memoryview(bytearray(shared_state.BYTES)))
 
 
 def test_what_is_noted_is_read_once_and_whole() -> None:
@@ -188,7 +189,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
     assert own is not None
     told: list[int] = []
     bench.desk._spec = dataclasses.replace(order(), on_results=lambda notes: told.append(len(notes.answers)))
-    between = direct_shared_state.LaneSharedState.answers_between
+    between = shared_state.LaneSharedState.answers_between
 
     def meanwhile(self: LaneSharedState, taken: int, answers: int) -> list[tuple[float, float]]:
         own.record_answer(1.0, 1.0)
@@ -196,7 +197,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
     own.record_answer(1.0, 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_shared_state.LaneSharedState, "answers_between", meanwhile)
+        patch.setattr(shared_state.LaneSharedState, "answers_between", meanwhile)
         bench.desk.collect()
     bench.desk.collect()
     bench.desk.collect()
@@ -205,7 +206,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
 def test_words_that_cannot_be_are_not_believed() -> None:
     """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
-    memory = bytearray(os.urandom(16) * (direct_shared_state.BYTES // 16))
+    memory = bytearray(os.urandom(16) * (shared_state.BYTES // 16))
     own = LaneSharedState(memoryview(memory))
     own.record_answer(float("nan"), 1.0)
     own.record_answer(1.0, 2.0)
@@ -235,6 +236,7 @@ class Bench:
         self.done: list[str] = []
         self.notes: list[LaneResults] = []
         self.fails: Exception | None = None
+        self.while_running: Callable[[], None] = lambda: None
         self.lanes = WorkerLanes(theirs.fileno(), self._run)
         self.desk.connect_worker(Channel(self.agent, Any))  # type: ignore[arg-type]
         raw, files, _, _ = socket.recv_fds(theirs, 65_536, 2)
@@ -247,6 +249,7 @@ class Bench:
         if self.fails is not None:
             raise self.fails
         self.done.append("lane")
+        self.while_running()
         timing.seconds["s"] = 0.001
         return {"y": np.asarray(tensors["x"]) * np.float32(2)}
 
@@ -382,6 +385,38 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
         bench.desk.check()
         del good, hostile  # their memory holds a descriptor for as long as it is mapped
     assert bench.desk.count == 0 and descriptors() <= before
+
+
+def test_a_request_whose_answer_found_the_socket_full_ran_a_second_time(bench: Bench) -> None:
+    """A client that sends many requests before it reads: each runs once, is counted once and is answered once."""
+    end, requests, numbers = bench.open(), 50, list[int]()
+    for lane in bench.lanes._lanes.values():
+        lane.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least
+    for number in range(1, requests + 1):
+        end.sock.send(asking(number))
+        _turn_if_due(bench)
+    assert len(bench.done) < requests, "the socket is full"
+    for _ in range(20 * requests):
+        if _readable_at(end):
+            numbers.append(reply_of(end)[0])
+        _turn_if_due(bench)
+    assert numbers == list(range(1, requests + 1)) and len(bench.done) == requests
+    bench.desk.collect()
+    assert sum(len(results.answers) for results in bench.notes) == requests and bench.desk.count == 1
+
+
+def test_a_client_that_closed_its_lane_during_a_run_left_a_run_without_end(bench: Bench) -> None:
+    """The answer cannot be sent, but the run is over: the watchdog must not kill the worker for it."""
+    end = bench.open()
+    bench.while_running = end.sock.close
+    end.sock.send(asking(1))
+    bench.turn()
+    assert bench.done == ["lane"] and bench.desk.current_task(perf_counter()) is None
+
+
+def _turn_if_due(bench: Bench) -> None:
+    if bench.lanes._due or _readable(bench):
+        bench.turn()
 
 
 def _readable(bench: Bench) -> bool:

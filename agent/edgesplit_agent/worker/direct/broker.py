@@ -21,8 +21,8 @@ import msgspec
 from edgesplit.client.direct.grant import READY, LaneTensor
 from edgesplit.errors import Busy, UsageError
 from edgesplit.shared_memory.segment import Segment
-from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
+from edgesplit_agent.worker.direct import shared_state
+from edgesplit_agent.worker.direct.shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
 from edgesplit_agent.worker.ipc import Channel, OpenLane, PrepareLanes, ToAgent
 from edgesplit_agent.worker.watchdog_policy import Bounds, Task, run_limit_s
 
@@ -78,7 +78,7 @@ class LaneBroker:
         """OSError where no descriptors are available."""
         self._bounds = bounds
         self._lock = threading.RLock()
-        self._segment = Segment.create(-(-direct_shared_state.BYTES // 4096) * 4096)
+        self._segment = Segment.create(-(-shared_state.BYTES // 4096) * 4096)
         self._state = LaneSharedState(self._segment.memory)
         try:
             self._lane_socket, self._worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,7 +99,7 @@ class LaneBroker:
     def connect_worker(self, channel: Channel[ToAgent]) -> None:
         """Send the shared state and the lane socket to the worker, once."""
         with self._worker_end:
-            channel.send(PrepareLanes(direct_shared_state.BYTES), (self._segment.descriptor, self._worker_end.fileno()))
+            channel.send(PrepareLanes(shared_state.BYTES), (self._segment.descriptor, self._worker_end.fileno()))
 
     @property
     def count(self) -> int:
@@ -193,7 +193,7 @@ class LaneBroker:
                 return
             answered, failed = state.answer_count, state.failure_count  # read once: the worker may add more meanwhile
             answers = state.answers_between(self._collected_answers, answered)
-            failures = min(max(0, failed - self._collected_failures), direct_shared_state.RING_ENTRIES)
+            failures = min(max(0, failed - self._collected_failures), shared_state.RING_ENTRIES)
             self._collected_answers, self._collected_failures = answered, failed
             slice_s = self._mean_slice_s(len(order.slices))
             if answers:
@@ -261,10 +261,10 @@ class LaneBroker:
         runs, sums = self._state.slice_totals
         before, self._slice_s = self._slice_s or [0.0] * MAX_SLICES, sums
         count, self._runs = runs - self._runs, runs
-        if not 0 < count < direct_shared_state.MAX_PLAUSIBLE_S:
+        if not 0 < count < shared_state.MAX_PLAUSIBLE_S:
             return ()
         means = tuple((now - then) / count for now, then in zip(sums[:slice_count], before, strict=False))
-        return means if all(0.0 <= mean < direct_shared_state.MAX_PLAUSIBLE_S for mean in means) else ()
+        return means if all(0.0 <= mean < shared_state.MAX_PLAUSIBLE_S for mean in means) else ()
 
 
 def _duplicate_stream(descriptor: int) -> socket.socket:
