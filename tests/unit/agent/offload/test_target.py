@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from edgesplit.offload_client.pool import PROBE_BYTES, CancellableCall, OffloadAnswer, OffloadFailure, OffloadRequest
-from edgesplit.plan import Link, Row
+from edgesplit.plan import Link
 from edgesplit_agent.offload.target import UNANSWERED_S, OffloadTarget
-from edgesplit_agent.policy.row_selection import RowChoice
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=2e6, rtt_s=0.05)
 BYTES = 20_000
@@ -80,12 +79,12 @@ class World:
     @property
     def may_be_asked(self) -> bool:
         """Whether the next request may go there."""
-        row = Row(name="remote", remote=("a",), up_bytes=BYTES)
-        try:
-            choice = self.cloud.select(lambda seen: RowChoice(row) if seen.remote_ok else None)
-        finally:
-            self.cloud.release()
-        return choice is not None
+        is_available = self.cloud.snapshot().is_available
+        reservation = self.cloud.reserve()
+        assert (reservation is not None) == is_available
+        if reservation is not None:
+            self.cloud.release(reservation)
+        return is_available
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.main import _parser
 from edgesplit_agent.power.energy_model import EnergyMeter
-from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
-from edgesplit_agent.serving.direct_access import LaneConditions, LaneObservers, Lanes, reason_against
+from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.serving.direct_access import DirectAccess, LaneConditions, reason_against
 from edgesplit_agent.worker.direct import shared_state
 from edgesplit_agent.worker.direct.broker import LaneBroker, LaneResults, LaneSpec
 from edgesplit_agent.worker.direct.child import WorkerLanes
@@ -40,7 +40,7 @@ from edgesplit_agent.worker.direct.shared_state import MAX_LANES, RING_ENTRIES, 
 from edgesplit_agent.worker.ipc import Channel
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from support.agent_engine import LOCAL as TWO_SLICES
-from support.agent_engine import REMOTE, active, eventually
+from support.agent_engine import REMOTE, RecordList, active, eventually
 from support.direct_access import GrantingAgent, asking, descriptors, grant, order
 
 INPUT = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -56,11 +56,16 @@ class LanedHost:
 
     slices = frozenset[str]()
 
-    def open_lane(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self) -> None:
+        self.specs: list[LaneSpec] = []
+        self.lanes = self
 
-    def end_lanes(self) -> None: ...
+    def open(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
+        self.specs.append(spec)
 
-    def collect_lanes(self, *_: Any) -> None: ...
+    def end_all(self) -> None: ...
+
+    def collect(self, predicted_s: float, scale: float) -> None: ...
 
 
 def laned(*rows: Any) -> Any:
@@ -106,29 +111,27 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
     power = Power(idle_watts=2.0, busy_watts=5.0)
     release = laned(TWO_SLICES)
     release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
-    orders: list[LaneSpec] = []
-    release.host.open_lane = lambda order, descriptor, shared: orders.append(order)
-    told: list[Report] = []
-    own: list[Exception | None] = []
-    learnt: list[Timing] = []
-    spent: list[float] = []
-    notes = DeferredAccounting()
-    ears = LaneObservers(
-        lambda release, timing: learnt.append(timing), lambda model, release, report: told.append(report), spent.append,
-        EnergyMeter(), lambda release, error: own.append(error), notes,
+    kept, spent, accounting = RecordList(), list[float](), RequestAccounting()
+    accounting.add(kept)
+    access = DirectAccess(
+        lambda model: release, lambda model: dataclasses.replace(USUAL, serving=release), accounting, EnergyMeter(),
+        spent.append, lambda: 1.0,
     )  # fmt: skip
-    granted = Lanes(ears).open("tiny", release, USUAL, 0, shared=True)
+    release.lease()
+    granted = access.open("tiny", 0, shared=True)
     assert (granted.row, granted.busy_watts, granted.idle_watts) == ("local", 5.0, 2.0)
-    orders[0].on_results(LaneResults([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
-    assert told == []
-    notes.flush()
+    release.host.specs[0].on_results(LaneResults([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
+    assert kept.records == []
+    accounting.deliver()
+    told = [record.outcome for record in kept.records if isinstance(record.outcome, Report)]
     assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
         (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
     ]  # fmt: skip
     assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
     assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    own = [error for record in kept.records for error in record.device_runs]
     assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
-    assert [one.seconds for one in learnt] == [{"a": 0.02, "b": 0.01}]
+    assert [record.timing.seconds for record in kept.records if record.timing] == [{"a": 0.02, "b": 0.01}]
 
 
 # What lies where
@@ -382,7 +385,7 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
         hostile.sock.close()
         while _readable(bench):
             bench.lanes.serve_one()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
         del good, hostile  # their memory holds a descriptor for as long as it is mapped
     assert bench.desk.count == 0 and descriptors() <= before
 
@@ -439,7 +442,7 @@ def test_bytes_that_are_no_request_confuse_nobody(bench: Bench) -> None:
         said = end.sock.recv(65_536)
         assert len(said) == ANSWER.size * (size // 16)
         end.sock.close()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
     assert bench.desk.count == 0
 
 
@@ -472,12 +475,12 @@ def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
         end.sock.close()
     while _readable(bench):
         bench.lanes.serve_one()
-    bench.desk.check()
+    bench.desk.check(perf_counter())
     before = descriptors()
     for _ in range(300):
         bench.open().sock.close()
         bench.lanes.serve_one()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
     assert bench.desk.count == 0 and descriptors() <= before
 
 
@@ -487,7 +490,7 @@ def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) 
     own = bench.lanes.state
     assert own is not None
     own.signal_change()
-    bench.desk.check()
+    bench.desk.check(perf_counter())
     assert bench.desk.count == 0
     with pytest.raises(Busy):
         bench.open()
