@@ -106,7 +106,8 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> N
     with Client(world.url, lane=False) as client:
         statistics = client._exchange("GET", "/v2/models/one/stats").body
         assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
-        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, "one", "local")
+        version = world.engine.serving["one"].manifest.model
+        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, version, "local")
         assert measured.count == asked
     assert world.engine.serving["one"].learned()[0][2] > 0
 

@@ -578,6 +578,25 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
 
 
+def test_a_request_whose_place_another_took_is_selected_again_and_counted_once() -> None:
+    """Both saw the one place of a trial; the second is answered by another row, and is one request to the selector."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        target = engine._own_target
+        target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        reserve, taken = target.reserve, list[object]()
+
+        def taken_by_another() -> Any:
+            if not taken:
+                taken.append(reserve())
+            return reserve()
+
+        target.reserve = taken_by_another  # type: ignore[method-assign]
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert (report.row, report.fallback) == ("local", False) and taken[0] is not None
+        assert cloud.asked == [] and engine.row_of("tiny") == "local" and target.in_flight == 1
+        assert len(engine._selector._arrivals["tiny"]) == 1
+
+
 def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
     """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
     with engine_with(REMOTE) as (engine, cloud, _):
