@@ -318,8 +318,8 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """Status for people and tools, as JSON values; `edgesplit-agent status` prints it."""
-        desired, actual = self._reconciler.snapshot
         health, conditions = self._health(), self._engine.conditions
+        desired, actual = self._reconciler.snapshot
         uplink = self._uplink
         return {
             "device": self._identity.device,

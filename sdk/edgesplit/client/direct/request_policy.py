@@ -1,4 +1,4 @@
-"""When a client requests a direct lane; no sockets, shared by the threaded and the asyncio client.
+"""When a client uses or requests a direct lane; no sockets, shared by the threaded and the asyncio client.
 
 Never for a first request, because a program that sends a single one needs no lane. After refusals the requests for a
 lane back off exponentially.
@@ -7,6 +7,9 @@ lane back off exponentially.
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from edgesplit.observability.trace_context import application_headers
+from edgesplit.oip.options import NONE, InferOptions
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 60.0
@@ -48,6 +51,11 @@ class LaneRequestPolicy:
         self.has_agent_answered = False
         self.retry_at = now + self.backoff_s
         self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
+
+
+def may_use_lane(request_id: str | None, options: InferOptions) -> bool:
+    """Whether nothing about a request needs the agent: no id or options of its own, and no trace that it belongs to."""
+    return request_id is None and options is NONE and not application_headers()
 
 
 def grant_timeout_s(left_s: float) -> float:
