@@ -409,7 +409,6 @@ class Engine:
         """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
         more."""
         release = request.release
-
         select = partial(self._select_row, request)
         try:
             return self._run_row(request, select, preselected=self._preselected_row(request))

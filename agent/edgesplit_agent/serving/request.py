@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,10 +55,11 @@ class Request:
     def take_device_runs(self) -> tuple[Exception | None, ...]:
         """The results of runs not recorded yet; each is returned once, to whichever thread asks first."""
         runs: list[Exception | None] = []
-        with contextlib.suppress(IndexError):
+        try:
             while True:
                 runs.append(self.device_runs.popleft())
-        return tuple(runs)
+        except IndexError:
+            return tuple(runs)
 
     @property
     def left_s(self) -> float:
