@@ -143,8 +143,8 @@ class DeviceUpdateActions:
         """
         self._count_start()
         statement = self._stored_statement()  # first: it brings the content keys that loading needs
-        if self._current.safe is not None:
-            log.error("safe mode, no model is loaded: %s", self._current.safe.reason)
+        if self._current.safe_mode is not None:
+            log.error("safe mode, no model is loaded: %s", self._current.safe_mode.reason)
             return statement
         for model, slots in list(self._current.models.items()):
             if self._try_serve(model, slots.running) or not slots.trial:
@@ -158,14 +158,14 @@ class DeviceUpdateActions:
     def _count_start(self) -> None:
         """Count this start on disk before anything is loaded. A disk error does not prevent the start."""
         stored = self._read_state()
-        self._starts_before = stored.starts
+        self._starts_before = stored.unhealthy_starts
         # While a version of the agent is on trial, an unhealthy start is that version's fault and was counted by the
         # launcher: counting it here too would roll back the models' releases for it.
         counted = stored if self._version_manager.on_trial else activation.with_start_counted(stored)
-        if counted.starts == 1:  # the count has led to a rollback or to safe mode, and begins anew
+        if counted.unhealthy_starts == 1:  # the count has led to a rollback or to safe mode, and begins anew
             self._starts_before = 0
-        for release in sorted(set(counted.bad) - set(stored.bad)):
-            log.error("release %s is not loaded again: %s", release[:12], counted.bad[release])
+        for release in sorted(set(counted.rejected) - set(stored.rejected)):
+            log.error("release %s is not loaded again: %s", release[:12], counted.rejected[release])
         self._persist_best_effort(counted, "this start is not counted")
 
     def _read_state(self) -> Current:
@@ -207,7 +207,7 @@ class DeviceUpdateActions:
     def on_stopped(self) -> None:
         """The agent was asked to end: this start counts neither as healthy nor as unhealthy."""
         self._version_manager.on_stopped()
-        if self._current.starts > self._starts_before:
+        if self._current.unhealthy_starts > self._starts_before:
             self._persist_best_effort(
                 activation.with_start_uncounted(self._current, self._starts_before), "this start stays counted"
             )
@@ -225,9 +225,9 @@ class DeviceUpdateActions:
             committed={**committed, **own.committed},
             served_before=own.served,
             offline_before=own.offline,
-            held=frozenset(current.safe.held if current.safe else ()),
-            safe_mode=current.safe.reason if current.safe else "",
-            starts=current.starts,
+            held=frozenset(current.safe_mode.held if current.safe_mode else ()),
+            safe_mode=current.safe_mode.reason if current.safe_mode else "",
+            starts=current.unhealthy_starts,
         )
 
     def _stored_statement(self) -> Statement | None:
@@ -247,9 +247,11 @@ class DeviceUpdateActions:
         """Adopt the releases, keys and gateway of an accepted statement."""
         self._keys.use_statement(statement)
         self._own = {wanted.release for wanted in statement.releases}
-        self._kept_for_others = {wanted.release for wanted in statement.keeps}
+        self._kept_for_others = {wanted.release for wanted in statement.gateway_releases}
         self._wanted = self._own | self._kept_for_others
-        self._urgent = {wanted.release for wanted in (*statement.releases, *statement.keeps) if wanted.now}
+        self._urgent = {
+            wanted.release for wanted in (*statement.releases, *statement.gateway_releases) if wanted.fetch_now
+        }
         self._use_gateway(statement.gateway)
 
     @property
@@ -286,11 +288,11 @@ class DeviceUpdateActions:
         self._trust.refresh(self._fetch)
         statement = self._trust.verify_statement(raw, self._identity.device, for_install=True)
         self._is_statement_from_bundle = self._bundle_fetcher is not None
-        was_in_safe_mode = self._current.safe is not None
+        was_in_safe_mode = self._current.safe_mode is not None
         self._persist(activation.with_statement(self._current, raw, statement.counter))
         self._version_manager.on_statement(statement.counter)
         self._adopt_statement(statement)
-        if was_in_safe_mode and self._current.safe is None:
+        if was_in_safe_mode and self._current.safe_mode is None:
             log.warning("safe mode ends: the controller has said something new")
         return statement
 
@@ -473,9 +475,9 @@ class DeviceUpdateActions:
         if model == AGENT_MODEL:
             return self._version_manager.commit()
         self._persist(activation.with_trial_committed(self._current, model))
-        if not self._current.starts:  # no model is on trial any more: this start counts as healthy
+        if not self._current.unhealthy_starts:  # no model is on trial any more: this start counts as healthy
             self._version_manager.mark_start_healthy()
-        self._starts_before = min(self._starts_before, self._current.starts)
+        self._starts_before = min(self._starts_before, self._current.unhealthy_starts)
         log.info("%s is committed to release %s", model, self._current.models[model].committed[:12])
 
     def roll_back(self, model: str, reason: str) -> None:
@@ -512,7 +514,7 @@ class DeviceUpdateActions:
         unwanted = set(self._current.models) - {wanted.model for wanted in want.releases} - set(self._engine.serving)
         for model in unwanted:  # damaged on disk, so never served in this run, and no longer wanted
             self._persist(activation.without_model(self._current, model))
-        needed = {*self._protected(), *(wanted.release for wanted in (*want.releases, *want.keeps))}
+        needed = {*self._protected(), *(wanted.release for wanted in (*want.releases, *want.gateway_releases))}
         self._store.remove_others(needed)
         self._version_manager.collect_garbage(needed)
         self._manifests = {release: verified for release, verified in self._manifests.items() if release in needed}
@@ -533,7 +535,7 @@ class DeviceUpdateActions:
 
     def progress(self, release: str) -> ReleaseProgress:
         """Progress of a release by what is on disk now; every byte is hashed."""
-        reason = self._current.bad.get(release) or self._version_manager.bad_reason(release)
+        reason = self._current.rejected.get(release) or self._version_manager.bad_reason(release)
         if reason is not None:
             return ReleaseProgress(refused=reason, bad=True)
         if (reason := self._version_manager.refusal_reason(release)) is not None:

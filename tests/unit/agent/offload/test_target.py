@@ -190,7 +190,7 @@ def test_a_snapshot_stays_as_it_was(world: World) -> None:
     world.answered()
     world.clock.now += 1.0
     world.cloud.on_overdue(0.9)
-    assert before.is_available and before.breaker.state == "closed" and before.conditions.remote_ok
+    assert before.is_available and before.breaker.state == "closed" and before.conditions.remote_usable
     after = world.cloud.snapshot()
     assert not after.is_available and after.estimate != before.estimate and after.taken_at > before.taken_at
     with pytest.raises(FrozenInstanceError):
@@ -209,7 +209,7 @@ def test_a_place_is_refused_where_the_breaker_opened_after_the_snapshot(world: W
 def test_a_target_without_a_server_has_no_place() -> None:
     """Only the device's speed is learnt there."""
     cloud = OffloadTarget(None)
-    assert not cloud.snapshot().is_available and not cloud.conditions.remote_ok and cloud.reserve() is None
+    assert not cloud.snapshot().is_available and not cloud.conditions.remote_usable and cloud.reserve() is None
 
 
 @pytest.mark.parametrize(("successes", "room"), [(0, 1), (1, 2), (2, 4)])

@@ -446,7 +446,7 @@ def test_an_agent_at_rest_is_left_to_start_as_it_would(
     folder, identity = fleet.device_folder()
     apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
     current = folder.read_current()
-    assert current is not None and current.starts == 0
+    assert current is not None and current.unhealthy_starts == 0
     (folder.path / "current.json").unlink()
     fleet.world.now += 10
     fleet.deploy(2)
