@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,6 +27,7 @@ from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.oip.report import Report, phases
 from edgesplit_agent.serving.metrics import RequestMetrics
 from edgesplit_agent.serving.request_trace import RequestTrace
+from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.telemetry.windows import TelemetryWindows
 
 CALLS, TURNS = 2_000, 15
@@ -38,14 +40,22 @@ REPORT = Report(
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
+def _release(version: str) -> Any:
+    """A release of which nothing but its model's name and version is known."""
+    return SimpleNamespace(manifest=SimpleNamespace(model=version))
+
+
+RELEASE = _release("digits@1")
+
+
 def counting_call() -> Callable[[], None]:
     """A function that counts one request as the agent does: in the metric registry and in the telemetry window."""
     metrics, windows = RequestMetrics(), TelemetryWindows()
 
     def one() -> None:
-        split = phases(REPORT)
-        metrics.observe("digits@1", REPORT, split)
-        windows.observe("digits", REPORT, split)
+        record = RequestRecord("digits", RELEASE, REPORT)
+        metrics.finished(record)
+        windows.finished(record)
 
     return one
 
@@ -134,7 +144,7 @@ def scrape_ms() -> float:
     for number in range(20):
         for row in range(5):
             report = Report(release="a" * 64, row=f"cut-{row}", latency_s=0.01, device_s=0.005, link_s=0.004)
-            metrics.observe(f"model-{number}@1", report)
+            metrics.finished(RequestRecord("", _release(f"model-{number}@1"), report))
     took = []
     for _ in range(20):
         began = perf_counter()

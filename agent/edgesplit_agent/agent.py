@@ -30,7 +30,6 @@ from edgesplit.observability.prometheus import metrics_response
 from edgesplit.observability.registry import gauge_series
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip.options import Hedge
-from edgesplit.oip.report import phases
 from edgesplit.plan import Plan
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit.release_store import StoredRelease
@@ -57,7 +56,7 @@ from edgesplit_agent.releases.tuner import Tuner
 from edgesplit_agent.releases.tuning import TuningLimits, TuningResults
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.self_update.trial import TRIAL_S
-from edgesplit_agent.serving.engine import Answer, Engine, predictions
+from edgesplit_agent.serving.engine import Engine, predictions
 from edgesplit_agent.serving.engine import Settings as EngineSettings
 from edgesplit_agent.serving.http_endpoint import Endpoint, check_live
 from edgesplit_agent.serving.metrics import RequestMetrics, emulated_label, engine_series, power_gauges
@@ -66,6 +65,7 @@ from edgesplit_agent.state.slots import HEALTH_S
 from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES, DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
+from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from edgesplit_agent.telemetry.windows import TelemetryWindows, build_telemetry
 from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.bundle.request import BundleWatch
@@ -183,9 +183,6 @@ class Agent:
         self._folder = folder
         self._identity = identity
         self._processor_lock = threading.Lock()
-        self._telemetry_windows = TelemetryWindows()
-        self._health = ReleaseHealthTracker()
-        self._metrics = RequestMetrics()
         self._tracer = tracing.make_tracer(
             "edgesplit-agent", {"edgesplit.device": identity.device, "edgesplit.emulated": settings.emulate}
         )
@@ -200,12 +197,14 @@ class Agent:
             settings.power, settings.sensors_root or (None if settings.emulate else SYSFS), emulated=settings.emulate
         )
         self._engine = Engine(
-            identity.device_class, self._offload_client, on_result=self._on_request_done,
-            on_device_part=self._on_device_run, on_release_result=self._on_result, tracer=self._tracer,
-            power=self._power,
+            identity.device_class, self._offload_client, tracer=self._tracer, power=self._power,
             settings=EngineSettings(hedge=settings.hedge, hedge_budget=settings.hedge_budget, lanes=settings.lanes),
             client_for=self._foreign.for_release, is_settled=self._is_committed,
         )  # fmt: skip
+        self._telemetry_windows = self._engine.observe(TelemetryWindows())
+        self._health = self._engine.observe(ReleaseHealthTracker())
+        self._metrics = self._engine.observe(RequestMetrics())
+        self._engine.observe(DeviceRunObserver(self._on_device_run))
         self._metrics_server = (
             make_metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
         )
@@ -319,9 +318,8 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """Status for people and tools, as JSON values; `edgesplit-agent status` prints it."""
-        self._engine.flush_accounting()
+        health, conditions = self._health(), self._engine.conditions
         desired, actual = self._reconciler.snapshot
-        conditions = self._engine.conditions
         uplink = self._uplink
         return {
             "device": self._identity.device,
@@ -351,17 +349,16 @@ class Agent:
             "dropped": self._engine.dropped_frames,
             "stale": self._engine.stale_answers,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
-            "health": msgspec.to_builtins(self._health.to_telemetry(monotonic())),
+            "health": msgspec.to_builtins(health.to_telemetry(monotonic())),
             "backlog": msgspec.to_builtins(self._outbox.to_telemetry()),
         }
 
     def metrics(self) -> Response:
         """The metrics page for Prometheus."""
-        self._engine.flush_accounting()
         connected = bool(self._uplink and self._uplink.connected)
         info = gauge_series(AGENT_INFO, 1.0, self._identity.device, self._identity.device_class, edgesplit.__version__)
         power_series = power_gauges(self._power.mode.mode, self._power.readings)
-        series = [info, *self._metrics.registry.series(), *engine_series(self._engine, connected), *power_series]
+        series = [info, *self._metrics().registry.series(), *engine_series(self._engine, connected), *power_series]
         return metrics_response(series, emulated_label(self._settings.emulate))
 
     def _start_unix_socket(self) -> Server | None:
@@ -403,11 +400,11 @@ class Agent:
             "reason": self._engine.reason(model) or self._power_note(release.plan),
             "rows": predictions(release.plan, conditions),
             **foreign,
-            "counters": self._telemetry_windows.total.get(model, {}),
+            "counters": self._telemetry_windows().total.get(model, {}),
             "worker": release.host.status(),
             "problem": release.trouble,
-            "no_direct_access": self._engine.reason_against_lane(model),
-            "phases": self._metrics.phase_statistics(release.manifest.model),
+            "no_direct_access": self._engine.direct.reason_against(model),
+            "phases": self._metrics().phase_statistics(release.manifest.model),
         }
 
     def _power_note(self, plan: Plan) -> str:
@@ -422,24 +419,7 @@ class Agent:
         self._reconciler.on_device_run(release, error)
 
     def _on_activated(self, model: str, release: str, drift: Drift | None, golden_ok: bool | None) -> None:
-        self._health.on_activated(model, release, monotonic(), drift, golden_ok)
-
-    def _on_result(self, model: str, release: str, result: Answer | Exception) -> None:
-        if isinstance(result, Answer):
-            self._health.on_answer(model, result.report)
-        else:
-            self._health.on_failure(model, release, result)
-
-    def _on_request_done(self, model: str, result: Answer | Exception) -> None:
-        release = self._engine.serving.get(model)
-        model_version = release.manifest.model if release is not None else model
-        if isinstance(result, Answer):
-            phase_times = phases(result.report)
-            self._telemetry_windows.observe(model, result.report, phase_times)
-            self._metrics.observe(model_version, result.report, phase_times)
-        else:
-            self._telemetry_windows.observe(model, None)
-            self._metrics.observe(model_version, result)
+        self._health().on_activated(model, release, monotonic(), drift, golden_ok)
 
     def _sample_telemetry(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         conditions = self._engine.conditions
@@ -449,8 +429,7 @@ class Agent:
         )
         if not take:
             return None, notable
-        self._engine.flush_accounting()
-        windows = self._telemetry_windows.close_windows(self._engine.serving, conditions)
+        windows = self._telemetry_windows().close_windows(self._engine.serving, conditions)
         message = build_telemetry(
             session, sequence, self._settings.emulate, conditions, windows, self._power.to_telemetry(),
             **self._device_fields()
@@ -474,13 +453,13 @@ class Agent:
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
         """Health of each serving release."""
         now, serving = monotonic(), self._engine.serving
-        self._health.reconcile({model: active.digest for model, active in serving.items()}, now)
+        self._health().reconcile({model: active.digest for model, active in serving.items()}, now)
         celsius = self._power.readings.celsius
         for model, release in serving.items():
             pid = int(release.host.status().get("pid") or 0)
             usage = read_process_stats(pid) if pid else None
-            self._health.on_readings(model, usage.memory_bytes if usage is not None else None, celsius)
-        return self._health.to_telemetry(now)
+            self._health().on_readings(model, usage.memory_bytes if usage is not None else None, celsius)
+        return self._health().to_telemetry(now)
 
     def _start_host(self, release: StoredRelease, plan: Plan) -> Host:
         """Start the worker (or, without isolation, the engine in this process) that runs a release's slices."""

@@ -102,11 +102,12 @@ def test_lanes_answer_as_the_agent_does_and_count_as_much(world: LaneWorld) -> N
             assert world.inferences == inferences + 1
     assert world.answered() == asked == len(world.outcomes)
     assert {release for release, _ in world.outcomes} == {DIGEST}
-    assert world.own_part and not any(world.own_part)
+    assert world.device_runs and not any(world.device_runs)
     with Client(world.url, lane=False) as client:
         statistics = client._exchange("GET", "/v2/models/one/stats").body
         assert f'"success":{{"count":{asked},'.encode() in bytes(statistics).replace(b" ", b"")
-        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, "one", "local")
+        version = world.engine.serving["one"].manifest.model
+        measured = world.metrics.registry.histogram(metrics.AGENT_REQUEST_S, version, "local")
         assert measured.count == asked
     assert world.engine.serving["one"].learned()[0][2] > 0
 
@@ -156,7 +157,7 @@ def test_another_release_is_answered_by_from_its_first_moment(world: LaneWorld) 
         before = world.answered()
         with pytest.raises(InferenceFailed):  # the model cannot: the lane says so, then the agent, which tells why
             ask(client, GREEDY)
-        assert any(isinstance(one, InferenceFailed) for one in world.own_part)
+        assert any(isinstance(one, InferenceFailed) for one in world.device_runs)
         ask(client)
         assert world.answered() == before + 1 and world.hosts[1].status()["lanes"] == 1
         world.engine.drop("one")
@@ -171,7 +172,7 @@ def test_a_killed_worker_costs_no_request_and_no_count(world: LaneWorld) -> None
         for _ in range(5):
             ask(client)
         asked = world.inferences
-        answered = len(world.told)
+        answered = world.answered()
         signal_worker(world.hosts[0], signal.SIGKILL)
         np.testing.assert_array_equal(ask(client).outputs["y"], 2 * SMALL)
         eventually("the loss is told", lambda: [type(one) for one in world.lost] == [WorkerLost])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from edgesplit.http1.server import Request, Response, Server, error_response
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
+from edgesplit.oip.report import Report
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Tensor, Tensors
@@ -22,6 +24,7 @@ from edgesplit.runtime.emulated import EmulatedProgram
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S
 from edgesplit_agent.releases.loaded_release import LoadedRelease, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings
+from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.worker.host import InProcess
 
 DIGEST = "a" * 64
@@ -97,6 +100,24 @@ def active(*rows: Row, steps: Mapping[str, Any] | None = None, digest: str = DIG
         lock = threading.Lock()
         loaded = {name: EmulatedProgram(step, 0.005, lock) for name, step in loaded.items()}
     return Loaded(digest, described, plan_for(described, CLASS), InProcess(loaded), emulated)
+
+
+class RecordList:
+    """An observer that keeps every record."""
+
+    def __init__(self) -> None:
+        self.records: list[RequestRecord] = []
+
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
+
+
+def record(
+    outcome: Report | Exception, *, model: str = "tiny", version: str = "tiny@1", digest: str = DIGEST
+) -> RequestRecord:
+    """The record of a request to a release of which nothing but its names is known."""
+    release: Any = SimpleNamespace(digest=digest, manifest=SimpleNamespace(model=version))
+    return RequestRecord(model, release, outcome)
 
 
 Script = Callable[[Request, "Response"], Response]

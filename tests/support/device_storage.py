@@ -32,6 +32,7 @@ from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.reconciler import Reconciler, Step
 from edgesplit_agent.worker.host import StartHost, in_process
@@ -198,9 +199,8 @@ class Machine:
         me = Identity(device=DEVICE, device_class="pi4", broker="h:1", offload="", controller="",
                       tuf_root=source.root.decode())  # fmt: skip
         self.store = ChunkStore(self.folder.chunks, self.folder.releases)
-        self.engine = Engine(
-            "pi4", None, on_device_part=lambda release, error: self.updater.on_device_run(release, error)
-        )
+        self.engine = Engine("pi4", None)
+        self.engine.observe(DeviceRunObserver(lambda release, error: self.updater.on_device_run(release, error)))
         start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
         self.work = DeviceUpdateActions(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
                          version_manager=own_version(self.folder))  # fmt: skip

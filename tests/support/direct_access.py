@@ -21,6 +21,7 @@ from onnx import NodeProto
 from edgesplit.client.direct.grant import LANE_PATH, READY, REQUEST, Grant, LaneRequest, layout_tensors
 from edgesplit.http1.server import Request, Response, Server, error_response, json_response
 from edgesplit.oip import protocol as oip
+from edgesplit.oip.report import Report
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor
 from edgesplit.shared_memory.segment import Segment
@@ -28,9 +29,8 @@ from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics
-from edgesplit_agent.serving.request import Answer
-from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
+from edgesplit_agent.telemetry.request_record import RequestRecord
+from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec
 from edgesplit_agent.worker.supervised_host import SupervisedHost
 from support.agent_engine import CLASS, DIGEST, X, Y
 from support.workers import BOUNDS, PLAIN, Shelf
@@ -44,20 +44,15 @@ class LaneWorld:
 
     folder: Path
     asked: list[str] = field(default_factory=list)
-    told: list[Answer | Exception] = field(default_factory=list)
-    outcomes: list[tuple[str, Answer | Exception]] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     lost: list[Exception] = field(default_factory=list)
-    own_part: list[Exception | None] = field(default_factory=list)
     hosts: list[SupervisedHost] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.engine = Engine(CLASS, None)
         self.metrics = RequestMetrics()
-        self.health = ReleaseHealthTracker()
-        self.engine = Engine(
-            CLASS, None, on_result=self._observe,
-            on_release_result=lambda model, release, result: self.outcomes.append((release, result)),
-            on_device_part=lambda release, error: self.own_part.append(error),
-        )  # fmt: skip
+        self.engine.observe(self.metrics)
+        self._up_to_date = self.engine.observe(self)
         self.endpoint = Endpoint(self.engine, dict)
         self.server = Server(self._handle, path=self.folder / "a.sock")
         self.server.start()
@@ -82,14 +77,23 @@ class LaneWorld:
         """Lanes that were asked for."""
         return self.asked.count(LANE_PATH)
 
-    def answered(self) -> int:
-        """Answers that observers were told of, lanes' and others."""
-        self.engine.flush_accounting()
-        return sum(isinstance(one, Answer) for one in self.told)
+    def finished(self, record: RequestRecord) -> None:
+        self.records.append(record)
 
-    def _observe(self, model: str, result: Answer | Exception) -> None:
-        self.told.append(result)
-        self.metrics.observe(model, result.report if isinstance(result, Answer) else result)
+    @property
+    def outcomes(self) -> list[tuple[str, Report | Exception]]:
+        """Release and outcome of each request that observers were told of, lanes' and others."""
+        records = self._up_to_date().records
+        return [(record.release.digest, record.outcome) for record in records if record.outcome is not None]
+
+    @property
+    def device_runs(self) -> list[Exception | None]:
+        """Results of the runs of the releases' own slices."""
+        return [error for record in self._up_to_date().records for error in record.device_runs]
+
+    def answered(self) -> int:
+        """Number of answers that observers were told of."""
+        return sum(isinstance(outcome, Report) for _, outcome in self.outcomes)
 
     def _handle(self, request: Request) -> Response:
         self.asked.append(request.path)

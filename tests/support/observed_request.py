@@ -22,7 +22,8 @@ from edgesplit.plan import Hop
 from edgesplit.runtime.dispatch import DispatchingRuntime
 from edgesplit.runtime.loader import load_slices
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.engine import Engine, OnResult, Settings
+from edgesplit_agent.serving.engine import Engine, Settings
+from edgesplit_agent.telemetry.request_record import RequestObserver
 from edgesplit_agent.worker.host import InProcess
 from edgesplit_offload.inference.gateway_relay import NextTier
 from edgesplit_offload.server import OffloadServer
@@ -42,7 +43,7 @@ def both_sides(
     row: str = "cut-1",
     device: Tracer = TRACING_OFF,
     server: Tracer = TRACING_OFF,
-    observe: OnResult | None = None,
+    observer: RequestObserver | None = None,
 ) -> Iterator[tuple[Engine, OffloadServer]]:
     """The device knows that row only, so each request is cut there and finished by the server."""
     release = HandmadeRelease(folder)
@@ -52,9 +53,10 @@ def both_sides(
         DEVICE_CLASS,
         OffloadClient(offload.url),
         settings=Settings(idle_probe_s=3600.0, hedge="never"),
-        on_result=observe,
         tracer=device,
     )
+    if observer is not None:
+        engine.observe(observer)
     plan = release.manifest.plans[DEVICE_CLASS]
     only = msgspec.structs.replace(plan, rows=tuple(one for one in plan.rows if one.name == row))
     programs = load_slices(release.manifest, release.slice_folder, DispatchingRuntime(threads=1))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
@@ -27,7 +27,6 @@ from edgesplit.offload_client.pool import (
 )
 from edgesplit.plan import Conditions, Link, Row
 from edgesplit_agent.policy.link_estimator import LinkEstimate, is_probe_due
-from edgesplit_agent.policy.row_selection import RowChoice, SelectionContext
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +52,40 @@ INITIAL_LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.05)
 """Link assumed until the first plan gives the one it was made for."""
 
 
+@dataclass(frozen=True, slots=True)
+class TargetSnapshot:
+    """An offload target at one moment: everything that selecting a row needs of it."""
+
+    estimate: LinkEstimate
+    """Estimates of the link, of the server's load and of the device's speed."""
+    breaker: CircuitBreaker
+    in_flight: int
+    """Requests in flight that were admitted in the breaker's present state."""
+    taken_at: float
+    """Monotonic time of this view."""
+    has_server: bool = True
+
+    @property
+    def is_available(self) -> bool:
+        """Whether one more request may be sent."""
+        # On trial the breaker admits few requests: only those admitted in this state count against its room.
+        return self.has_server and self.breaker.has_room(self.in_flight)
+
+    @property
+    def conditions(self) -> Conditions:
+        """The estimates, as the plan's cost functions take them."""
+        return self.estimate.conditions(self.has_server and self.breaker.is_allowing)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Reservation:
+    """A request's place with an offload target."""
+
+    since: float
+    """`since` of the breaker's state that admitted it: requests that hang from an earlier state do not use up the
+    places of a trial."""
+
+
 class OffloadTarget:
     """One offload target. Thread-safe. Without a `remote` it is never available, and only the device's speed is
     learnt."""
@@ -63,9 +96,8 @@ class OffloadTarget:
         self._lock = threading.Lock()
         self._estimate: LinkEstimate | None = None
         self._breaker = CircuitBreaker()
-        self._reservations: dict[int, float] = {}
-        """Requests in flight by thread id, with the `since` of the breaker state that admitted each: requests that
-        hang from an earlier state do not use up the places of a trial."""
+        self._reservations: set[Reservation] = set()
+        """Of the requests in flight."""
         self._last_sent = float("-inf")
         self._answered_at = float("-inf")
         """Monotonic time at which a request was last answered, in full or by a refusal of its input."""
@@ -119,35 +151,41 @@ class OffloadTarget:
     @property
     def conditions(self) -> Conditions:
         """Current estimates of link, server and device."""
-        with self._lock:
-            return self._conditions(self._breaker.is_allowing)
+        return self.snapshot().conditions
 
     # One request
 
-    def select(self, select_row: Callable[[SelectionContext], RowChoice | None]) -> RowChoice | None:
-        """The choice that `select` makes in the current situation, under the lock.
-
-        A choice that offloads reserves a place with the circuit breaker until `release`, so that concurrent requests
-        cannot exceed what the breaker admits while it is half-open (trial).
-        """
+    def snapshot(self) -> TargetSnapshot:
+        """The target at this moment."""
         with self._lock:
-            breaker = self._breaker
-            # On trial the breaker admits few requests: only those admitted in this state count against its room.
-            in_flight = sum(since == breaker.since for since in self._reservations.values())
-            is_available = self._remote is not None and breaker.has_room(in_flight)
-            now = monotonic()
-            self._estimate = self._estimate.without_expired_hop(now) if self._estimate is not None else None
-            choice = select_row(
-                SelectionContext(self._estimate or LinkEstimate.from_link(INITIAL_LINK), now, is_available)
-            )
-            if choice is not None and not choice.row.is_local:
-                self._reservations[threading.get_ident()] = breaker.since
-            return choice
+            return self._snapshot()
 
-    def release(self) -> None:
-        """Release this thread's reservation."""
+    def _snapshot(self) -> TargetSnapshot:
+        now, breaker = monotonic(), self._breaker
+        self._estimate = self._estimate.without_expired_hop(now) if self._estimate is not None else None
+        return TargetSnapshot(
+            self._estimate or LinkEstimate.from_link(INITIAL_LINK),
+            breaker,
+            sum(reservation.since == breaker.since for reservation in self._reservations),
+            now,
+            self._remote is not None,
+        )
+
+    def reserve(self) -> Reservation | None:
+        """Reserve a place for one request until `release`; None where the breaker has opened since the snapshot, or
+        other requests have taken its places."""
         with self._lock:
-            self._reservations.pop(threading.get_ident(), None)
+            snapshot = self._snapshot()
+            if not snapshot.is_available:
+                return None
+            reservation = Reservation(snapshot.breaker.since)
+            self._reservations.add(reservation)
+            return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        """Give a reserved place back."""
+        with self._lock:
+            self._reservations.remove(reservation)
 
     def ask(self, asked: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadResult:
         """Send one request and learn from the outcome. Never raises; blocks for at most `timeout_s`."""
@@ -230,10 +268,6 @@ class OffloadTarget:
                 self._estimate = self._estimate.after_compute(measured_s, predicted_s)
 
     # Learning
-
-    def _conditions(self, remote_ok: bool) -> Conditions:
-        meter = self._estimate or LinkEstimate.from_link(INITIAL_LINK)
-        return meter.conditions(self._remote is not None and remote_ok)
 
     def _learn(self, up_bytes: int, outcome: OffloadResult, sent_at: float, *, dead: bool = False) -> None:
         """Update breaker and estimates from the outcome of a request sent at `sent_at`; `dead` opens the breaker at

@@ -345,11 +345,15 @@ class RowSelector:
         self._watts: dict[str, float] = {}
         self._energy_budget = EnergyBudget()
 
-    def select(self, model: str, plan: Plan, measured: SelectionContext) -> RowChoice | None:
-        """Select the row for the next request of `model`, counting that request; None where no usable row is left."""
+    def select(
+        self, model: str, plan: Plan, measured: SelectionContext, *, is_repeat: bool = False
+    ) -> RowChoice | None:
+        """Select the row for the next request of `model`, counting that request unless `is_repeat`: then it is selected
+        again for the last one. None where no usable row is left."""
         with self._lock:
             arrivals = self._arrivals.setdefault(model, deque(maxlen=MAX_ARRIVALS))
-            arrivals.append(measured.now)
+            if not is_repeat:
+                arrivals.append(measured.now)
             others_watts = sum(watts for other, watts in self._watts.items() if other != model)
             mode, held = self._power_mode(), self._held.get(model)
             self._energy_budget = self._energy_budget.credited(measured.now, active_watts_allowed(plan, mode))

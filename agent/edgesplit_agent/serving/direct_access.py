@@ -1,36 +1,37 @@
-"""Lanes on the engine's side: direct channels from an application to the worker process, past the agent.
+"""Direct access ("lanes"): channels from an application to the worker process, past the agent.
 
 A lane is granted only while there is nothing to decide per request; `reason_against` is the whole decision. Requests
 answered over lanes are counted like all others: the worker records each answer in shared memory, and here it becomes
-the report that the engine's observers receive. See docs/decisions/0042-lanes.md.
+the record that the engine's observers receive. See docs/decisions/0042-lanes.md.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from edgesplit.client.direct.grant import Grant, layout_tensors
-from edgesplit.errors import Busy, InferenceFailed, UsageError
+import msgspec
+
+from edgesplit.client.direct.grant import LANE_PATH, Grant, LaneRequest, layout_tensors
+from edgesplit.errors import Busy, InferenceFailed, MalformedMessage, UsageError
+from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip.report import Report
 from edgesplit.plan import Plan, Row
 from edgesplit.runtime import Timing
 from edgesplit_agent.power.energy_model import EnergyMeter, actual_joules
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
+from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.worker.dataflow import dataflow_of
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
-from edgesplit_agent.worker.direct_shared_state import MAX_SLICES
-from edgesplit_agent.worker.host import LaneHost
+from edgesplit_agent.worker.direct.broker import LaneResults, LaneSpec, ReleaseLanes
+from edgesplit_agent.worker.direct.shared_state import MAX_SLICES
 
 IsSettled = Callable[[str], bool]
 """Whether no release is on trial for that model."""
-OnSliceTimes = Callable[[LoadedRelease, Timing], None]
-"""Callback for measured slice times."""
-OnLaneAnswer = Callable[[str, LoadedRelease, Report], None]
-"""Callback for each answer given over a lane: model, release, report."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class LaneConditions:
     watts: float | None
     """Power budget in watts; None: none."""
     settled: bool
+    serving: LoadedRelease | None = None
+    """The release that serves the model; None once the engine has stopped."""
 
 
 def only_local_row(release: LoadedRelease) -> Row | None:
@@ -77,7 +80,7 @@ def reason_against(release: LoadedRelease, conditions: LaneConditions) -> str:
 def _release_reason_against(release: LoadedRelease, row: Row) -> str:
     """Why this release can never be reached by lanes; empty where it can."""
     order = release.order(row.device)
-    if not isinstance(release.host, LaneHost):
+    if release.host.lanes is None:
         return "models run in the agent's own process"
     if release.emulated:
         return "the device is emulated"
@@ -104,102 +107,135 @@ def grant_for(release: LoadedRelease, row: Row) -> Grant:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LaneObservers:
-    """Receivers of what the lanes' results contain."""
+class DirectAccess:
+    """Grants lanes, ends them, and records the requests that they answered. Thread-safe."""
 
-    on_slice_times: OnSliceTimes
-    on_answer: OnLaneAnswer
-    on_joules: Callable[[float], None]
-    """Called with the joules of each inference beyond idling."""
-    energy: EnergyMeter
-    on_device_part: Callable[[str, Exception | None], None]
-    deferred: DeferredAccounting
-    """Queue in which all of it is recorded in order."""
+    def __init__(
+        self,
+        lease: Callable[[str], LoadedRelease],
+        conditions: Callable[[str], LaneConditions],
+        accounting: RequestAccounting,
+        energy: EnergyMeter,
+        on_joules: Callable[[float], None],
+        slowdown: Callable[[], float],
+    ) -> None:
+        """`lease` returns the release that serves a model, leased for the caller (NotFound); `on_joules` is called with
+        the joules of each inference beyond idling; `slowdown` returns the device's present one."""
+        self._lease = lease
+        self._conditions = conditions
+        self._accounting = accounting
+        self._energy = energy
+        self._on_joules = on_joules
+        self._changing = threading.Lock()
+        """Granting lanes and changing the served releases exclude each other."""
+        self._granted: tuple[tuple[ReleaseLanes, Row], ...] = ()
+        """Releases that granted a lane since the served releases last changed."""
+        self._slowdown = slowdown
+        self._last_slowdown = 1.0
+        """The slowdown in the predictions that lane answers contain."""
 
+    def answer(self, request: Request) -> Response:
+        """Answer a request to `LANE_PATH`: grant a lane over the socket whose descriptor came with it; the application
+        keeps the other end. UsageError, MalformedMessage, NotFound, or Busy with the reason."""
+        if request.method != "POST":
+            return error_response(405, f"{request.method} is not for {LANE_PATH}", {"allow": "POST"})
+        channel = request.connection_peer
+        descriptor = channel.received_fd() if channel is not None and channel.is_local_socket else None
+        if descriptor is None:
+            raise UsageError("pass one end of a socket pair with this request, over the Unix socket")
+        try:
+            lane_request = msgspec.json.decode(request.body, type=LaneRequest)
+            return json_response(200, self.open(lane_request.model, descriptor, shared=lane_request.shared))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedMessage(f"{LANE_PATH}: {error}") from error
+        finally:
+            os.close(descriptor)
 
-class Lanes:
-    """Grants lanes and ends them. Under the lock `changing`, granting and changing the served releases exclude each
-    other."""
+    def open(self, model: str, descriptor: int, *, shared: bool) -> Grant:
+        """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
+        reason."""
+        release = self._lease(model)
+        try:
+            with self._changing:
+                conditions = self._conditions(model)
+                if conditions.serving is not release:
+                    raise Busy("no lane: another release takes its place")
+                grant = self._open(model, release, conditions, descriptor, shared=shared)
+            self.collect()
+            return grant
+        finally:
+            release.end_lease()
 
-    def __init__(self, observers: LaneObservers) -> None:
-        self.changing = threading.Lock()
-        self._observers = observers
-        self._granted: tuple[tuple[LaneHost, Plan, Row], ...] = ()
-        """Hosts that granted a lane since the served releases last changed, with plan and row."""
-        self._slowdown = 1.0
+    def reason_against(self, model: str) -> str:
+        """Why applications cannot have lanes to this model now; empty where they can."""
+        conditions = self._conditions(model)
+        release = conditions.serving
+        return reason_against(release, conditions) if release is not None else "it does not run here"
 
-    def open(
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Context manager for a change of the served releases: all lanes are ended first, so that requests which begin
+        from now on belong to the new release, and none is granted meanwhile. Clients must request new ones."""
+        with self._changing:
+            granted, self._granted = self._granted, ()
+            for lanes, _ in granted:
+                lanes.end_all()
+            yield
+
+    def collect(self) -> None:
+        """Queue the records of everything that lanes answered, and update the predictions that lane answers contain."""
+        granted = self._granted
+        if granted:
+            self._last_slowdown = self._slowdown()
+        for lanes, row in granted:
+            lanes.collect(row.device_s * self._last_slowdown, self._energy.scale(monotonic()) or 0.0)
+
+    def _open(
         self, model: str, release: LoadedRelease, conditions: LaneConditions, descriptor: int, *, shared: bool
     ) -> Grant:
-        """Grant a lane over the socket `descriptor`; Busy with the reason where there is none.
-
-        The caller holds `changing` and a lease of the release.
-        """
         if reason := reason_against(release, conditions):
             raise Busy(f"no lane: {reason}")
-        row, host = only_local_row(release), release.host
-        assert row is not None and isinstance(host, LaneHost)
+        row, lanes = only_local_row(release), release.host.lanes
+        assert row is not None and lanes is not None
         grant, order = grant_for(release, row), tuple(release.order(row.device))
         measured_s = {name: seconds for name, seconds, _ in release.learned()}
         expected_s = sum(measured_s[name] for name in order) if measured_s.keys() >= set(order) else None
         if set(dataflow_of(release.manifest, order).reads) - {spec.name for spec in release.inputs}:
             raise Busy("no lane: its slices need what no application gives")
 
-        def on_results(notes: LaneResults) -> None:
-            self._observers.deferred.defer(lambda: self._report(model, release, row, order, notes))
+        def on_results(results: LaneResults) -> None:
+            self._accounting.defer(lambda: self._record(model, release, row, order, results))
 
-        host.open_lane(
-            LaneSpec(
-                order, grant.inputs, grant.outputs, grant.outputs_offset, grant.bytes, expected_s,
-                release.predicted_s(order), on_results, self._observers.deferred.flush,
-            ), descriptor, shared=shared,
+        spec = LaneSpec(
+            order, grant.inputs, grant.outputs, grant.outputs_offset, grant.bytes, expected_s,
+            release.predicted_s(order),
+            on_results, self._accounting.deliver,
         )  # fmt: skip
-        if all(known_host is not host for known_host, _, _ in self._granted):
-            self._granted = (*self._granted, (host, release.plan, row))
+        lanes.open(spec, descriptor, shared=shared)
+        if all(known is not lanes for known, _ in self._granted):
+            self._granted = (*self._granted, (lanes, row))
         return grant
 
-    def end(self, releases: Mapping[str, LoadedRelease]) -> None:
-        """End all lanes; clients must request new ones. The caller holds `changing`."""
-        self._granted = ()
-        for release in releases.values():
-            if isinstance(release.host, LaneHost):
-                release.host.end_lanes()
-
-    @property
-    def has_grants(self) -> bool:
-        """Whether lane results may be waiting to be collected."""
-        return bool(self._granted)
-
-    def collect(self, slowdown: float) -> None:
-        """Collect the results of all lanes, and update the predictions that lane answers contain."""
-        self._slowdown = slowdown
-        for host, _, row in self._granted:
-            host.collect_lanes(row.device_s * slowdown, self._observers.energy.scale(monotonic()) or 0.0)
-
-    def _report(
+    def _record(
         self, model: str, release: LoadedRelease, row: Row, order: tuple[str, ...], results: LaneResults
     ) -> None:
-        """Report one batch of lane results to the observers."""
-        ears = self._observers
-        if results.slice_s:
-            ears.on_slice_times(release, Timing(dict(zip(order, results.slice_s, strict=True))))
-        if results.answers:
-            ears.on_device_part(release.digest, None)
-        for _ in range(results.failures):
-            ears.on_device_part(release.digest, InferenceFailed("its slices failed, asked by a lane"))
+        """Queue the records of one batch of lane results: a report for each answer."""
+        timing = Timing(dict(zip(order, results.slice_s, strict=True))) if results.slice_s else None
+        runs: list[Exception | None] = [None] if results.answers else []
+        runs += [InferenceFailed("its slices failed, asked by a lane") for _ in range(results.failures)]
+        self._accounting.finished(RequestRecord(model, release, None, tuple(runs), timing, is_direct=True))
         for latency_s, run_s in results.answers:
             joules, basis = self._joules(release.plan, row, latency_s, run_s)
             report = Report(
                 release=release.digest, row=row.name, split_after=row.split_after, latency_s=latency_s,
-                predicted_s=row.device_s * self._slowdown, device_s=run_s, joules=joules, joules_basis=basis,
+                predicted_s=row.device_s * self._last_slowdown, device_s=run_s, joules=joules, joules_basis=basis,
             )  # fmt: skip
-            ears.on_answer(model, release, report)
+            self._accounting.finished(RequestRecord(model, release, report, is_direct=True))
 
     def _joules(self, plan: Plan, row: Row, latency_s: float, run_s: float) -> tuple[float, str]:
         """Joules of one answer and their basis; (0, "") where the plan has no power figures."""
         if plan.power is None:
             return 0.0, ""
         predicted = actual_joules(row, plan.power, run_s, latency_s, 0.0)
-        self._observers.on_joules(predicted - plan.power.idle_watts * latency_s)
-        return self._observers.energy.record_answer(plan, predicted, latency_s, monotonic())
+        self._on_joules(predicted - plan.power.idle_watts * latency_s)
+        return self._energy.record_answer(plan, predicted, latency_s, monotonic())

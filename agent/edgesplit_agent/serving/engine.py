@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
+from typing import TypeVar
 
 import msgspec
 
 from edgesplit import plan
-from edgesplit.client.direct.grant import Grant
-from edgesplit.errors import Busy, DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
+from edgesplit.errors import DeadlineExceeded, InferenceFailed, LinkError, NotFound, UsageError
 from edgesplit.observability import trace_context
 from edgesplit.observability.tracing import TRACING_OFF, Tracer
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
@@ -29,25 +29,26 @@ from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import NONE, Hedge, InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Plan, Row
-from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.offload.target import IDLE_PROBE_S, INITIAL_LINK, OffloadTarget
+from edgesplit.runtime import Tensor
+from edgesplit_agent.offload.target import IDLE_PROBE_S, INITIAL_LINK, OffloadTarget, TargetSnapshot
 from edgesplit_agent.policy.hedge_budget import HedgeBudget, max_sending_cost, processor_cost, sending_cost
 from edgesplit_agent.policy.hedge_timing import DELIVERY_MARGIN_S, slices_duration_s
 from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext, select_row
 from edgesplit_agent.power.energy_model import actual_joules
 from edgesplit_agent.power.monitor import PowerMonitor
 from edgesplit_agent.releases.loaded_release import LoadedRelease
-from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
+from edgesplit_agent.serving.accounting import RequestAccounting
 from edgesplit_agent.serving.device_queue import DeviceQueue
-from edgesplit_agent.serving.direct_access import IsSettled, LaneConditions, LaneObservers, Lanes, reason_against
+from edgesplit_agent.serving.direct_access import DirectAccess, IsSettled, LaneConditions
 from edgesplit_agent.serving.idempotency import IdempotencyCache, request_key
-from edgesplit_agent.serving.local_executor import Live, LocalExecutor, OnDevicePart
+from edgesplit_agent.serving.local_executor import Live, LocalExecutor
 from edgesplit_agent.serving.offload_race import OffloadRace, build_answer
 from edgesplit_agent.serving.queue_policy import TOTAL_ROOM_FACTOR
 from edgesplit_agent.serving.request import Answer, Prediction, Request
 from edgesplit_agent.serving.request_trace import RequestTrace
 from edgesplit_agent.serving.stale_cache import StaleAnswerCache
 from edgesplit_agent.serving.thread_pool import BoundedThreads
+from edgesplit_agent.telemetry.request_record import RequestObserver, RequestRecord
 from edgesplit_agent.worker.host import WorkerLost
 
 __all__ = [
@@ -55,8 +56,6 @@ __all__ = [
     "INITIAL_LINK",
     "Answer",
     "Engine",
-    "OnDevicePart",
-    "OnResult",
     "Settings",
     "predictions",
     "suggest_models",
@@ -87,12 +86,9 @@ class Settings:
     """Optional hedges may cost this ratio of answering everything locally; None: what the power mode allows."""
 
 
-OnResult = Callable[[str, "Answer | Exception"], None]
-"""Callback for each finished request, by model. A request answered with a stale answer counts as failed."""
-OnReleaseResult = Callable[[str, str, "Answer | Exception"], None]
-"""Callback for each finished request: model, digest of the release with which it began, answer or error."""
-OnLaneReport = Callable[[str, LoadedRelease, Report], None]
-"""Callback for each answer given over a lane: model, release, report."""
+RowSelection = Callable[[TargetSnapshot, bool], "RowChoice | None"]
+"""Selects a row for a target as it is now; True: again for the same request, because no place could be reserved."""
+Observer = TypeVar("Observer", bound=RequestObserver)
 OffloadClientFor = Callable[[LoadedRelease], "OffloadClient | None"]
 """The offload client for a release; None: the device's own offload target."""
 
@@ -106,21 +102,15 @@ class Engine:
         remote: OffloadClient | None,
         *,
         settings: Settings | None = None,
-        on_result: OnResult | None = None,
-        on_release_result: OnReleaseResult | None = None,
-        on_device_part: OnDevicePart | None = None,
         client_for: OffloadClientFor | None = None,
         tracer: Tracer = TRACING_OFF,
         power: PowerMonitor | None = None,
         is_settled: IsSettled = lambda model: True,
     ) -> None:
-        """`is_settled` tells whether no release of a model is on trial; the other callbacks are described at their
-        types."""
+        """`is_settled` tells whether no release of a model is on trial."""
         self._tracer = tracer
         self._is_settled = is_settled
         self._settings = settings or Settings()
-        self._on_result = on_result or (lambda model, result: None)
-        self._on_release_result = on_release_result or (lambda model, release, result: None)
         self._client_for = client_for or (lambda release: None)
         self._lock = threading.Lock()
         self._serving: dict[str, LoadedRelease] = {}
@@ -137,9 +127,7 @@ class Engine:
             BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering"),
         )
         margin_s = self._settings.margin_s
-        self._executor = LocalExecutor(
-            self._queue, self._device_threads, margin_s, on_device_part or (lambda release, error: None)
-        )
+        self._executor = LocalExecutor(self._queue, self._device_threads, margin_s, self._record_late_runs)
         budget = self._settings.hedge_budget
         self._hedge_budget = HedgeBudget(lambda: self._power.mode.hedge_ratio if budget is None else budget)
         self._offload_race = OffloadRace(
@@ -147,20 +135,20 @@ class Engine:
             offload_threads=self._offload_threads, budget=self._hedge_budget, hedge=self._settings.hedge,
             margin_s=margin_s,
         )  # fmt: skip
-        self._accounting = DeferredAccounting()
+        self._accounting = RequestAccounting()
+        self._accounting.add(_DeviceSpeed(self._targets, self._power))
         self.defer = self._accounting.defer
         """Queue an action to be run once the answer is on its way."""
+        self.deliver_records = self._accounting.deliver
+        """Deliver the records of finished requests to the observers; to be called once the answer is on its way."""
         self._idempotency: IdempotencyCache[Answer] = IdempotencyCache(
             size_of=lambda answer: sum(tensor.nbytes for tensor in answer.outputs.values())
         )
         self._stale_answers = StaleAnswerCache()
-        own, energy = on_device_part or (lambda release, error: None), self._power.energy
-        self._lanes = Lanes(
-            LaneObservers(
-                self._on_lane_times, self._on_lane_answer, self._selector.record_joules, energy, own, self._accounting
-            )
-        )
-        self._lane_watchers: tuple[OnLaneReport, ...] = ()
+        self.direct = DirectAccess(
+            lambda model: self._leased(model)[0], self._lane_conditions, self._accounting, self._power.energy,
+            self._selector.record_joules, lambda: self.conditions.device_slowdown,
+        )  # fmt: skip
 
     # Life cycle and status
 
@@ -173,21 +161,21 @@ class Engine:
             target.start()
 
     def stop(self) -> None:
-        """End all lanes and close the offload connections; requests that wait for a target finish locally."""
-        with self._lanes.changing, self._lock:
-            self._lanes.end(self._serving)
+        """End all lanes and close the offload connections; requests that wait for a target finish locally. Every
+        request that has finished is recorded."""
+        with self.direct.ended(), self._lock:
             self._stopped = True
             targets = self._targets()
         for target in targets:
             target.stop()
         self._offload_threads.stop()
         self._device_threads.stop()
+        self._accounting.deliver()
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Serve `model` by this release from now on; requests that are running finish with theirs."""
         remote = self._client_for(release)
-        with self._lanes.changing, self._lock:
-            self._lanes.end(self._serving)  # first: requests that start from now on belong to the new release
+        with self.direct.ended(), self._lock:
             previous = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             target = self._target_for(remote)
@@ -202,8 +190,7 @@ class Engine:
 
     def drop(self, model: str) -> None:
         """Stop serving `model`."""
-        with self._lanes.changing, self._lock:
-            self._lanes.end(self._serving)
+        with self.direct.ended(), self._lock:
             previous = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
             self._target_of = {
@@ -220,25 +207,6 @@ class Engine:
         self._stale_answers.forget(model)
         self._hedge_budget.forget(model)
 
-    def open_lane(self, model: str, descriptor: int, *, shared: bool) -> Grant:
-        """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
-        reason."""
-        release, _ = self._leased(model)
-        try:
-            with self._lanes.changing:
-                if self._serving.get(model) is not release or self._stopped:
-                    raise Busy("no lane: another release takes its place")
-                grant = self._lanes.open(model, release, self._lane_conditions(model), descriptor, shared=shared)
-            self._lanes.collect(self.conditions.device_slowdown)
-            return grant
-        finally:
-            release.end_lease()
-
-    def reason_against_lane(self, model: str) -> str:
-        """Why applications cannot have lanes to this model now; empty where they can."""
-        release = self._serving.get(model)
-        return reason_against(release, self._lane_conditions(model)) if release is not None else "it does not run here"
-
     def _lane_conditions(self, model: str) -> LaneConditions:
         return LaneConditions(
             allowed=self._settings.lanes,
@@ -247,17 +215,20 @@ class Engine:
             traced=self._tracer is not TRACING_OFF,
             watts=self._power.mode.watts,
             settled=self._is_settled(model),
+            serving=None if self._stopped else self._serving.get(model),
         )
 
-    def add_lane_watcher(self, watcher: OnLaneReport) -> None:
-        """Add a callback for each answer given over a lane."""
-        self._lane_watchers = (*self._lane_watchers, watcher)
+    def observe(self, observer: Observer) -> Callable[[], Observer]:
+        """Record every finished request with `observer`, which is read through the returned function: that first
+        delivers the records of all requests answered so far, lanes' included."""
+        self._accounting.add(observer)
 
-    def flush_accounting(self) -> None:
-        """Record everything that was answered so far; to be called before statistics are read."""
-        if self._lanes.has_grants:
-            self._lanes.collect(self.conditions.device_slowdown)
-        self._accounting.flush()
+        def up_to_date() -> Observer:
+            self.direct.collect()
+            self._accounting.deliver()
+            return observer
+
+        return up_to_date
 
     @property
     def serving(self) -> Mapping[str, LoadedRelease]:
@@ -329,14 +300,17 @@ class Engine:
         """One answer. Raises UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed or LinkError in
         time.
 
-        `defer_accounting`: the caller calls `flush_accounting` once the answer is on its way; else it happens before
-        returning.
+        `defer_accounting`: the caller calls `deliver_records` once the answer is on its way; else, and with an error,
+        it happens before returning.
         """
+        has_answer = False
         try:
-            return self._infer(model, inputs, deadline_s, request_id, options)
+            answer = self._infer(model, inputs, deadline_s, request_id, options)
+            has_answer = True
+            return answer
         finally:
-            if not defer_accounting:
-                self.flush_accounting()
+            if not (has_answer and defer_accounting):
+                self._accounting.deliver()
 
     def _infer(
         self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, options: InferOptions
@@ -402,21 +376,30 @@ class Engine:
         except Exception as error:
             self._on_end(request, error)
             raise
-        self._on_end(request, answer)
+        self._on_end(request, answer.report)
         return answer
 
-    def _on_end(self, request: Request, result: Answer | Exception) -> None:
-        """End the request's span and queue the observers' callbacks."""
+    def _on_end(self, request: Request, outcome: Report | Exception) -> None:
+        """End the request's span and queue its record."""
         if self._tracer is not TRACING_OFF:
-            self._end_trace(request, result)
-        self._accounting.defer(partial(self._on_result, request.model, result))
-        self._accounting.defer(partial(self._on_release_result, request.model, request.release.digest, result))
+            self._end_trace(request, outcome)
+        request.is_recorded = True
+        timing = request.timing if request.has_device_times else None
+        self._accounting.finished(
+            RequestRecord(request.model, request.release, outcome, request.take_device_runs(), timing)
+        )
+
+    def _record_late_runs(self, request: Request) -> None:
+        """Record runs that ended after the record of their request was made."""
+        if runs := request.take_device_runs():
+            self._accounting.finished(RequestRecord(request.model, request.release, None, runs))
+            self._accounting.deliver()
 
     @staticmethod
-    def _end_trace(request: Request, result: Answer | Exception) -> None:
+    def _end_trace(request: Request, result: Report | Exception) -> None:
         try:
-            if isinstance(result, Answer):
-                request.trace.answered(result.report)
+            if isinstance(result, Report):
+                request.trace.answered(result)
             else:
                 request.trace.failed(result)
         except Exception:
@@ -426,40 +409,42 @@ class Engine:
         """Answer by the selected row; if the device's part fails, by a row without one, and after a lost worker once
         more."""
         release = request.release
-
-        def choose(seen: SelectionContext) -> RowChoice | None:
-            return self._select_row(request, seen)
-
+        select = partial(self._select_row, request)
         try:
-            return self._run_row(request, choose, preselected=self._preselected_row(request))
+            return self._run_row(request, select, preselected=self._preselected_row(request))
         except _DevicePartFailed as failure:
             log.warning("%s: the device's part failed: %s", request.model, failure.error)
             try:
-                return self._run_row(request, lambda seen: _row_without_device(release.plan, seen), cause="device")
+                return self._run_row(request, partial(_row_without_device, release.plan), cause="device")
             except _NoRow:  # no row without the device: its error is the reason
                 if not isinstance(failure.error, WorkerLost):
                     raise failure.error from None
         try:  # the worker was lost: its supervisor starts another one
-            return self._run_row(request, choose)
+            return self._run_row(request, select)
         except _DevicePartFailed as again:
             raise again.error from None
 
     def _run_row(
-        self,
-        request: Request,
-        select_row: Callable[[SelectionContext], RowChoice | None],
-        cause: str = "",
-        preselected: RowChoice | None = None,
+        self, request: Request, select: RowSelection, cause: str = "", preselected: RowChoice | None = None
     ) -> Answer:
-        """Answer by the row that `select_row` returns, or by `preselected`. `cause`: why it is not the row selected
+        """Answer by the row that `select` returns, or by `preselected`. `cause`: why it is not the row selected
         first."""
-        target = request.target
-        choice = preselected or target.select(select_row)
-        if choice is None:
-            raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
-        conditions = self._with_clock_cap(target.conditions)
+        target, reservation, is_repeat = request.target, None, False
+        while True:
+            snapshot = target.snapshot()
+            choice = preselected or select(snapshot, is_repeat)
+            if choice is None:
+                raise _NoRow("the plan has no way to answer without the cloud, and the cloud does not answer")
+            if choice.row.is_local:
+                break
+            reservation = target.reserve()
+            if reservation is not None:
+                break
+            # Since the snapshot the breaker opened, or other requests took the last places: select again without them.
+            is_repeat = True
+        conditions = self._with_clock_cap(snapshot.conditions)
         expected = _predict(choice, request.release.plan, conditions, cause)
-        if choice.row.is_local:
+        if reservation is None:
             return self._with_energy(
                 request, choice, build_answer(request, expected, self._run_device_part(request, choice.row))
             )
@@ -472,7 +457,7 @@ class Engine:
             raced = choice.local_was_chosen or answer.report.raced
             return _reclassify_race(answer, choice.row, request.release.plan, conditions) if raced else answer
         finally:
-            target.release()
+            target.release(reservation)
 
     def _preselected_row(self, request: Request) -> RowChoice | None:
         """The local row, where the plan has no other and it is in use already; else None. Saves the selection."""
@@ -482,9 +467,10 @@ class Engine:
             return None
         return RowChoice(only)
 
-    def _select_row(self, request: Request, measured: SelectionContext) -> RowChoice | None:
+    def _select_row(self, request: Request, snapshot: TargetSnapshot, is_repeat: bool) -> RowChoice | None:
         """Select the row for this request, with what the budgets allow at this moment."""
         model, release = request.model, request.release
+        measured = _context(snapshot)
         context = replace(
             measured,
             may_hedge=self._may_hedge(request, self._local_cost(release)),
@@ -494,7 +480,7 @@ class Engine:
         )
         if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
             return select_row(release.plan, context, self._power.mode)
-        return self._selector.select(model, release.plan, context)
+        return self._selector.select(model, release.plan, context, is_repeat=is_repeat)
 
     def _may_hedge(self, request: Request, cost: float) -> bool:
         """Whether device and target may both work on this request, at this cost."""
@@ -529,33 +515,14 @@ class Engine:
         return Answer(answer.outputs, msgspec.structs.replace(report, joules=joules, joules_basis=basis))
 
     def _run_device_part(self, request: Request, row: Row) -> Live:
-        """Run the device's part of this row; its measured times are learnt afterwards. Raises _OwnPartFailed."""
+        """Run the device's part of this row; its measured times are learnt afterwards. Raises _DevicePartFailed."""
         release = request.release
         try:
             live = self._executor.run_in_time(request, release.order(row.device), request.inputs, request.timing)
         except InferenceFailed as error:
             raise _DevicePartFailed(error) from error
-        self._accounting.defer(partial(self._learn, release, request.timing, self._power.slowdown))
+        request.has_device_times = True
         return live
-
-    def _learn(self, release: LoadedRelease, timing: Timing, slowdown: float) -> None:
-        """Learn the slices' measured times, and how fast the device is with its present clock cap divided out."""
-        release.learn(timing)
-        predicted = release.predicted_s(timing.seconds)
-        # The cap is divided out: it is applied again, at its current value, by `_with_clock_cap` and `select_row`.
-        measured = sum(s for name, s in timing.seconds.items() if name in release.plan.slice_s)
-        for target in self._targets():
-            target.on_compute(measured / slowdown, predicted)
-
-    def _on_lane_times(self, release: LoadedRelease, timing: Timing) -> None:
-        self._learn(release, timing, self._power.slowdown)
-
-    def _on_lane_answer(self, model: str, release: LoadedRelease, report: Report) -> None:
-        answer = Answer({}, report)
-        self._on_result(model, answer)
-        self._on_release_result(model, release.digest, answer)
-        for watcher in self._lane_watchers:
-            watcher(model, release, report)
 
     # Offload targets
 
@@ -602,9 +569,33 @@ class _DevicePartFailed(Exception):
         self.error = error
 
 
-def _row_without_device(plan_: Plan, context: SelectionContext) -> RowChoice | None:
+@dataclass(frozen=True)
+class _DeviceSpeed:
+    """Learns the slices' measured times, and how fast the device is with its present clock cap divided out."""
+
+    targets: Callable[[], Iterable[OffloadTarget]]
+    power: PowerMonitor
+
+    def finished(self, record: RequestRecord) -> None:
+        """Learn from one request's slices."""
+        if record.timing is None:
+            return
+        release, seconds = record.release, record.timing.seconds
+        release.learn(record.timing)
+        # The cap is divided out: it is applied again, at its current value, by `_with_clock_cap` and `select_row`.
+        measured = sum(s for name, s in seconds.items() if name in release.plan.slice_s)
+        for target in self.targets():
+            target.on_compute(measured / self.power.slowdown, release.predicted_s(seconds))
+
+
+def _context(snapshot: TargetSnapshot) -> SelectionContext:
+    """The inputs of a selection that an offload target determines."""
+    return SelectionContext(snapshot.estimate, snapshot.taken_at, snapshot.is_available)
+
+
+def _row_without_device(plan_: Plan, snapshot: TargetSnapshot, is_repeat: bool) -> RowChoice | None:
     """The best row without a device part, or None."""
-    row = plan.best_row([row for row in plan_.rows if not row.device], context.conditions())
+    row = plan.best_row([row for row in plan_.rows if not row.device], _context(snapshot).conditions())
     return RowChoice(row) if row is not None else None
 
 

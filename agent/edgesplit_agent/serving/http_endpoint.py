@@ -8,7 +8,6 @@ JSON, or in shared memory.
 from __future__ import annotations
 
 import http.client
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,10 +15,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from edgesplit.client.direct.grant import LANE_PATH, LaneRequest
-from edgesplit.errors import LinkError, MalformedMessage, NotFound, UsageError
+from edgesplit.client.direct.grant import LANE_PATH
+from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1.content_coding import (
     DECODERS,
     MIN_COMPRESSED_BYTES,
@@ -40,6 +37,7 @@ from edgesplit.oip_server.triton_extensions import EXTENSIONS, TritonExtensions
 from edgesplit.shared_memory.regions import Regions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.serving.engine import DEADLINE_S, Engine, suggest_models
+from edgesplit_agent.telemetry.request_record import RequestRecord
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,10 +85,8 @@ class Endpoint:
         self._metrics = metrics
         self._regions = Regions()
         self._triton_calls = TritonExtensions(self._regions)
-        self._statistics = ModelStatistics()
-        engine.add_lane_watcher(
-            lambda model, release, report: self._on_success(model, release, report.latency_s, report)
-        )
+        self._statistics = _EndpointStatistics()
+        self._up_to_date_statistics = engine.observe(self._statistics)
 
     def __call__(self, request: Request) -> Response:
         """Answer one request; EdgeErrors are converted into responses by the server."""
@@ -124,8 +120,7 @@ class Endpoint:
         if rest == "config":
             return json_response(200, oip.model_config(model, release.inputs, release.outputs))
         if rest == "stats":
-            self._engine.flush_accounting()
-            return json_response(200, {"model_stats": [self._statistics.to_dict(model, release.version)]})
+            return json_response(200, {"model_stats": [self._up_to_date_statistics().to_dict(model, release.version)]})
         if rest:
             raise NotFound(f"no such path: {request.path[:200]}")
         return json_response(200, oip.model_metadata(model, [release.version], release.inputs, release.outputs))
@@ -144,32 +139,14 @@ class Endpoint:
             ]
             return json_response(200, index)
         if request.path == LANE_PATH:
-            return self._open_lane(request)
+            return self._engine.direct.answer(request)
         if self._metrics is not None and is_scrape(request):
             return self._metrics()
         if request.path == ALL_STATS_PATH:
-            self._engine.flush_accounting()
-            statistics = [self._statistics.to_dict(name, release.version) for name, release in sorted(serving.items())]
-            return json_response(200, {"model_stats": statistics})
+            statistics = self._up_to_date_statistics()
+            entries = [statistics.to_dict(name, release.version) for name, release in sorted(serving.items())]
+            return json_response(200, {"model_stats": entries})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
-
-    def _open_lane(self, request: Request) -> Response:
-        """Grant a lane over the socket whose descriptor came with the request; the application keeps the other end."""
-        if request.method != "POST":
-            return error_response(405, f"{request.method} is not for {LANE_PATH}", {"allow": "POST"})
-        channel = request.connection_peer
-        descriptor = channel.received_fd() if channel is not None and channel.is_local_socket else None
-        if descriptor is None:
-            raise UsageError("pass one end of a socket pair with this request, over the Unix socket")
-        try:
-            lane_request = msgspec.json.decode(request.body, type=LaneRequest)
-            return json_response(
-                200, self._engine.open_lane(lane_request.model, descriptor, shared=lane_request.shared)
-            )
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedMessage(f"{LANE_PATH}: {error}") from error
-        finally:
-            os.close(descriptor)
 
     def _release(self, model: str, version: str | None) -> LoadedRelease:
         release = self._engine.serving.get(model)
@@ -184,13 +161,9 @@ class Endpoint:
             response, report = self._run_inference(model, release, request)
         except Exception:
             self._statistics.failed(model, release.version, perf_counter() - began)
-            self._engine.flush_accounting()
             raise
-        self._engine.defer(partial(self._on_success, model, release, perf_counter() - began, report))
+        self._engine.defer(partial(self._statistics.answered, model, release, perf_counter() - began, report))
         return response
-
-    def _on_success(self, model: str, release: LoadedRelease, duration_s: float, report: Report) -> None:
-        self._statistics.succeeded(model, release.version, duration_s, statistics_parts(report))
 
     def _run_inference(self, model: str, release: LoadedRelease, request: Request) -> tuple[Response, Report]:
         """Run one inference; the response and its report."""
@@ -218,7 +191,20 @@ class Endpoint:
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}
         headers, body = _compressed(headers, body, request.headers.get("accept-encoding", ""))
-        return Response(200, headers, body, after=self._engine.flush_accounting), answer.report
+        return Response(200, headers, body, after=self._engine.deliver_records), answer.report
+
+
+class _EndpointStatistics(ModelStatistics):
+    """Counts the requests that the endpoint answers, by the whole time that they took it, and those of lanes."""
+
+    def answered(self, model: str, release: LoadedRelease, duration_s: float, report: Report) -> None:
+        """Count one answered request."""
+        self.succeeded(model, release.version, duration_s, statistics_parts(report))
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count an answer of a lane: the endpoint never saw its request."""
+        if record.is_direct and isinstance(record.outcome, Report):
+            self.answered(record.model, record.release, record.outcome.latency_s, record.outcome)
 
 
 def _decoded_body(request: Request) -> Any:

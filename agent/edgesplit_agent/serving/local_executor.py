@@ -22,20 +22,18 @@ log = logging.getLogger(__name__)
 
 Live = Mapping[str, Tensor]
 """Tensors by name that are available so far."""
-OnDevicePart = Callable[[str, "Exception | None"], None]
-"""Callback after each run of a release's device part: release digest, and None or the error."""
+OnLateRun = Callable[[Request], None]
+"""Callback for a request with a run that ended after the request was recorded."""
 
 
 class LocalExecutor:
     """Runs slices of any release. Thread-safe."""
 
-    def __init__(
-        self, processor: DeviceQueue, crew: BoundedThreads, margin_s: float, on_device_part: OnDevicePart
-    ) -> None:
+    def __init__(self, processor: DeviceQueue, crew: BoundedThreads, margin_s: float, on_late_run: OnLateRun) -> None:
         self._processor = processor
         self._crew = crew
         self._margin_s = margin_s
-        self._on_device_part = on_device_part
+        self._on_late_run = on_late_run
 
     def run(
         self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, *, retry_lost: bool = True
@@ -56,11 +54,11 @@ class LocalExecutor:
             except (UsageError, Busy, DeadlineExceeded, WorkerLost):
                 raise  # not the release's fault; lost workers are reported by their supervisor
             except Exception as error:
-                self._report(request.release.digest, error)
+                self._record(request, error)
                 raise
             finally:
                 request.trace.ran(slices, request.release, timing, began, tail=is_tail)
-        self._report(request.release.digest, None)
+        self._record(request, None)
         return live
 
     def _run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, retry_lost: bool) -> Live:
@@ -111,8 +109,8 @@ class LocalExecutor:
             raise InferenceFailed(f"the device's part failed: {result!r}") from result
         return result
 
-    def _report(self, release: str, error: Exception | None) -> None:
-        try:
-            self._on_device_part(release, error)
-        except Exception:
-            log.exception("nobody could be told how the device's part went")
+    def _record(self, request: Request, error: Exception | None) -> None:
+        # In this order, and the engine sets `is_recorded` before it takes the runs: one of the two sees each run.
+        request.device_runs.append(error)
+        if request.is_recorded:
+            self._on_late_run(request)

@@ -7,7 +7,7 @@ metric names are in `edgesplit.observability.metrics`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from edgesplit.errors import (
@@ -22,9 +22,10 @@ from edgesplit.errors import (
 )
 from edgesplit.observability import metrics
 from edgesplit.observability.registry import Entry, MetricRegistry, Series, gauge_series
-from edgesplit.oip.report import Report, phases
+from edgesplit.oip.report import Report
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.telemetry.request_record import RequestRecord
 
 UNKNOWN = ""
 """Row label of a failed request: it may not have had a row yet."""
@@ -56,9 +57,11 @@ class RequestMetrics:
         self._lock = threading.Lock()
         self._rows: dict[str, str] = {}
 
-    def observe(self, model: str, result: Report | Exception, split: Mapping[str, float] | None = None) -> None:
-        """Count one finished request of `model` (name@version). `split`: its `phases`, if the caller computed them
-        already."""
+    def finished(self, record: RequestRecord) -> None:
+        """Count one request under its model's name and version."""
+        model, result = record.release.manifest.model, record.outcome
+        if result is None:
+            return
         if not isinstance(result, Report):
             self.registry.count(metrics.AGENT_REQUESTS, model, UNKNOWN, outcome_label(result))
             return
@@ -66,7 +69,7 @@ class RequestMetrics:
             (metrics.AGENT_REQUESTS, (model, result.row, outcome_label(result)), 1.0),
             (metrics.AGENT_REQUEST_S, (model, result.row), result.latency_s),
         ]
-        entries += [(metrics.AGENT_PHASE_S, (model, name), spent) for name, spent in (split or phases(result)).items()]
+        entries += [(metrics.AGENT_PHASE_S, (model, name), spent) for name, spent in record.phases.items()]
         if result.up_bytes:
             entries.append((metrics.AGENT_UP_BYTES, (model,), result.up_bytes))
             entries.append((metrics.AGENT_DOWN_BYTES, (model,), result.down_bytes))

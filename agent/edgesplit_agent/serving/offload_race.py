@@ -283,7 +283,6 @@ class OffloadRace:
             sent_j = radio_joules(race.prediction.row, conditions, race.request.release.plan) or 0.0
             self._budget.count(device_won=1, cancelled=1, wasted_j=sent_j)
         timing = race.request.timing
-        race.request.release.learn(arrival.timing)
         timing.seconds.update(arrival.timing.seconds)
         timing.overruns += arrival.timing.overruns
         race.tail_s = arrival.timing.total_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -85,8 +84,6 @@ class RaceState:
     """Time at which the tail was started."""
     tail_s: float = 0.0
     """Seconds of the tail's slices, if it won."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _wasted: Timing | None = None
     _arrivals: queue.SimpleQueue[Arrival] = field(default_factory=queue.SimpleQueue)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -41,9 +42,24 @@ class Request:
     timing: Timing = field(default_factory=Timing)
     trace: RequestTrace = field(default_factory=RequestTrace)
     queue_entry: QueueEntry = field(init=False)
+    device_runs: deque[Exception | None] = field(default_factory=deque)
+    """Results of the runs of its slices on this device that were not recorded yet: None, or the error."""
+    has_device_times: bool = False
+    """Whether the device's part succeeded, so that `timing` may be learnt from."""
+    is_recorded: bool = False
+    """Whether its record was made: runs that end later have to be recorded apart."""
 
     def __post_init__(self) -> None:
         self.queue_entry = QueueEntry(self.model, self.options, self.deadline)
+
+    def take_device_runs(self) -> tuple[Exception | None, ...]:
+        """The results of runs not recorded yet; each is returned once, to whichever thread asks first."""
+        runs: list[Exception | None] = []
+        try:
+            while True:
+                runs.append(self.device_runs.popleft())
+        except IndexError:
+            return tuple(runs)
 
     @property
     def left_s(self) -> float:

@@ -16,6 +16,7 @@ from edgesplit.errors import Dropped, UsageError
 from edgesplit.mqtt.telemetry import ReleaseHealth
 from edgesplit.oip.report import Report
 from edgesplit_agent.releases.output_drift import Drift
+from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.telemetry.windows import quantile
 
 MAX_LATENCIES = 2_048
@@ -66,28 +67,25 @@ class ReleaseHealthTracker:
             new = {model: _Record(release, now) for model, release in releases.items() if model not in current}
             self._records = {**current, **new}
 
-    def on_answer(self, model: str, report: Report) -> None:
-        """Count an answer for the release that the report names."""
-        with self._lock:
-            record = self._record_of(model, report.release)
-            if record is None:
-                return
-            record.requests += 1
-            record.fallbacks += report.fallback
-            record.latencies_s.append(report.latency_s)
-            if report.joules_basis:
-                record.joules += report.joules
-                record.measured_requests += 1
-                record.basis = report.joules_basis
-
-    def on_failure(self, model: str, release: str, error: Exception) -> None:
-        """Count a failed request of this release, unless the application was at fault."""
-        if isinstance(error, APPLICATION_ERRORS):
+    def finished(self, record: RequestRecord) -> None:
+        """Count a request for the release with which it began; not one that failed by the application's fault."""
+        outcome = record.outcome
+        if outcome is None or isinstance(outcome, APPLICATION_ERRORS):
             return
         with self._lock:
-            record = self._record_of(model, release)
-            if record is not None:
-                record.failed += 1
+            health = self._records.get(record.model)
+            if health is None or health.release != record.release.digest:
+                return
+            if not isinstance(outcome, Report):
+                health.failed += 1
+                return
+            health.requests += 1
+            health.fallbacks += outcome.fallback
+            health.latencies_s.append(outcome.latency_s)
+            if outcome.joules_basis:
+                health.joules += outcome.joules
+                health.measured_requests += 1
+                health.basis = outcome.joules_basis
 
     def on_readings(self, model: str, memory_bytes: int | None, celsius: float | None) -> None:
         """Record the memory of the release's process and the device's temperature; the maximum of each is kept."""
@@ -101,10 +99,6 @@ class ReleaseHealthTracker:
         """All records as telemetry messages, sorted by model."""
         with self._lock:
             return tuple(_to_message(model, record, now) for model, record in sorted(self._records.items()))
-
-    def _record_of(self, model: str, release: str) -> _Record | None:
-        record = self._records.get(model)
-        return record if record is not None and record.release == release else None
 
 
 def _max_known(known: Number | None, seen: Number | None) -> Number | None:

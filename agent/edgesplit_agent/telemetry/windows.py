@@ -14,9 +14,10 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.mqtt.messages import PhaseSeconds, PowerState, SliceSeconds, Telemetry, TelemetryWindow
 from edgesplit.observability.histogram import Histogram
-from edgesplit.oip.report import PHASES, Report, phases
+from edgesplit.oip.report import PHASES, Report
 from edgesplit.plan import Conditions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
+from edgesplit_agent.telemetry.request_record import RequestRecord
 
 MAX_LATENCIES = 4096
 """Maximum number of latencies of one window and model; later requests are counted but not ranked."""
@@ -46,8 +47,8 @@ class Tally:
     latencies_s: list[float] = field(default_factory=list)
     phases: dict[str, Histogram] = field(default_factory=dict)
 
-    def add_answer(self, report: Report, split: Mapping[str, float]) -> None:
-        """Count one answer, whose phases took the seconds in `split`."""
+    def add_answer(self, report: Report, phases: Mapping[str, float]) -> None:
+        """Count one answer, whose phases took the seconds in `phases`."""
         if not (report.raced and self.row):  # a race counts as no switch, whichever side won
             self.switches += bool(self.row) and self.row != report.row
             self.row = report.row
@@ -64,7 +65,7 @@ class Tally:
             self.joules_basis = report.joules_basis
         if len(self.latencies_s) < MAX_LATENCIES:
             self.latencies_s.append(report.latency_s)
-        for name, seconds in split.items():
+        for name, seconds in phases.items():
             self.phases.setdefault(name, Histogram()).observe(seconds)
 
 
@@ -76,20 +77,20 @@ class TelemetryWindows:
         self._tallies: dict[str, Tally] = {}
         self.total: dict[str, dict[str, int]] = {}
 
-    def observe(self, model: str, report: Report | None, split: Mapping[str, float] | None = None) -> None:
-        """Count an answered request, or a failed one (None). `split`: its `phases`, if the caller computed them
-        already."""
-        if report is not None and split is None:
-            split = phases(report)
+    def finished(self, record: RequestRecord) -> None:
+        """Count a request, answered or failed."""
+        model, report = record.model, record.outcome
+        if report is None:
+            return
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())
             total = self.total.setdefault(model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "late": 0})
             before = tally.switches
-            if report is None:
+            if not isinstance(report, Report):
                 tally.failed += 1
                 total["failed"] += 1
                 return
-            tally.add_answer(report, split or {})
+            tally.add_answer(report, record.phases)
             for name, increment in (
                 ("requests", 1),
                 ("fallbacks", report.fallback),

@@ -28,7 +28,7 @@ from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input_decoder import InputProgram
 from edgesplit.runtime.options import EngineOptions
 from edgesplit.runtime.providers import select_available
-from edgesplit_agent.worker.direct_child import WorkerLanes
+from edgesplit_agent.worker.direct.child import WorkerLanes
 from edgesplit_agent.worker.ipc import (
     MAX_TEXT,
     AddSlice,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.plan import Plan
@@ -14,7 +14,7 @@ from edgesplit.release_store import StoredRelease
 from edgesplit.runtime import Program, Runtime, Tensor, Tensors, Timing, run_slices
 from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.loader import load_slices
-from edgesplit_agent.worker.direct_broker import LaneSpec
+from edgesplit_agent.worker.direct.broker import ReleaseLanes
 
 
 class WorkerLost(InferenceFailed):
@@ -53,6 +53,11 @@ class Host(Protocol):
         """Whether `run` returns by the deadline whatever the model does."""
         ...
 
+    @property
+    def lanes(self) -> ReleaseLanes | None:
+        """Direct access of applications to the worker; None where there is none."""
+        ...
+
     def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
         """The job's tensors and every output of its slices that is needed outside of it.
 
@@ -66,24 +71,6 @@ class Host(Protocol):
 
     def close(self) -> None:
         """End the worker, if there is one."""
-        ...
-
-
-@runtime_checkable
-class LaneHost(Protocol):
-    """A host whose worker applications may reach directly, over lanes."""
-
-    def open_lane(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
-        """Open a lane over this socket. Busy where none is available; UsageError where the socket is unsuitable."""
-        ...
-
-    def end_lanes(self) -> None:
-        """End all lanes: no request that has not begun is answered over a lane any more."""
-        ...
-
-    def collect_lanes(self, predicted_s: float, scale: float) -> None:
-        """Report the lanes' results now; set the predicted seconds and the energy scale that lane answers contain from
-        now on."""
         ...
 
 
@@ -111,6 +98,7 @@ class InProcess:
     """Runs slices in the agent's own process: a model that crashes takes the agent with it."""
 
     in_time = False
+    lanes = None
 
     def __init__(self, programs: Mapping[str, Program], *, emulated: bool = False, notes: Iterable[str] = ()) -> None:
         self.emulated = emulated

@@ -83,7 +83,7 @@ class UnmapSegments(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class PrepareLanes(msgspec.Struct, frozen=True, tag="desk"):
-    """Prepare for lanes: beside this message are the shared state (`direct_shared_state`) and a socket that delivers
+    """Prepare for lanes: beside this message are the shared state (`direct.shared_state`) and a socket that delivers
     `OpenLane` messages. No answer."""
 
     words: Count

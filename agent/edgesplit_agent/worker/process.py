@@ -36,7 +36,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.worker.dataflow import Dataflow
-from edgesplit_agent.worker.direct_broker import LaneBroker
+from edgesplit_agent.worker.direct.broker import LaneBroker
 from edgesplit_agent.worker.host import SliceRun, WorkerLost
 from edgesplit_agent.worker.ipc import (
     AddSlice,
@@ -78,8 +78,6 @@ FOREVER_S = 1e6
 """Stands for no timeout, and bounds plausible durations."""
 SEND_SLICE_TIMEOUT_S = 60.0
 """Timeout in seconds of sending one slice's description: a starting process does not read yet."""
-LANES_ACTIVE = Task(0.0, math.inf, "answered lanes")
-"""Task of a worker that answered lane requests since the last check, so that it is checked again soon."""
 EXIT_TIMEOUT_S = 10.0
 """Timeout in seconds between the closing of a worker's socket and its end."""
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="worker-nursery")
@@ -111,7 +109,7 @@ class Worker:
         self._cpu_before_s = 0.0
         self._ended = threading.Event()
         self._end_reason = ""
-        self.lanes = _lane_broker(bounds)
+        self.lanes = LaneBroker(bounds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel: Channel[ToAgent] = Channel(ours, ToAgent)  # type: ignore[arg-type]
         try:
@@ -196,8 +194,8 @@ class Worker:
         """Wait up to `wait_s` for output or the end of the process, then check it. False once it has ended (see
         `end_reason`)."""
         now = perf_counter()
-        lanes_active = self.lanes.check()
-        task = self._task or self.lanes.current_task(now) or (LANES_ACTIVE if lanes_active else None)
+        lane_task = self.lanes.check(now)
+        task = self._task or lane_task
         wait_s = check_interval_s(task, now) if wait_s is None else wait_s
         for descriptor, _ in self._poll.poll(1000 * wait_s):
             if descriptor == self.output.fileno():
@@ -380,13 +378,6 @@ class Worker:
             self.kill("")
         self._ended.wait(EXIT_TIMEOUT_S)
         return WorkerLost(f"the model's worker process {self._end_reason or 'ended'}")
-
-
-def _lane_broker(bounds: Bounds) -> LaneBroker:
-    try:
-        return LaneBroker(bounds)
-    except OSError as error:
-        raise EdgeError(f"no worker process can be started: {error.strerror}") from error
 
 
 def _check_opened(answer: Opened | Failed) -> Opened:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
-from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, ModelRefused
+from edgesplit.errors import DeadlineExceeded, EdgeError, ModelRefused
 from edgesplit.plan import Plan
 from edgesplit.release.manifest import Slice
 from edgesplit.release_store import StoredRelease
@@ -27,7 +27,7 @@ from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.options import EngineOptions
 from edgesplit.runtime.providers import ACCELERATOR_GONE
 from edgesplit_agent.worker.dataflow import Dataflow, dataflow_of
-from edgesplit_agent.worker.direct_broker import LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.broker import LaneBroker, ReleaseLanes
 from edgesplit_agent.worker.host import NeededSlices, SliceRun, WorkerLost
 from edgesplit_agent.worker.ipc import Opened, OpenSlices
 from edgesplit_agent.worker.process import Worker
@@ -252,6 +252,15 @@ class _WorkerSupervisor:
         worker = self.worker
         return (worker.notes if worker is not None else ()) or self.history.notes
 
+    def on_answered(self) -> None:
+        """The worker has answered: later losses are counted anew."""
+        self.history.losses_in_a_row = 0
+
+    def current_lanes(self) -> LaneBroker | None:
+        """The lanes of the current worker."""
+        worker = self.worker
+        return worker.lanes if worker is not None and not worker.has_ended else None
+
     def close(self) -> None:
         """Stop supervising and kill the worker."""
         self.closed.set()
@@ -284,6 +293,8 @@ class SupervisedHost:
             release, plan, setup, slice_s, bounds, on_lost, TensorAllocator(bounds.memory_bytes)
         )
         self._processor = processor if slice_s is not None else None
+        supervisor = self._supervisor  # the lanes refer to it, not to the host
+        self.lanes = ReleaseLanes(supervisor.current_lanes, supervisor.on_answered)
         self._dataflows: dict[tuple[str, ...], Dataflow] = {}
         self._thread = threading.Thread(
             target=self._supervisor.supervise, name=f"worker of {release.digest[:12]}", daemon=True
@@ -320,7 +331,7 @@ class SupervisedHost:
         else:
             with self._hold_processor(self._processor, job.deadline):
                 live = worker.run(job, dataflow, timing)
-        self._supervisor.history.losses_in_a_row = 0
+        self._supervisor.on_answered()
         return live
 
     @staticmethod
@@ -346,37 +357,6 @@ class SupervisedHost:
         """
         self._supervisor.reconfigure(self._await_worker(None), setup)
 
-    def open_lane(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
-        """Open a lane to the current worker. Busy where none is available; UsageError."""
-        supervisor = self._supervisor
-        worker = supervisor.worker
-        if worker is None or worker.has_ended:
-            raise Busy("no worker process is ready")
-
-        def on_results(notes: LaneResults) -> None:
-            if notes.answers:
-                supervisor.history.losses_in_a_row = 0
-            spec.on_results(notes)
-
-        watched = LaneSpec(
-            spec.slices, spec.inputs, spec.outputs, spec.answers_at, spec.bytes, spec.expected_s,
-            spec.predicted_s, on_results, spec.flush,
-        )  # fmt: skip
-        worker.lanes.open(watched, descriptor, shared=shared)
-
-    def end_lanes(self) -> None:
-        """End all lanes: no request that has not begun is answered over a lane any more."""
-        worker = self._supervisor.worker
-        if worker is not None:
-            worker.lanes.end_all()
-
-    def collect_lanes(self, predicted_s: float, scale: float) -> None:
-        """Report the lanes' results now; set the predictions that lane answers contain."""
-        worker = self._supervisor.worker
-        if worker is not None:
-            worker.lanes.set_predictions(predicted_s, scale)
-            worker.lanes.collect()
-
     @property
     def merged(self) -> int:
         """Number of merged sessions."""
@@ -397,7 +377,7 @@ class SupervisedHost:
             "setup": str(supervisor.setup),
             "notes": list(supervisor.notes),
             "tensor_bytes": supervisor.allocator.held_bytes,
-            "lanes": worker.lanes.count if worker is not None else 0,
+            "lanes": self.lanes.count,
         }
 
     def _await_worker(self, deadline: float | None) -> Worker:

@@ -18,6 +18,7 @@ from edgesplit.client import model_index
 from edgesplit.client.async_connection import AsyncConnection
 from edgesplit.client.direct.async_channel import AsyncLanes
 from edgesplit.client.direct.grant import LANE_PATH
+from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, FrameWindow, Result, StreamSettings
 from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
@@ -25,7 +26,6 @@ from edgesplit.client.retry import RetryState
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, LinkError
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply
-from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
@@ -85,14 +85,13 @@ class AsyncClient:
         `Client.infer`."""
         check_deadline(deadline_s)
         deadline, lanes = monotonic() + deadline_s, self._lanes
-        if lanes is None or request_id is not None or options is not NONE or application_headers():
+        if lanes is None or not may_use_lane(request_id, options):
             request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
             return await self._send_with_retry(request, deadline, deadline_s)
-        answer = await lanes.infer(model, inputs, outputs, deadline, self._request_lane)
-        if answer is None:
-            answer = await self._send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s)
-            lanes.on_agent_answer(model)
-        return answer
+        return await lanes.infer(
+            model, inputs, outputs, deadline, self._request_lane,
+            lambda: self._send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s),
+        )  # fmt: skip
 
     def stream(
         self,

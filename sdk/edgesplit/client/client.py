@@ -19,6 +19,7 @@ from typing import Any
 
 from edgesplit.client import model_index
 from edgesplit.client.connection import Connection
+from edgesplit.client.direct.request_policy import may_use_lane
 from edgesplit.client.direct.sync_channel import can_use_lanes
 from edgesplit.client.frame_window import ErrorMode, StreamSettings
 from edgesplit.client.request import PLAIN_HEADERS, Answer, InferenceRequest, check_deadline
@@ -27,7 +28,6 @@ from edgesplit.client.stream import stream_answers
 from edgesplit.errors import Busy, EdgeError, LinkError
 from edgesplit.http1.address import Address
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.options import NONE, Drop, InferOptions, to_parameters
 
@@ -103,16 +103,14 @@ class Client:
         """
         check_deadline(deadline_s)
         deadline = monotonic() + deadline_s
-        if not (self._uses_lanes and request_id is None and options is NONE) or application_headers():
+        if not (self._uses_lanes and may_use_lane(request_id, options)):
             request = InferenceRequest.create(model, inputs, outputs, request_id, to_parameters(options))
             return self.send_with_retry(request, deadline, deadline_s)
         connection = getattr(self._thread_local, "connection", None) or self._thread_connection()
-        answer = connection.lanes.infer(model, inputs, outputs, deadline, connection.request_lane)
-        if answer is not None:
-            return answer
-        answer = self.send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s)
-        connection.lanes.on_agent_answer(model)
-        return answer
+        return connection.lanes.infer(
+            model, inputs, outputs, deadline, connection.request_lane,
+            lambda: self.send_with_retry(InferenceRequest.create(model, inputs, outputs), deadline, deadline_s),
+        )  # fmt: skip
 
     def stream(
         self,

@@ -24,6 +24,7 @@ from edgesplit_agent.policy.link_estimator import LinkEstimate
 from edgesplit_agent.policy.row_selection import RowChoice, RowSelector, SelectionContext
 from edgesplit_agent.releases.loaded_release import LoadedRelease
 from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
+from edgesplit_agent.telemetry.request_record import RequestRecord
 from edgesplit_agent.telemetry.windows import TelemetryWindows
 from edgesplit_simulation.device.runtime import SimulatedHost
 from edgesplit_simulation.device.sensors import BASIS, PowerModel, joules
@@ -142,12 +143,9 @@ class SimulatedEngine:
     def _deliver(self, request_id: str) -> None:
         _, on_result = self._pending.pop(request_id)
         model, release, result = self._results.pop(request_id)
-        if isinstance(result, Report):
-            self.windows.observe(model, result)
-            self.health.on_answer(model, result)
-        else:
-            self.windows.observe(model, None)
-            self.health.on_failure(model, release.digest, result)
+        record = RequestRecord(model, release, result)
+        self.windows.finished(record)
+        self.health.finished(record)
         release.end_lease()
         on_result(result)
 

@@ -34,6 +34,7 @@ class SimulatedHost:
     """The slices of one release, loaded on one device; implements `edgesplit_agent.worker.host.Host`."""
 
     in_time = True
+    lanes = None
     emulated = True
 
     def __init__(

@@ -141,30 +141,27 @@ class AsyncLanes:
         outputs: Sequence[str],
         deadline: float,
         send_lane_request: SendLaneRequest,
-    ) -> Answer | None:
-        """Run the request on a lane; None if it must go through the agent.
+        ask_agent: Callable[[], Awaitable[Answer]],
+    ) -> Answer:
+        """Run the request on a lane, or by `ask_agent` where there is none or it does not answer.
 
-        `send_lane_request` sends the request for a new lane. A lane that fails is closed, and the result is None then
-        as well.
+        `send_lane_request` sends the request for a new lane. A lane that fails is closed.
         """
-        state = self._models.get(model)
-        lane = await self._acquire(model, state, deadline, send_lane_request) if state is not None else None
-        if state is None or lane is None:
-            return None
-        is_reusable = False
-        try:
-            answer = await lane.infer(inputs, outputs, deadline)
-            is_reusable = True
-            return answer
-        except LaneClosed as error:
-            log.debug("the lane to %s is given up: %s", model, error)
-            return None
-        finally:
-            self._release(state, lane, is_reusable)
-
-    def on_agent_answer(self, model: str) -> None:
-        """Note that the agent answered a request for `model`, so that the next request may ask for a lane."""
-        self._models.setdefault(model, _ModelLanes()).policy.has_agent_answered = True
+        state = self._models.get(model) or self._models.setdefault(model, _ModelLanes())
+        lane, answer = await self._acquire(model, state, deadline, send_lane_request), None
+        if lane is not None:
+            is_reusable = False
+            try:
+                answer = await lane.infer(inputs, outputs, deadline)
+                is_reusable = True
+            except LaneClosed as error:
+                log.debug("the lane to %s is given up: %s", model, error)
+            finally:
+                self._release(state, lane, is_reusable)
+        if answer is None:
+            answer = await ask_agent()
+            state.policy.has_agent_answered = True  # so that the next request may ask for a lane
+        return answer
 
     def close(self) -> None:
         """Close all lanes; requests in flight on them fail with LaneClosed."""

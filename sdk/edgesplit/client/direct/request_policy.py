@@ -1,4 +1,4 @@
-"""When a client requests a direct lane; no sockets, shared by the threaded and the asyncio client.
+"""When a client uses or requests a direct lane; no sockets, shared by the threaded and the asyncio client.
 
 Never for a first request, because a program that sends a single one needs no lane. After refusals the requests for a
 lane back off exponentially.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgesplit.backoff import Backoff
+from edgesplit.observability.trace_context import application_headers
+from edgesplit.oip.options import NONE, InferOptions
 
 REFUSED = Backoff(first_s=0.5, longest_s=60.0)
 """Pauses before a lane is requested again."""
@@ -51,6 +53,11 @@ class LaneRequestPolicy:
         self.has_agent_answered = False
         self.retry_at = now + REFUSED.pause_s(self.refusals)
         self.refusals += 1
+
+
+def may_use_lane(request_id: str | None, options: InferOptions) -> bool:
+    """Whether nothing about a request needs the agent: no id or options of its own, and no trace that it belongs to."""
+    return request_id is None and options is NONE and not application_headers()
 
 
 def grant_timeout_s(left_s: float) -> float:

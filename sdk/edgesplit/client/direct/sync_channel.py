@@ -113,36 +113,29 @@ class Lanes:
         outputs: Sequence[str],
         deadline: float,
         send_lane_request: SendLaneRequest,
-    ) -> Answer | None:
-        """Run the request on a lane; None if it must go through the agent.
+        ask_agent: Callable[[], Answer],
+    ) -> Answer:
+        """Run the request on a lane, or by `ask_agent` where there is none or it does not answer.
 
-        `send_lane_request` sends the request for a new lane. A lane that fails is closed, and the result is None then
-        as well.
+        `send_lane_request` sends the request for a new lane. A lane that fails is closed.
         """
-        lane = self._lanes.get(model)
-        if lane is None:
-            policy = self._policies.get(model)
-            if policy is None or not policy.should_request(monotonic()):
-                return None
+        policy = self._policies.get(model) or self._policies.setdefault(model, LaneRequestPolicy())
+        lane, answer = self._lanes.get(model), None
+        if lane is None and policy.should_request(monotonic()):
             lane = self._open(model, policy, deadline, send_lane_request)
-            if lane is None:
-                return None
-        try:
-            return lane.infer(inputs, outputs, deadline)
-        except LaneClosed as error:
-            log.debug("the lane to %s is given up: %s", model, error)
-            self._discard(model)
-            return None
-        except BaseException:  # a late answer to this request may still arrive on it
-            self._discard(model)
-            raise
-
-    def on_agent_answer(self, model: str) -> None:
-        """Note that the agent answered a request for `model`, so that the next request may ask for a lane."""
-        policy = self._policies.get(model)
-        if policy is None:
-            policy = self._policies[model] = LaneRequestPolicy()
-        policy.has_agent_answered = True
+        if lane is not None:
+            try:
+                answer = lane.infer(inputs, outputs, deadline)
+            except LaneClosed as error:
+                log.debug("the lane to %s is given up: %s", model, error)
+                self._discard(model)
+            except BaseException:  # a late answer to this request may still arrive on it
+                self._discard(model)
+                raise
+        if answer is None:
+            answer = ask_agent()
+            policy.has_agent_answered = True  # so that the next request may ask for a lane
+        return answer
 
     def close(self) -> None:
         """Close all lanes; a thread that waits on one is woken."""

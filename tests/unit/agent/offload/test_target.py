@@ -4,14 +4,14 @@ told apart. No thread and no socket: the server is scripted, the clock stands st
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+import threading
+from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 
 from edgesplit.offload_client.pool import PROBE_BYTES, CancellableCall, OffloadAnswer, OffloadFailure, OffloadRequest
-from edgesplit.plan import Link, Row
-from edgesplit_agent.offload.target import UNANSWERED_S, OffloadTarget
-from edgesplit_agent.policy.row_selection import RowChoice
+from edgesplit.plan import Link
+from edgesplit_agent.offload.target import UNANSWERED_S, OffloadTarget, Reservation
 
 LINK = Link(up_bytes_per_s=1e6, down_bytes_per_s=2e6, rtt_s=0.05)
 BYTES = 20_000
@@ -80,12 +80,12 @@ class World:
     @property
     def may_be_asked(self) -> bool:
         """Whether the next request may go there."""
-        row = Row(name="remote", remote=("a",), up_bytes=BYTES)
-        try:
-            choice = self.cloud.select(lambda seen: RowChoice(row) if seen.remote_ok else None)
-        finally:
-            self.cloud.release()
-        return choice is not None
+        is_available = self.cloud.snapshot().is_available
+        reservation = self.cloud.reserve()
+        assert (reservation is not None) == is_available
+        if reservation is not None:
+            self.cloud.release(reservation)
+        return is_available
 
 
 @pytest.fixture
@@ -167,3 +167,99 @@ def test_a_ping_behind_our_own_bytes_makes_no_round_trip_long(world: World) -> N
     world.cloud.on_slow(LOCAL_S)
     world.watch()
     assert world.cloud.conditions.link.rtt_s > before_s
+
+
+# Snapshot and reservation
+
+
+def on_trial(world: World, successes: int = 0) -> None:
+    """Open the breaker, let its probe succeed, and have so many requests answered on trial."""
+    world.answered()
+    world.clock.now += 1.0
+    world.cloud.on_overdue(0.9)
+    world.clock.now += 1.0
+    world.watch()
+    for _ in range(successes):
+        world.answered()
+    assert world.cloud.breaker.state == "trial"
+
+
+def test_a_snapshot_stays_as_it_was(world: World) -> None:
+    """Whatever the target learns afterwards: a selection sees one moment."""
+    before = world.cloud.snapshot()
+    world.answered()
+    world.clock.now += 1.0
+    world.cloud.on_overdue(0.9)
+    assert before.is_available and before.breaker.state == "closed" and before.conditions.remote_usable
+    after = world.cloud.snapshot()
+    assert not after.is_available and after.estimate != before.estimate and after.taken_at > before.taken_at
+    with pytest.raises(FrozenInstanceError):
+        before.in_flight = 1  # type: ignore[misc]
+
+
+def test_a_place_is_refused_where_the_breaker_opened_after_the_snapshot(world: World) -> None:
+    """The snapshot promised it; the reservation looks again."""
+    world.answered()
+    world.clock.now += 1.0
+    assert world.cloud.snapshot().is_available
+    world.cloud.on_overdue(0.9)
+    assert world.cloud.reserve() is None and world.cloud.in_flight == 0
+
+
+def test_a_target_without_a_server_has_no_place() -> None:
+    """Only the device's speed is learnt there."""
+    cloud = OffloadTarget(None)
+    assert not cloud.snapshot().is_available and not cloud.conditions.remote_usable and cloud.reserve() is None
+
+
+@pytest.mark.parametrize(("successes", "room"), [(0, 1), (1, 2), (2, 4)])
+def test_threads_that_saw_the_same_room_do_not_exceed_it(world: World, successes: int, room: int) -> None:
+    """All sixteen take their snapshots first, each of which has room; as many places are given as there are."""
+    on_trial(world, successes)
+    seen = threading.Barrier(16)
+    for _ in range(20):
+        granted: list[Reservation] = []
+
+        def ask(granted: list[Reservation] = granted) -> None:
+            assert world.cloud.snapshot().is_available
+            seen.wait(20)
+            reservation = world.cloud.reserve()
+            if reservation is not None:
+                granted.append(reservation)
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(granted) == room == world.cloud.in_flight
+        for reservation in granted:
+            world.cloud.release(reservation)
+    assert world.cloud.in_flight == 0
+
+
+def test_threads_that_come_and_go_never_exceed_the_room(world: World) -> None:
+    """Eight threads reserve and release without pause: at no moment do more hold a place than the trial admits."""
+    on_trial(world, 1)
+    counting, holders, most, begin = threading.Lock(), 0, 0, threading.Barrier(8)
+
+    def come_and_go() -> None:
+        nonlocal holders, most
+        begin.wait(20)
+        for _ in range(400):
+            reservation = world.cloud.reserve()
+            if reservation is None:
+                continue
+            with counting:
+                holders += 1
+                most = max(most, holders)
+            with counting:
+                holders -= 1
+            world.cloud.release(reservation)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert 0 < most <= 2 and world.cloud.in_flight == 0

@@ -18,7 +18,7 @@ from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.engine import Engine, Settings
 from edgesplit_agent.telemetry.windows import TelemetryWindows
 from edgesplit_agent.updates.download_window import DownloadWindow, NotNow
-from support.agent_engine import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active
+from support.agent_engine import CLASS, CUT, EXPECTED, INPUT, LOCAL, REMOTE, ScriptedCloud, active, record
 
 POWER = Power(idle_watts=2.0, busy_watts=5.0)
 QUICK_LOCAL = msgspec.structs.replace(LOCAL, device_s=0.02, device_joules=0.3)
@@ -115,7 +115,7 @@ def test_each_answer_tells_its_joules_and_telemetry_their_mean() -> None:
             report = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
             assert report.joules_basis == "predicted"
             assert 0 < report.joules <= 2 * POWER.busy_watts * report.latency_s
-            windows.observe("tiny", report)
+            windows.finished(record(report))
         told = windows.close_windows(engine.serving, engine.conditions)[0]
     assert told.joules_basis == "predicted" and told.joules > 0
 

@@ -22,12 +22,14 @@ from edgesplit.oip.report import Report
 from edgesplit.plan import Row
 from edgesplit_agent.policy.row_selection import RowChoice
 from edgesplit_agent.serving.engine import Answer, Engine, Settings
+from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from edgesplit_agent.telemetry.windows import Tally
 from support.agent_engine import (
     CLASS,
     EXPECTED,
     INPUT,
     REMOTE,
+    RecordList,
     ScriptedCloud,
     Step,
     active,
@@ -323,16 +325,16 @@ def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> N
 
 def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
     """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
-    told: list[tuple[str, Any]] = []
     with engine_with(REMOTE) as (engine, cloud, _):
-        engine._on_result = lambda model, result: told.append((model, result))
+        kept = RecordList()
+        engine.observe(kept)
         wishes = InferOptions(stream="cam", stale_ok_s=3600.0)
         good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
         cloud.script = unavailable
         stale = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
         assert stale.outputs is good.outputs
         assert stale.report.stale and stale.report.age_s > 0 and not good.report.stale
-        assert [type(result) for _, result in told] == [Answer, LinkError]
+        assert [type(record.outcome) for record in kept.records] == [Report, LinkError]
         assert engine.stale_answers == 1
         again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
         assert again is stale, "an id stands for one answer"
@@ -418,18 +420,21 @@ def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
 
 
 def test_an_observer_that_raises_costs_no_answer() -> None:
-    """Neither the answer's, nor the health's."""
+    """Nor does it keep the record from the next one."""
 
     def fails(*_: object) -> None:
         raise ZeroDivisionError
 
-    engine = Engine(CLASS, None, on_result=fails, on_device_part=fails)
+    engine, kept = Engine(CLASS, None), RecordList()
+    engine.observe(DeviceRunObserver(fails))
+    engine.observe(kept)
     steps = programs()
     engine.serve("tiny", active(LOCAL, steps=steps))
     assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
     steps["a"].error = InferenceFailed("gone")
     with pytest.raises(InferenceFailed, match="gone"):
         engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+    assert [record.device_runs for record in kept.records] == [(None,), (steps["a"].error,)]
     engine.stop()
 
 
@@ -571,6 +576,25 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         cloud.let_go.set()
         assert out.answer.report.row == "cut-1"
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
+
+
+def test_a_request_whose_place_another_took_is_selected_again_and_counted_once() -> None:
+    """Both saw the one place of a trial; the second is answered by another row, and is one request to the selector."""
+    with engine_with(LOCAL, CUT) as (engine, cloud, _):
+        target = engine._own_target
+        target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        reserve, taken = target.reserve, list[object]()
+
+        def taken_by_another() -> Any:
+            if not taken:
+                taken.append(reserve())
+            return reserve()
+
+        target.reserve = taken_by_another  # type: ignore[method-assign]
+        report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
+        assert (report.row, report.fallback) == ("local", False) and taken[0] is not None
+        assert cloud.asked == [] and engine.row_of("tiny") == "local" and target.in_flight == 1
+        assert len(engine._selector._arrivals["tiny"]) == 1
 
 
 def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:

@@ -28,6 +28,7 @@ from edgesplit.release.manifest import Chunk, GoldenExample, decode_manifest, de
 from edgesplit.release.privacy_floor import PrivacyFloor
 from edgesplit_agent.releases.loaded_release import check_golden, is_close, plan_for
 from edgesplit_agent.serving.engine import Engine, Settings, suggest_models
+from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from support.agent_engine import (
     CUT,
     DIGEST,
@@ -303,10 +304,8 @@ def test_only_the_devices_own_part_counts_for_its_releases_health() -> None:
     told: list[tuple[str, Exception | None]] = []
     cloud = ScriptedCloud()
     cloud.start()
-    engine = Engine(
-        "pi4", OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0),
-        on_device_part=lambda release, error: told.append((release, error)),
-    )  # fmt: skip
+    engine = Engine("pi4", OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=3600.0))
+    engine.observe(DeviceRunObserver(lambda release, error: told.append((release, error))))
     engine.serve("tiny", active(CUT, steps=steps))
     cloud.script = unavailable
     with pytest.raises(LinkError):

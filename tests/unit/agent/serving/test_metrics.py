@@ -19,12 +19,11 @@ from edgesplit.oip.report import PHASES, Report, from_parameters, phases, to_par
 from edgesplit.plan import Conditions
 from edgesplit_agent.main import _parser as parser
 from edgesplit_agent.power.sensors import Readings
-from edgesplit_agent.serving.engine import Answer
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics, engine_series, outcome_label, power_gauges
 from edgesplit_agent.telemetry.windows import TelemetryWindows, build_telemetry, shorten_to_fit
 from edgesplit_offload.observability.request_metrics import outcome_label as server_outcome
-from support.agent_engine import CUT, INPUT, LINK, LOCAL, active, unavailable, world
+from support.agent_engine import CUT, INPUT, LINK, LOCAL, RecordList, active, record, unavailable, world
 from support.handmade_release import CUT as HANDMADE_CUT
 from support.handmade_release import DIGEST, MID
 from support.observed_request import INPUTS, MODEL, NO_HEDGE, asked, both_sides, samples, value
@@ -64,18 +63,14 @@ def test_an_older_client_reads_the_report_and_an_older_agents_is_read() -> None:
 
 def test_device_and_server_count_what_was_asked_and_agree(tmp_path: Path) -> None:
     """Ten requests over both tiers: ten in each side's counts, the sums of phases those of the ten reports."""
-    metrics, reports = RequestMetrics(), list[Report]()
-
-    def observe(model: str, result: Answer | Exception) -> None:
-        assert isinstance(result, Answer)
-        reports.append(result.report)
-        metrics.observe("handmade@1", result.report)
-
-    with both_sides(tmp_path, observe=observe) as (engine, offload):
+    metrics, kept = RequestMetrics(), RecordList()
+    with both_sides(tmp_path, observer=metrics) as (engine, offload):
+        engine.observe(kept)
         for _ in range(10):
             assert np.array_equal(engine.infer(MODEL, INPUTS, deadline_s=20).outputs["out"], np.full((1, 4), 4.0))
         page = samples(render_metrics([*metrics.registry.series(), *engine_series(engine, connected=True)]))
         server = samples(render_metrics(offload.series()))
+    reports = [entry.outcome for entry in kept.records if isinstance(entry.outcome, Report)]
     row = {"model": "handmade@1", "row": "cut-1"}
     assert value(page, "edgesplit_agent_requests_total", **row, outcome="answered") == 10
     assert value(page, "edgesplit_agent_request_seconds_count", **row) == 10
@@ -138,7 +133,7 @@ def test_each_error_is_counted_under_one_of_few_words(error: Exception, word: st
     """However it is worded."""
     assert outcome_label(error) == word
     metrics = RequestMetrics()
-    metrics.observe("m@1", error)
+    metrics.finished(record(error, version="m@1"))
     found = samples(render_metrics(metrics.registry.series()))
     assert value(found, "edgesplit_agent_requests_total", model="m@1", row="", outcome=word) == 1
     assert server_outcome(error) == {"link": "gone", "dropped": "failed"}.get(word, word)
@@ -195,7 +190,7 @@ def test_telemetry_tells_the_phases_of_a_window_and_begins_anew() -> None:
     """As sparse histograms, which a controller decodes."""
     windows, release = TelemetryWindows(), active(LOCAL)
     for _ in range(3):
-        windows.observe("tiny", Report(release="r", row="local", latency_s=0.004, device_s=0.003))
+        windows.finished(record(Report(release="r", row="local", latency_s=0.004, device_s=0.003)))
     sent = build_telemetry(1, 1, False, NOW, windows.close_windows({"tiny": release}, NOW))
     read = messages.decode(messages.encode(sent), Telemetry)
     assert read == sent

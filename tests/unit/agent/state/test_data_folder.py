@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgesplit import Client
-from edgesplit.errors import NotFound, UsageError
+from edgesplit.errors import DeadlineExceeded, NotFound, UsageError
 from edgesplit.http1.server import Request, Server
 from edgesplit.links import parse_host_and_port
 from edgesplit.oip import protocol as oip
@@ -27,7 +27,7 @@ from edgesplit_agent.serving.http_endpoint import Endpoint, is_local
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder, Identity
 from edgesplit_agent.state.slots import Current, SafeMode, Slots
 from edgesplit_agent.telemetry.windows import TelemetryWindows, quantile
-from support.agent_engine import EXPECTED, INPUT, LOCAL, active
+from support.agent_engine import EXPECTED, INPUT, LOCAL, active, record
 
 ME = Identity(
     device="cam", device_class="pi4", broker="h:1", offload="https://h:2", controller="https://h:3", tuf_root="{}"
@@ -205,8 +205,8 @@ def test_windows_count_and_begin_anew() -> None:
         report = Report(
             release="r", row=row, fallback=number == 0, emulation_overrun=number == 1, latency_s=0.1 * (number + 1)
         )
-        windows.observe("tiny", report)
-    windows.observe("tiny", None)
+        windows.finished(record(report))
+    windows.finished(record(DeadlineExceeded("late")))
     window = windows.close_windows({"tiny": release}, now)[0]
     assert (window.requests, window.failed, window.fallbacks, window.switches, window.emulation_overruns) == (
         4,
@@ -218,7 +218,7 @@ def test_windows_count_and_begin_anew() -> None:
     assert window.latency_p50_s == pytest.approx(0.3) and window.latency_p95_s == pytest.approx(0.4)
     assert window.row == "local" and window.predicted_s == pytest.approx(LOCAL.device_s)
     assert windows.close_windows({"tiny": release}, now)[0].requests == 0
-    windows.observe("tiny", Report(release="r", row="cut-1"))
+    windows.finished(record(Report(release="r", row="cut-1")))
     assert windows.close_windows({"tiny": release}, now)[0].switches == 1
     assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "late": 1}
 

@@ -22,6 +22,7 @@ from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.release_health import evidence_by_device
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device
+from support.agent_engine import record
 from support.device_fleet import new_url
 from support.device_storage import MODEL, Machine, Source, Tiny
 
@@ -87,15 +88,16 @@ def test_a_release_is_judged_by_its_own_requests() -> None:
     """Not by those that began with the one before it, nor by what applications did wrong."""
     ledger = ReleaseHealthTracker()
     ledger.on_activated(MODEL, OLD, 0.0)
-    ledger.on_failure(MODEL, OLD, DeadlineExceeded("late"))
+    ledger.finished(record(DeadlineExceeded("late"), model=MODEL, digest=OLD))
     ledger.on_activated(MODEL, NEW, 10.0, Drift(0.02, True), golden_ok=True)
-    ledger.on_answer(MODEL, report(OLD))
-    ledger.on_failure(MODEL, OLD, DeadlineExceeded("late"))
+    ledger.finished(record(report(OLD), model=MODEL, digest=OLD))
+    ledger.finished(record(DeadlineExceeded("late"), model=MODEL, digest=OLD))
     weighed = {"joules": 2.0, "joules_basis": "predicted"}
     for number in range(100):
-        ledger.on_answer(MODEL, report(latency_s=number / 1000, fallback=number < 3, **weighed))
+        answer = report(latency_s=number / 1000, fallback=number < 3, **weighed)
+        ledger.finished(record(answer, model=MODEL, digest=NEW))
     for error in (DeadlineExceeded("late"), Busy("full"), UsageError("typo"), Dropped("stale")):
-        ledger.on_failure(MODEL, NEW, error)
+        ledger.finished(record(error, model=MODEL, digest=NEW))
     ledger.on_readings(MODEL, 5_000, 60.0)
     ledger.on_readings(MODEL, 3_000, 71.5)
     ledger.on_readings(MODEL, None, None)
@@ -112,7 +114,7 @@ def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
     ledger = ReleaseHealthTracker()
     ledger.reconcile({MODEL: OLD}, 5.0)
     assert ledger.to_telemetry(6.0) == (ReleaseHealth(model=MODEL, release=OLD, active_s=1.0),)
-    ledger.on_answer(MODEL, report(OLD))
+    ledger.finished(record(report(OLD), model=MODEL, digest=OLD))
     ledger.reconcile({MODEL: OLD}, 7.0)
     assert ledger.to_telemetry(8.0)[0].requests == 1
     ledger.reconcile({}, 9.0)

@@ -9,8 +9,9 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -30,16 +31,16 @@ from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
 from edgesplit_agent.main import _parser
 from edgesplit_agent.power.energy_model import EnergyMeter
-from edgesplit_agent.serving.deferred_accounting import DeferredAccounting
-from edgesplit_agent.serving.direct_access import LaneConditions, LaneObservers, Lanes, reason_against
-from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_broker import LaneBroker, LaneResults, LaneSpec
-from edgesplit_agent.worker.direct_child import WorkerLanes
-from edgesplit_agent.worker.direct_shared_state import MAX_LANES, RING_ENTRIES, LaneSharedState
+from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.serving.direct_access import DirectAccess, LaneConditions, reason_against
+from edgesplit_agent.worker.direct import shared_state
+from edgesplit_agent.worker.direct.broker import LaneBroker, LaneResults, LaneSpec
+from edgesplit_agent.worker.direct.child import WorkerLanes
+from edgesplit_agent.worker.direct.shared_state import MAX_LANES, RING_ENTRIES, LaneSharedState
 from edgesplit_agent.worker.ipc import Channel
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from support.agent_engine import LOCAL as TWO_SLICES
-from support.agent_engine import REMOTE, active, eventually
+from support.agent_engine import REMOTE, RecordList, active, eventually
 from support.direct_access import GrantingAgent, asking, descriptors, grant, order
 
 INPUT = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -55,11 +56,16 @@ class LanedHost:
 
     slices = frozenset[str]()
 
-    def open_lane(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self) -> None:
+        self.specs: list[LaneSpec] = []
+        self.lanes = self
 
-    def end_lanes(self) -> None: ...
+    def open(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
+        self.specs.append(spec)
 
-    def collect_lanes(self, *_: Any) -> None: ...
+    def end_all(self) -> None: ...
+
+    def collect(self, predicted_s: float, scale: float) -> None: ...
 
 
 def laned(*rows: Any) -> Any:
@@ -105,29 +111,27 @@ def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
     power = Power(idle_watts=2.0, busy_watts=5.0)
     release = laned(TWO_SLICES)
     release = dataclasses.replace(release, plan=msgspec.structs.replace(release.plan, power=power))
-    orders: list[LaneSpec] = []
-    release.host.open_lane = lambda order, descriptor, shared: orders.append(order)
-    told: list[Report] = []
-    own: list[Exception | None] = []
-    learnt: list[Timing] = []
-    spent: list[float] = []
-    notes = DeferredAccounting()
-    ears = LaneObservers(
-        lambda release, timing: learnt.append(timing), lambda model, release, report: told.append(report), spent.append,
-        EnergyMeter(), lambda release, error: own.append(error), notes,
+    kept, spent, accounting = RecordList(), list[float](), RequestAccounting()
+    accounting.add(kept)
+    access = DirectAccess(
+        lambda model: release, lambda model: dataclasses.replace(USUAL, serving=release), accounting, EnergyMeter(),
+        spent.append, lambda: 1.0,
     )  # fmt: skip
-    granted = Lanes(ears).open("tiny", release, USUAL, 0, shared=True)
+    release.lease()
+    granted = access.open("tiny", 0, shared=True)
     assert (granted.row, granted.busy_watts, granted.idle_watts) == ("local", 5.0, 2.0)
-    orders[0].on_results(LaneResults([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
-    assert told == []
-    notes.flush()
+    release.host.specs[0].on_results(LaneResults([(0.03, 0.02), (0.05, 0.04)], failures=1, slice_s=(0.02, 0.01)))
+    assert kept.records == []
+    accounting.deliver()
+    told = [record.outcome for record in kept.records if isinstance(record.outcome, Report)]
     assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
         (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
     ]  # fmt: skip
     assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
     assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    own = [error for record in kept.records for error in record.device_runs]
     assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
-    assert [one.seconds for one in learnt] == [{"a": 0.02, "b": 0.01}]
+    assert [record.timing.seconds for record in kept.records if record.timing] == [{"a": 0.02, "b": 0.01}]
 
 
 # What lies where
@@ -165,7 +169,7 @@ def test_a_grant_of_places_that_are_none_is_refused(spoilt: dict[str, Any]) -> N
 
 
 def words() -> LaneSharedState:
-    return LaneSharedState(memoryview(bytearray(direct_shared_state.BYTES)))
+    return LaneSharedState(memoryview(bytearray(shared_state.BYTES)))
 
 
 def test_what_is_noted_is_read_once_and_whole() -> None:
@@ -188,7 +192,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
     assert own is not None
     told: list[int] = []
     bench.desk._spec = dataclasses.replace(order(), on_results=lambda notes: told.append(len(notes.answers)))
-    between = direct_shared_state.LaneSharedState.answers_between
+    between = shared_state.LaneSharedState.answers_between
 
     def meanwhile(self: LaneSharedState, taken: int, answers: int) -> list[tuple[float, float]]:
         own.record_answer(1.0, 1.0)
@@ -196,7 +200,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
     own.record_answer(1.0, 1.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct_shared_state.LaneSharedState, "answers_between", meanwhile)
+        patch.setattr(shared_state.LaneSharedState, "answers_between", meanwhile)
         bench.desk.collect()
     bench.desk.collect()
     bench.desk.collect()
@@ -205,7 +209,7 @@ def test_what_comes_while_it_is_read_is_told_the_next_time(bench: Bench) -> None
 
 def test_words_that_cannot_be_are_not_believed() -> None:
     """A worker that a model has taken over writes what it likes; times stay times, and a run has a beginning."""
-    memory = bytearray(os.urandom(16) * (direct_shared_state.BYTES // 16))
+    memory = bytearray(os.urandom(16) * (shared_state.BYTES // 16))
     own = LaneSharedState(memoryview(memory))
     own.record_answer(float("nan"), 1.0)
     own.record_answer(1.0, 2.0)
@@ -235,6 +239,7 @@ class Bench:
         self.done: list[str] = []
         self.notes: list[LaneResults] = []
         self.fails: Exception | None = None
+        self.while_running: Callable[[], None] = lambda: None
         self.lanes = WorkerLanes(theirs.fileno(), self._run)
         self.desk.connect_worker(Channel(self.agent, Any))  # type: ignore[arg-type]
         raw, files, _, _ = socket.recv_fds(theirs, 65_536, 2)
@@ -247,6 +252,7 @@ class Bench:
         if self.fails is not None:
             raise self.fails
         self.done.append("lane")
+        self.while_running()
         timing.seconds["s"] = 0.001
         return {"y": np.asarray(tensors["x"]) * np.float32(2)}
 
@@ -379,9 +385,41 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
         hostile.sock.close()
         while _readable(bench):
             bench.lanes.serve_one()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
         del good, hostile  # their memory holds a descriptor for as long as it is mapped
     assert bench.desk.count == 0 and descriptors() <= before
+
+
+def test_a_request_whose_answer_found_the_socket_full_ran_a_second_time(bench: Bench) -> None:
+    """A client that sends many requests before it reads: each runs once, is counted once and is answered once."""
+    end, requests, numbers = bench.open(), 50, list[int]()
+    for lane in bench.lanes._lanes.values():
+        lane.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's least
+    for number in range(1, requests + 1):
+        end.sock.send(asking(number))
+        _turn_if_due(bench)
+    assert len(bench.done) < requests, "the socket is full"
+    for _ in range(20 * requests):
+        if _readable_at(end):
+            numbers.append(reply_of(end)[0])
+        _turn_if_due(bench)
+    assert numbers == list(range(1, requests + 1)) and len(bench.done) == requests
+    bench.desk.collect()
+    assert sum(len(results.answers) for results in bench.notes) == requests and bench.desk.count == 1
+
+
+def test_a_client_that_closed_its_lane_during_a_run_left_a_run_without_end(bench: Bench) -> None:
+    """The answer cannot be sent, but the run is over: the watchdog must not kill the worker for it."""
+    end = bench.open()
+    bench.while_running = end.sock.close
+    end.sock.send(asking(1))
+    bench.turn()
+    assert bench.done == ["lane"] and bench.desk.current_task(perf_counter()) is None
+
+
+def _turn_if_due(bench: Bench) -> None:
+    if bench.lanes._due or _readable(bench):
+        bench.turn()
 
 
 def _readable(bench: Bench) -> bool:
@@ -404,7 +442,7 @@ def test_bytes_that_are_no_request_confuse_nobody(bench: Bench) -> None:
         said = end.sock.recv(65_536)
         assert len(said) == ANSWER.size * (size // 16)
         end.sock.close()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
     assert bench.desk.count == 0
 
 
@@ -437,12 +475,12 @@ def test_lanes_are_bounded_and_leave_nothing(bench: Bench) -> None:
         end.sock.close()
     while _readable(bench):
         bench.lanes.serve_one()
-    bench.desk.check()
+    bench.desk.check(perf_counter())
     before = descriptors()
     for _ in range(300):
         bench.open().sock.close()
         bench.lanes.serve_one()
-        bench.desk.check()
+        bench.desk.check(perf_counter())
     assert bench.desk.count == 0 and descriptors() <= before
 
 
@@ -452,7 +490,7 @@ def test_a_worker_that_does_not_run_as_it_was_opened_has_no_lanes(bench: Bench) 
     own = bench.lanes.state
     assert own is not None
     own.signal_change()
-    bench.desk.check()
+    bench.desk.check(perf_counter())
     assert bench.desk.count == 0
     with pytest.raises(Busy):
         bench.open()

@@ -27,13 +27,12 @@ from edgesplit.client.direct.grant import ANSWER, ANSWERED, CLOSED, FAILED, REQU
 from edgesplit.errors import InferenceFailed
 from edgesplit.oip import protocol as oip
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_shared_state import LaneSharedState
+from edgesplit_agent.worker.direct import shared_state
+from edgesplit_agent.worker.direct.shared_state import LaneSharedState
 from edgesplit_agent.worker.ipc import MESSAGE_BYTES, OpenLane
 
 log = logging.getLogger(__name__)
 
-NO_TIMES = (0.0, 0.0, 0.0)
 MIN_IN_PLACE_BYTES = 4_096
 """Minimum size in bytes of an input that is read in place; smaller ones, and all that are not floats, are copied: a
 value by which a model branches must not change while it runs."""
@@ -135,14 +134,14 @@ class LaneConnection:
         except Exception as error:  # of any kind: the client retries through the agent, which counts the failure
             log.warning("asked by a lane: %s", error)
             words.record_failure()
-            words.end_run()
             self._reply(number, FAILED)
             return
+        finally:  # before the answer is sent: a client that has gone must not leave a run for the watchdog to end
+            words.end_run()
         run_s = timing.total_s
         # Recorded before the answer is sent, so that a worker killed in between loses no answer from the statistics.
         words.record_answer(max(perf_counter() - began, run_s), run_s)
         self._reply(number, ANSWERED, run_s, words.predicted_s, words.scale)
-        words.end_run()
         words.record_slice_times([timing.seconds.get(name, 0.0) for name in self.lane.order])
 
     def _request_inputs(self) -> dict[str, Tensor]:
@@ -151,13 +150,12 @@ class LaneConnection:
     def _reply(
         self, number: int, status: int, run_s: float = 0.0, predicted_s: float = 0.0, scale: float = 0.0
     ) -> None:
+        """Begin to send the answer, with the outputs where they travel on the socket. What a full socket does not take
+        is sent once the client has read."""
         ANSWER.pack_into(self._answer, 0, number, status, run_s, predicted_s, scale)
-        if self.lane.shared or status != ANSWERED:
-            # A short write means that the client does not read its answers: end the lane.
-            if self.sock.send(self._answer, socket.MSG_DONTWAIT) != len(self._answer):
-                raise LaneClosed
-            return
-        self._unsent = memoryview(bytes(self._answer) + bytes(self.memory[self.lane.answers_at : self.lane.bytes]))
+        has_body = status == ANSWERED and not self.lane.shared
+        body = self.memory[self.lane.answers_at : self.lane.bytes] if has_body else b""
+        self._unsent = memoryview(b"".join((self._answer, body)))
         self._send_rest()
 
     def _send_rest(self) -> None:
@@ -190,7 +188,7 @@ class WorkerLanes:
     def connect_agent(self, files: Sequence[int]) -> None:
         """Connect the shared state and the lane socket that came as these descriptors."""
         words, door = files
-        self._state = LaneSharedState(memoryview(mmap.mmap(words, direct_shared_state.BYTES)))
+        self._state = LaneSharedState(memoryview(mmap.mmap(words, shared_state.BYTES)))
         os.close(words)
         self._lane_socket = socket.socket(fileno=door)
         self._poll.register(door, select.POLLIN)

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import select
 import socket
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from edgesplit.client.direct.grant import READY, LaneTensor
-from edgesplit.errors import Busy, UsageError
+from edgesplit.errors import Busy, EdgeError, UsageError
 from edgesplit.shared_memory.segment import Segment
-from edgesplit_agent.worker import direct_shared_state
-from edgesplit_agent.worker.direct_shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
+from edgesplit_agent.worker.direct import shared_state
+from edgesplit_agent.worker.direct.shared_state import MAX_LANES, MAX_SLICES, LaneSharedState
 from edgesplit_agent.worker.ipc import Channel, OpenLane, PrepareLanes, ToAgent
 from edgesplit_agent.worker.watchdog_policy import Bounds, Task, run_limit_s
 
 SMOOTHING = 0.3
 """Weight of the latest mean in the exponential average of a request's duration."""
+ANSWERING = Task(0.0, math.inf, "answered lanes")
+"""Task of a worker that answered lane requests since the last check, so that it is checked again soon."""
 NOT_A_STREAM = "a lane is a connected Unix stream socket"
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -58,7 +61,7 @@ class LaneSpec:
     """Duration that the plan predicts, in seconds."""
     on_results: Callable[[LaneResults], None]
     """Receives the results, on any thread and under a lock; it must only queue them."""
-    flush: Callable[[], None] = lambda: None
+    deliver: Callable[[], None] = lambda: None
     """Called without the lock after `on_results`, to process what was queued."""
 
 
@@ -75,16 +78,16 @@ class LaneBroker:
     """Opens, ends and collects the lanes of one worker. Thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:
-        """OSError where no descriptors are available."""
+        """EdgeError where no descriptors are available."""
         self._bounds = bounds
         self._lock = threading.RLock()
-        self._segment = Segment.create(-(-direct_shared_state.BYTES // 4096) * 4096)
+        self._segment = Segment.create(-(-shared_state.BYTES // 4096) * 4096)
         self._state = LaneSharedState(self._segment.memory)
         try:
             self._lane_socket, self._worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
+        except OSError as error:
             self._segment.close()
-            raise
+            raise EdgeError(f"no worker process can be started: {error.strerror}") from error
         self._lane_socket.setblocking(False)
         self._ends: dict[int, _LaneEnd] = {}
         self._numbers = itertools.count(1)
@@ -99,7 +102,7 @@ class LaneBroker:
     def connect_worker(self, channel: Channel[ToAgent]) -> None:
         """Send the shared state and the lane socket to the worker, once."""
         with self._worker_end:
-            channel.send(PrepareLanes(direct_shared_state.BYTES), (self._segment.descriptor, self._worker_end.fileno()))
+            channel.send(PrepareLanes(shared_state.BYTES), (self._segment.descriptor, self._worker_end.fileno()))
 
     @property
     def count(self) -> int:
@@ -159,7 +162,7 @@ class LaneBroker:
 
     def close(self) -> None:
         """The worker has ended: collect what it left, and release everything."""
-        self._collect_and_flush()
+        self._collect_and_deliver()
         with self._lock:
             if self._closed:
                 return
@@ -169,15 +172,19 @@ class LaneBroker:
             self._worker_end.close()
             self._segment.close()
 
-    def check(self) -> bool:
-        """Close abandoned lanes and collect results. True if requests were answered since the last call."""
+    def check(self, now: float) -> Task | None:
+        """Close abandoned lanes and collect results. The run in progress, for the watchdog; `ANSWERING` if requests
+        were answered since the last call."""
         with self._lock:
             self._close_abandoned()
             if self._state.has_changed:  # it no longer runs as its grants say
                 self.end_all()
-        stirred, self._checked_answers = self._checked_answers != self._state.answer_count, self._state.answer_count
-        self._collect_and_flush()
-        return stirred
+        has_answered, self._checked_answers = (
+            self._checked_answers != self._state.answer_count,
+            self._state.answer_count,
+        )
+        self._collect_and_deliver()
+        return self.current_task(now) or (ANSWERING if has_answered else None)
 
     def set_predictions(self, predicted_s: float, scale: float) -> None:
         """Set the predicted seconds and the energy scale that lane answers contain from now on."""
@@ -193,7 +200,7 @@ class LaneBroker:
                 return
             answered, failed = state.answer_count, state.failure_count  # read once: the worker may add more meanwhile
             answers = state.answers_between(self._collected_answers, answered)
-            failures = min(max(0, failed - self._collected_failures), direct_shared_state.RING_ENTRIES)
+            failures = min(max(0, failed - self._collected_failures), shared_state.RING_ENTRIES)
             self._collected_answers, self._collected_failures = answered, failed
             slice_s = self._mean_slice_s(len(order.slices))
             if answers:
@@ -202,11 +209,10 @@ class LaneBroker:
                 self._expected_s = before + SMOOTHING * (mean_s - before)
             order.on_results(LaneResults(answers, failures, slice_s))
 
-    def _collect_and_flush(self) -> None:
+    def _collect_and_deliver(self) -> None:
         self.collect()
-        order = self._spec
-        if order is not None:
-            order.flush()
+        if self._spec is not None:
+            self._spec.deliver()
 
     def current_task(self, now: float) -> Task | None:
         """The lane run in progress, for the watchdog; the same object for as long as it lasts. None if there is
@@ -261,10 +267,51 @@ class LaneBroker:
         runs, sums = self._state.slice_totals
         before, self._slice_s = self._slice_s or [0.0] * MAX_SLICES, sums
         count, self._runs = runs - self._runs, runs
-        if not 0 < count < direct_shared_state.MAX_PLAUSIBLE_S:
+        if not 0 < count < shared_state.MAX_PLAUSIBLE_S:
             return ()
         means = tuple((now - then) / count for now, then in zip(sums[:slice_count], before, strict=False))
-        return means if all(0.0 <= mean < direct_shared_state.MAX_PLAUSIBLE_S for mean in means) else ()
+        return means if all(0.0 <= mean < shared_state.MAX_PLAUSIBLE_S for mean in means) else ()
+
+
+class ReleaseLanes:
+    """The lanes of one release: those of whichever worker process runs it now."""
+
+    def __init__(self, current_broker: Callable[[], LaneBroker | None], on_answered: Callable[[], None]) -> None:
+        """`current_broker` returns None while no worker is ready; `on_answered` is called when lanes have answered."""
+        self._current_broker = current_broker
+        self._on_answered = on_answered
+
+    @property
+    def count(self) -> int:
+        """Number of lanes."""
+        broker = self._current_broker()
+        return broker.count if broker is not None else 0
+
+    def open(self, spec: LaneSpec, descriptor: int, *, shared: bool) -> None:
+        """Open a lane over this socket, as `LaneBroker.open`."""
+        broker = self._current_broker()
+        if broker is None:
+            raise Busy("no worker process is ready")
+
+        def on_results(results: LaneResults) -> None:
+            if results.answers:
+                self._on_answered()
+            spec.on_results(results)
+
+        broker.open(replace(spec, on_results=on_results), descriptor, shared=shared)
+
+    def end_all(self) -> None:
+        """End all lanes: no request that has not begun is answered over a lane any more."""
+        broker = self._current_broker()
+        if broker is not None:
+            broker.end_all()
+
+    def collect(self, predicted_s: float, scale: float) -> None:
+        """Report the lanes' results now; set the predictions that lane answers contain from now on."""
+        broker = self._current_broker()
+        if broker is not None:
+            broker.set_predictions(predicted_s, scale)
+            broker.collect()
 
 
 def _duplicate_stream(descriptor: int) -> socket.socket:

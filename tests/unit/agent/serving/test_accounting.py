@@ -1,0 +1,164 @@
+"""Finished requests are recorded after their answers, in order, once, and a reader of the counts sees all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgesplit import Client
+from edgesplit.errors import DeadlineExceeded, InferenceFailed
+from edgesplit.http1.server import Request, Response, Server
+from edgesplit.oip.report import Report
+from edgesplit_agent.serving.accounting import RequestAccounting
+from edgesplit_agent.serving.engine import Engine
+from edgesplit_agent.serving.http_endpoint import Endpoint
+from edgesplit_agent.serving.metrics import RequestMetrics
+from edgesplit_agent.telemetry.release_health import ReleaseHealthTracker
+from edgesplit_agent.telemetry.request_record import RequestRecord
+from edgesplit_agent.telemetry.windows import TelemetryWindows
+from support.agent_engine import CLASS, INPUT, LOCAL, RecordList, active, eventually, programs, record
+
+LONG_S = 60.0
+
+
+def test_a_record_is_delivered_after_the_answer() -> None:
+    """Not while the request runs: the caller delivers it once the answer is on its way."""
+    engine, kept = Engine(CLASS, None), RecordList()
+    up_to_date = engine.observe(kept)
+    engine.serve("tiny", active(LOCAL))
+    answer = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, defer_accounting=True)
+    assert kept.records == []
+    engine.deliver_records()
+    (finished,) = kept.records
+    assert finished.outcome is answer.report and finished.model == "tiny" and finished.device_runs == (None,)
+    assert finished.phases and finished.timing is not None and not finished.is_direct
+    assert up_to_date() is kept and len(kept.records) == 1
+    engine.stop()
+
+
+def test_a_reader_sees_requests_whose_records_were_not_delivered() -> None:
+    """Between an answer and the delivery of its record anything may be read: the reader delivers what is queued."""
+    engine = Engine(CLASS, None)
+    up_to_date = engine.observe(RecordList())
+    engine.serve("tiny", active(LOCAL))
+    for count in range(1, 4):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, defer_accounting=True)
+        assert len(up_to_date().records) == count
+    engine.stop()
+
+
+def test_an_engine_that_stops_loses_no_record() -> None:
+    """Requests that were answered and not yet recorded are recorded by the stop."""
+    engine, kept = Engine(CLASS, None), RecordList()
+    engine.observe(kept)
+    engine.serve("tiny", active(LOCAL))
+    for _ in range(5):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, defer_accounting=True)
+    assert kept.records == []
+    engine.stop()
+    assert len(kept.records) == 5
+
+
+def test_a_client_that_has_its_answer_finds_it_counted(socket_folder: Path) -> None:
+    """Even while the thread that answered is kept from delivering the record: reading delivers it."""
+    engine = Engine(CLASS, None)
+    up_to_date = engine.observe(RecordList())
+    engine.serve("tiny", active(LOCAL))
+    endpoint, may_deliver = Endpoint(engine, dict), threading.Event()
+
+    def handle(request: Request) -> Response:
+        response = endpoint(request)
+        deliver = response.after
+        return response if deliver is None else msgspec.structs.replace(response, after=lambda: delayed(deliver))
+
+    def delayed(deliver: Callable[[], None]) -> None:
+        may_deliver.wait(20)
+        deliver()
+
+    server = Server(handle, path=socket_folder / "a.sock")
+    server.start()
+    try:
+        with Client(f"unix://{socket_folder / 'a.sock'}", lane=False, shared_memory=False) as client:
+            client.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+            assert len(up_to_date().records) == 1
+            statistics = endpoint._up_to_date_statistics().to_dict("tiny", "1")
+            assert statistics["inference_count"] == 1
+    finally:
+        may_deliver.set()
+        server.stop(0.5)
+        engine.stop()
+
+
+def test_records_are_delivered_in_order_and_once_by_any_number_of_threads() -> None:
+    """Eight threads queue and deliver at once: each thread's records arrive in its order, none twice, none lost."""
+    accounting, kept = RequestAccounting(), RecordList()
+    accounting.add(kept)
+    begin = threading.Barrier(8)
+
+    def answer(thread: int) -> None:
+        begin.wait(20)
+        for number in range(500):
+            accounting.finished(record(Report(release="r", row=str(number)), model=str(thread)))
+            accounting.deliver()
+
+    threads = [threading.Thread(target=answer, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    rows: dict[str, list[str]] = {}
+    for entry in kept.records:
+        assert isinstance(entry.outcome, Report)
+        rows.setdefault(entry.model, []).append(entry.outcome.row)
+    assert rows == {str(thread): [str(number) for number in range(500)] for thread in range(8)}
+
+
+def test_a_run_that_ends_after_its_request_is_recorded_apart() -> None:
+    """Slices that hang past the deadline and fail in the end are the release's fault, and are told once."""
+    steps = programs()
+    hanging, ended = threading.Event(), threading.Event()
+
+    def run(tensors: Any) -> Any:
+        hanging.set()
+        ended.wait(20)
+        raise InferenceFailed("the accelerator has gone")
+
+    steps["a"].run = run  # type: ignore[method-assign]
+    engine, kept = Engine(CLASS, None), RecordList()
+    engine.observe(kept)
+    engine.serve("tiny", active(LOCAL, steps=steps))
+    with pytest.raises(DeadlineExceeded):
+        engine.infer("tiny", {"x": INPUT}, deadline_s=0.2)
+    assert hanging.is_set() and [entry.device_runs for entry in kept.records] == [()]
+    ended.set()
+    eventually("the run is recorded", lambda: len(kept.records) == 2)
+    late = kept.records[1]
+    assert late.outcome is None and [type(error) for error in late.device_runs] == [InferenceFailed]
+    engine.stop()
+    assert len(kept.records) == 2
+
+
+def test_times_are_learnt_from_a_record_once() -> None:
+    """By the release and by the estimate of the device's speed."""
+    engine, release = Engine(CLASS, None), active(LOCAL)
+    engine.serve("tiny", release)
+    for _ in range(3):
+        answer = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
+        assert np.all(np.isfinite(answer.outputs["y"]))
+    engine.stop()
+    assert {name: runs for name, _, runs in release.learned()} == {"a": 3, "b": 3}
+
+
+def test_a_record_without_an_outcome_is_no_request() -> None:
+    """Runs on the device alone: counted by none of those that count requests."""
+    windows, health, metrics, release = TelemetryWindows(), ReleaseHealthTracker(), RequestMetrics(), active(LOCAL)
+    health.reconcile({"tiny": release.digest}, 0.0)
+    for observer in (windows, health, metrics):
+        observer.finished(RequestRecord("tiny", release, None, (InferenceFailed("gone"),)))
+    assert windows.total == {} and health.to_telemetry(1.0)[0].failed == 0 and not list(metrics.registry.series())
