@@ -32,8 +32,10 @@ from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.state.slots import Current
 from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.reconciler import Reconciler, Step
+from edgesplit_agent.updates.trial_controller import OnActivated
 from edgesplit_agent.worker.host import StartHost, in_process
 from edgesplit_controller.tuf.repository import Repository
 from support.agent_engine import INPUT, LINK, H, X, Y
@@ -181,6 +183,8 @@ class Machine:
         moods: Mapping[int, str] | None = None,
         start: StartHost | None = None,
         own_version: Callable[[DataFolder], VersionManager] = VersionManager,
+        check_endpoint: Callable[[], None] = lambda: None,
+        on_activated: OnActivated = lambda model, release, drift, golden_ok: None,
     ) -> None:
         """`start` hosts releases in place of the runtime that shows what was loaded; `own_version`: what the agent's
         launcher told it."""
@@ -193,6 +197,7 @@ class Machine:
         self.reports: list[tuple[int, tuple[ModelState, ...], str, str]] = []
         self.told: Callable[[Any], None] = lambda what: None
         self.steps: list[Step] = []
+        self.connected = False
         self.folder = DataFolder(folder)
         self.folder.acquire()
         me = Identity(device=DEVICE, device_class="pi4", broker="h:1", offload="", controller="",
@@ -202,9 +207,11 @@ class Machine:
             "pi4", None, on_device_part=lambda release, error: self.updater.on_device_run(release, error)
         )
         start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
-        self.work = DeviceUpdateActions(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
-                         version_manager=own_version(self.folder))  # fmt: skip
-        self.updater = Reconciler(self.work, clock=lambda: self.time, health_s=HEALTH_S)
+        self.actions = DeviceUpdateActions(
+            self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
+            version_manager=own_version(self.folder), check_endpoint=check_endpoint, on_activated=on_activated,
+        )  # fmt: skip
+        self.updater = Reconciler(self.actions, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do
 
@@ -244,16 +251,17 @@ class Machine:
     # What a test does
 
     def boot(self, *, online: bool = True) -> Machine:
-        want = self.work.boot()
+        want = self.actions.boot()
         self.folder.next_session(self.wall())
-        self.work.connect(self)  # type: ignore[arg-type]
+        self.actions.connect(self)  # type: ignore[arg-type]
         self.updater.begin(want)
         if online:
-            self.connected()
+            self.connect_broker()
         return self
 
-    def connected(self) -> None:
+    def connect_broker(self) -> None:
         """The broker is there, and repeats what it retains."""
+        self.connected = True
         self.updater.on_connection(True)
         if self.source.retained is not None:
             self.updater.on_statement(self.source.retained)
@@ -304,8 +312,13 @@ class Machine:
         return next(one for one in self.reports[-1][1] if one.model == ModelRef.parse(MODEL).name)
 
     @property
+    def activation(self) -> Current:
+        """The activation state on disk."""
+        return self.folder.read_current() or Current()
+
+    @property
     def standing(self) -> Any:
-        return self.work.installed()
+        return self.actions.installed()
 
     def strangers(self) -> set[str]:
         """Digests of files that were loaded and never signed: there must be none."""
@@ -314,7 +327,7 @@ class Machine:
     def stop(self) -> None:
         """As at SIGTERM."""
         self.updater.stop()
-        self.work.on_stopped()
+        self.actions.on_stopped()
         self.off()
 
     def off(self) -> None:
