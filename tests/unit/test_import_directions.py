@@ -38,7 +38,7 @@ MAY_IMPORT = {
 }
 LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
-        "atomic_files backoff concurrency errors lazy_import limits msgspec_warmup terminal_text",
+        "atomic_files backoff concurrency errors file_hash lazy_import limits msgspec_warmup terminal_text",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "link_emulation links observability release testing",
         "oip trust",

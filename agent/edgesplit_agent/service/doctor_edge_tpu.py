@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit.runtime.tflite import EDGE_TPU_LIBRARY
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 
 USB = {("1a6e", "089a"): "at USB, before its first use", ("18d1", "9302"): "at USB"}
 """Place of a USB device by vendor and product number: an Edge TPU changes both once its firmware is loaded."""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit.observability.metrics_server import parse_address
+from edgesplit.links import parse_metrics_address
 
 
 class MetricsAddress(click.ParamType[tuple[str, int]]):
@@ -18,7 +18,7 @@ class MetricsAddress(click.ParamType[tuple[str, int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         """The address and the port."""
         try:
-            return parse_address(str(value))
+            return parse_metrics_address(str(value))
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
