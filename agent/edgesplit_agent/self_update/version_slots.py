@@ -4,7 +4,7 @@
 The *installed* version is the one that `install.sh` put there as root. The launcher is part of it, self-update never
 changes it, and it runs when no other version can. A version that came as a release runs on trial first; after three of
 its starts that were not found healthy, the previous version runs again. The file is a contract between versions of the
-agent: fields are only ever added, and a launcher leaves fields that it does not define unchanged.
+agent: fields are only ever added, each with a default, because a launcher drops fields that it does not define.
 """
 
 from __future__ import annotations

@@ -270,13 +270,16 @@ def test_a_spoilt_versions_file_starts_the_installed_version(tmp_path: Path) -> 
         assert prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
-def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path) -> None:
+def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second agent on the same folder is refused as ever, and costs the first one nothing."""
+    monkeypatch.setattr("signal.alarm", lambda seconds: None)
+    monkeypatch.setattr("os.execve", _become)
     shelf, holder = VersionStore(tmp_path), DataFolder(tmp_path)
     holder.acquire()
     shelf.write(ON_OLD)
     for _ in range(9):
-        launcher._select_version(DataFolder(tmp_path), shelf)
+        with pytest.raises(Became):
+            launcher.main(["--data", str(tmp_path)])
     assert shelf.read() == ON_OLD
 
 
