@@ -26,7 +26,15 @@ from edgesplit.mqtt.messages import ModelState
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import manifest
-from edgesplit.release.manifest import Chunk, DesiredRelease, GoldenExample, Manifest, Slice, SliceFile, Statement
+from edgesplit.release.manifest import (
+    DesiredRelease,
+    GoldenExample,
+    Manifest,
+    Slice,
+    SliceFile,
+    Statement,
+    chunk_of,
+)
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.self_update.manager import VersionManager
@@ -65,10 +73,6 @@ def imaginary_disks() -> Iterator[Path]:
         logging.disable(logging.NOTSET)
 
 
-def chunk(data: bytes) -> Chunk:
-    return Chunk(hashlib.sha256(data).hexdigest(), len(data))
-
-
 class Tiny:
     """A release of y = (x + 1) * factor in two slices, of which the first keeps its weights from version to version."""
 
@@ -82,7 +86,7 @@ class Tiny:
         request = b"".join(oip.encode_request(oip.InferRequest({"x": INPUT}, id=f"golden {version}"))[0])
         response = b"".join(oip.encode_response(oip.InferResponse(MODEL, {"y": answer}, id="golden"))[0])
         pieces = [piece for slice_ in files.values() for chunks in slice_.values() for piece in chunks]
-        self.chunks = {chunk(data).sha256: data for data in (*pieces, request, response)}
+        self.chunks = {chunk_of(data).sha256: data for data in (*pieces, request, response)}
         slices = tuple(
             Slice(name, "onnx", (name,), (ends[0],), (ends[1],), tuple(_file(*one) for one in files[name].items()))
             for name, ends in (("a", (X, H)), ("b", (H, Y)))
@@ -94,7 +98,7 @@ class Tiny:
             Manifest(
                 model=f"{MODEL}@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
-                golden=(GoldenExample(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk_of(request), chunk_of(response)),),
             )
         )  # fmt: skip
         self.digest = manifest.release_digest(self.raw)
@@ -102,7 +106,7 @@ class Tiny:
 
 def _file(name: str, pieces: Sequence[bytes]) -> SliceFile:
     whole = b"".join(pieces)
-    return SliceFile(name, len(whole), chunk(whole).sha256, tuple(map(chunk, pieces)))  # type: ignore[arg-type]
+    return SliceFile(name, len(whole), chunk_of(whole).sha256, tuple(map(chunk_of, pieces)))  # type: ignore[arg-type]
 
 
 class Died(BaseException):
