@@ -11,6 +11,7 @@ from edgesplit.errors import ModelRefused
 from edgesplit.plan import Plan
 from edgesplit.release import manifest
 from edgesplit.release.agent_release import AGENT_MODEL, Build, build_name, this_machine
+from edgesplit.release.bundle_format import INDEX_FILE, BundleIndex, chunk_path, encode_index, statement_path
 from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement
 from edgesplit.release_store import StoredRelease
 from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start
@@ -85,6 +86,22 @@ class SelfUpdateHarness:
             )
         )  # fmt: skip
         return self.source.retained
+
+    def bundle(self, folder: Path, *releases: str) -> Path:
+        """A release bundle with the newest statement and all that these releases consist of."""
+        files, _ = self.source.repository.offline_files(releases)
+        assert self.source.retained is not None
+        files[statement_path(DEVICE)] = self.source.retained
+        files.update({chunk_path(sha256): data for sha256, data in self.source.chunks.items()})
+        index = BundleIndex(
+            controller="controller", made=int(self.source.now), valid_until=int(self.source.now + DAY),
+            limited_by="timestamp", devices={DEVICE: "pi4"}, releases=(),
+        )  # fmt: skip
+        files[INDEX_FILE] = encode_index(index)
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        return folder
 
     def install(self, shelf: VersionStore, release: str, build: Build, folder: Path, question: tuple[str, ...]) -> None:
         """As `put_together`, of one file."""

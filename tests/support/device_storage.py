@@ -270,6 +270,11 @@ class Machine:
         if self.source.retained is not None:
             self.updater.on_statement(self.source.retained)
 
+    def disconnect_broker(self) -> None:
+        """The link is lost."""
+        self.connected = False
+        self.updater.on_connection(False)
+
     def offer(self, raw: bytes) -> Machine:
         self.updater.on_statement(raw)
         return self

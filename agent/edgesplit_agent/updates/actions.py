@@ -145,12 +145,7 @@ class DeviceUpdateActions:
         self._trials.unload_others(needed)
 
     def report(
-        self,
-        counter: int,
-        models: tuple[ModelState, ...],
-        safe_mode: str,
-        trouble: str,
-        kept: tuple[ModelState, ...],
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
     ) -> None:
         """Send a report to the controller."""
         self._connected_uplink.report(counter, models, safe_mode, trouble, kept)

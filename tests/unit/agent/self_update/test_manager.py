@@ -158,11 +158,12 @@ def test_nothing_else_is_changed_on_trial(harness: SelfUpdateHarness) -> None:
     assert trial.running == "", "the model is retired now"
 
 
-def test_a_version_that_a_bundle_brought_needs_no_broker(harness: SelfUpdateHarness) -> None:
+def test_a_version_that_a_bundle_brought_needs_no_broker(harness: SelfUpdateHarness, tmp_path: Path) -> None:
     """Where the version before reached none either, it is enough that it serves what was served."""
     machine = on(harness, A)
-    machine.offer(harness.say(B)).settle(lambda now: isinstance(now.steps[-1], Verify))
-    machine.actions._assignment.is_from_bundle, machine.connected = True, False
+    machine.disconnect_broker()
+    harness.say(B)
+    machine.updater.on_bundle("1", str(harness.bundle(tmp_path / "stick", harness.model.digest, B.digest)))
     harness.again = 0
     machine.settle(lambda now: harness.again > 0)
     machine.stop()
