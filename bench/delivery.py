@@ -163,7 +163,7 @@ class Device:
         self.session = world.session(name, world.device(name), self._received, port)
         self._on_disk = on_disk
         self.fetcher = ChunkFetcher(self.session, name, cap_bytes_per_s=cap_bytes_per_s)
-        self.session.subscribe([messages.topic(name, "fetched")], qos=0)
+        self.session.subscribe([messages.topic(name, "fetch_reply")], qos=0)
         self.session.start()
         assert self.session.wait_connected(20), self.session.problem
 
@@ -371,7 +371,7 @@ def measure_large_releases(world: World, results: dict[str, Any]) -> list[Target
     took_s, after = perf_counter() - begun, anonymous_bytes()
     results["controller's memory"] = {
         "releases": FETCHERS, "release_bytes": LARGE_BYTES, "complete": complete, "sent_bytes": world.sent,
-        "before_bytes": before, "most_bytes": most, "after_bytes": after, "seconds": took_s,
+        "before_bytes": before, "max_bytes": most, "after_bytes": after, "seconds": took_s,
     }  # fmt: skip
     print(
         f"{world.sent / 1e6:.0f} MB to {FETCHERS} devices in {took_s:.1f} s: the controller's memory was"
@@ -397,7 +397,7 @@ def fetch_in_process(name: str, credentials: Credentials, port: int, release: st
         on_message=lambda topic, data, tag: fetcher.on_message(chunk_digest(tag) or topic.rpartition("/")[2], data),
     )  # fmt: skip
     fetcher = ChunkFetcher(session, name)
-    session.subscribe([messages.topic(name, "fetched")], qos=0)
+    session.subscribe([messages.topic(name, "fetch_reply")], qos=0)
     session.start()
     assert session.wait_connected(20), session.problem
     fetcher.fetch(release, dict.fromkeys(listed, LIMITS.chunk_bytes), listed, lambda chunks: None)

@@ -192,7 +192,7 @@ def emulated_device(
     table: Plan, trace: UplinkTrace, hedge_part: float | None, forced: str = ""
 ) -> Iterator[EmulatedDevice]:
     """Context manager for an emulated device that is stopped afterwards."""
-    device = EmulatedDevice(table, trace, hedge_part=hedge_part, forced=forced)
+    device = EmulatedDevice(table, trace, hedge_part=hedge_part, forced_row=forced)
     try:
         yield device
     finally:
@@ -230,7 +230,9 @@ def _manifest(table: Plan, rows: list[Row], forced: str) -> Manifest:
             )
         )  # fmt: skip
     seconds = dict(zip(names, _slice_seconds(rows), strict=True))
-    release_plan = msgspec.structs.replace(table, rows=tuple(made), slice_s=seconds, earliest_cut=(), forced=forced)
+    release_plan = msgspec.structs.replace(
+        table, rows=tuple(made), slice_s=seconds, required_local_layers=(), forced_row=forced
+    )
     return Manifest(
         model=table.model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
         inputs=(first,), outputs=(specs[-1],), slices=slices, plans={table.device_class: release_plan},

@@ -156,7 +156,8 @@ def cell(model: TrainedModel, mine: Costs, judge: Costs, profile: str, link: Lin
     all_remote_s = min(seconds_of(judge, way, link) for way in ways)
     return Cell(
         model=model.name, given=model.given, profile=profile, link=link.name, lossy=bool(allowance),
-        row=row.name, after=row.after, codecs={name: codec for name, codec in row.codecs.items() if codec != "raw"},
+        row=row.name, after=row.split_after, codecs={name: codec for name,
+        codec in row.codecs.items() if codec != "raw"},
         compress=row.compress, up_bytes=row.up_bytes, planned_s=made.seconds, seconds=seconds,
         all_local_s=all_local_s, all_remote_s=all_remote_s, gain=min(all_local_s, all_remote_s) / seconds,
         planned_loss=row.loss, loss=codec_loss(judge, row), plan_s=took,

@@ -286,7 +286,7 @@ def _score(made: Costs, true: Costs, slower: float, link: str, trip: bool) -> Sc
         remote_s=sum(took["cloud"] for name, took in seconds.items() if name not in placed),
     )
     off = latency_s(row, Conditions(link=now)) / best.seconds - 1
-    cuts = chosen.row.after or "input", best.row.after or "input"
+    cuts = chosen.row.split_after or "input", best.row.split_after or "input"
     return Score(true.model, slower, link, *cuts, round_trip=trip, off=max(off, 0.0))
 
 

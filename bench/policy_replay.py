@@ -220,7 +220,7 @@ def _transfer_times(scene: Scenario, world: DeviceState, row: Row, sent: float) 
     """Time at which the row's bytes are through the uplink, and time at which its result arrives."""
     through = scene.trace.completion_time_s(max(sent, world.link_free), row.up_bytes)
     down_s = row.down_bytes / scene.plan.link.down_bytes_per_s
-    return through, through + scene.plan.link.rtt_s + row.decode_s + row.remote_s + row.beyond_s + down_s
+    return through, through + scene.plan.link.rtt_s + row.decode_s + row.remote_s + row.further_links_s + down_s
 
 
 def _slice_end(scene: Scenario, row: Row, starts: float, stop: float) -> float:
@@ -244,7 +244,7 @@ def _observe_compute(world: DeviceState, measured_s: float, predicted_s: float) 
 
 
 def _observe_result_later(scene: Scenario, world: DeviceState, row: Row, sent: float, answered: float) -> None:
-    link_s = answered - sent - row.decode_s - row.remote_s - row.beyond_s
+    link_s = answered - sent - row.decode_s - row.remote_s - row.further_links_s
 
     def learn() -> None:
         world.breaker = world.breaker.after_success(answered)

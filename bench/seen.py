@@ -30,7 +30,8 @@ from edgesplit_agent.telemetry.windows import TelemetryWindows
 
 CALLS, TURNS = 2_000, 15
 REPORT = Report(
-    release="a" * 64, row="cut-3", after="conv4", latency_s=0.0431, predicted_s=0.041, queue_s=0.0002, device_s=0.0203,
+    release="a" * 64, row="cut-3", split_after="conv4", latency_s=0.0431, predicted_s=0.041, queue_s=0.0002,
+    device_s=0.0203,
     decode_s=0.0041, encode_s=0.0007, link_s=0.0121, remote_s=0.0089, remote_queue_s=0.0011, remote_decode_s=0.0004,
     remote_encode_s=0.0002, answer_decode_s=0.0001, up_bytes=60_000, down_bytes=4_200,
 )  # fmt: skip

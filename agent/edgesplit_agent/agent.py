@@ -333,26 +333,26 @@ class Agent:
             "socket": self.socket_url,
             "session": uplink.session_number if uplink else 0,
             "floor": self._settings.privacy_floor.to_text(),
-            "statement": desired.counter if desired else 0,
+            "statement_counter": desired.counter if desired else 0,
             "conditions": msgspec.to_builtins(conditions),
             "power": self._power.status(),
             "breaker": self._engine.breaker.state,
             "gateway": self._route.gateway,
-            "serves": self._gateway_status(),
-            "kept": msgspec.to_builtins(kept_states(desired, actual)),
+            "gateway_service": self._gateway_status(),
+            "gateway_models": msgspec.to_builtins(kept_states(desired, actual)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
-            "wanted": msgspec.to_builtins(model_states(desired, actual)),
+            "desired": msgspec.to_builtins(model_states(desired, actual)),
             "safe_mode": actual.safe_mode,
-            "trouble": actual.offer_trouble,
-            "bundle": self._bundle_watch.status(),
-            "starts_not_found_healthy": actual.starts,
-            "joined": self._engine.joined_retries,
+            "statement_problem": actual.offer_trouble,
+            "release_bundle": self._bundle_watch.status(),
+            "unhealthy_starts": actual.starts,
+            "deduplicated": self._engine.joined_retries,
             "hedging": dict(self._engine.hedge_counts),
             "dropped": self._engine.dropped_frames,
             "stale": self._engine.stale_answers,
             "delivery": vars(uplink.chunks.counters) if uplink else {},
             "health": msgspec.to_builtins(self._health.to_telemetry(monotonic())),
-            "late_telemetry": msgspec.to_builtins(self._outbox.to_telemetry()),
+            "backlog": msgspec.to_builtins(self._outbox.to_telemetry()),
         }
 
     def metrics(self) -> Response:
@@ -400,13 +400,13 @@ class Agent:
             "version": release.manifest.model,
             "release": release.digest,
             "row": self._engine.row_of(model),
-            "why": self._engine.reason(model) or self._power_note(release.plan),
+            "reason": self._engine.reason(model) or self._power_note(release.plan),
             "rows": predictions(release.plan, conditions),
             **foreign,
             "counters": self._telemetry_windows.total.get(model, {}),
             "worker": release.host.status(),
-            "trouble": release.trouble,
-            "no_lanes": self._engine.reason_against_lane(model),
+            "problem": release.trouble,
+            "no_direct_access": self._engine.reason_against_lane(model),
             "phases": self._metrics.phase_statistics(release.manifest.model),
         }
 
@@ -444,7 +444,7 @@ class Agent:
     def _sample_telemetry(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         conditions = self._engine.conditions
         notable = (
-            conditions.remote_ok,
+            conditions.remote_usable,
             tuple((model, self._engine.row_of(model)) for model in sorted(self._engine.serving)),
         )
         if not take:
@@ -461,14 +461,14 @@ class Agent:
         """Fields of telemetry about the device, beside requests and power."""
         desired, _ = self._reconciler.snapshot
         return {
-            "moment": current_moment(),
-            "agent": edgesplit.__version__[:40],
-            "statement": desired.counter if desired else 0,
+            "measured_at": current_moment(),
+            "agent_version": edgesplit.__version__[:40],
+            "statement_counter": desired.counter if desired else 0,
             "statement_expires": desired.expires if desired else 0,
             "queue": QueueState(self._engine.in_flight, self._engine.dropped_frames),
-            "board": machine_figures(self._folder.path),
+            "machine": machine_figures(self._folder.path),
             "health": self._release_health(),
-            "store": self._outbox.to_telemetry(),
+            "backlog": self._outbox.to_telemetry(),
         }
 
     def _release_health(self) -> tuple[ReleaseHealth, ...]:
@@ -563,4 +563,4 @@ class Agent:
         gateway."""
         if self._gateway is None:
             return None
-        return {"at": self._settings.gateway or "", "trouble": self._gateway.trouble}
+        return {"address": self._settings.gateway or "", "problem": self._gateway.trouble}

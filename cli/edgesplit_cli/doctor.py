@@ -41,8 +41,8 @@ def examine(data: Path, now: float | None = None) -> Iterator[Finding]:
     api = ControllerClient.from_credentials(login)
     try:
         session = api.get("/v1/session")
-        status = api.get("/v1/condition")
-        parts = api.get("/v1/parts")
+        status = api.get("/v1/status")
+        parts = api.get("/v1/components")
         keys = api.get("/v1/keys")
         fleet = api.get("/v1/fleet")
     except EdgeError as error:
@@ -91,7 +91,7 @@ def _part(part: Mapping[str, Any]) -> Finding:
     if part["state"] == "good":
         return good(name, part["text"])
     finding = warning if part["state"] == "unknown" or part["name"] in DEVICE_SIDE_PARTS else bad
-    return finding(name, part["text"], part["do"])
+    return finding(name, part["text"], part["remedy"])
 
 
 def _keys(status: Mapping[str, Any]) -> Iterator[Finding]:

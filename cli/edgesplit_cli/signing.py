@@ -73,7 +73,7 @@ def release_summary(answer: Mapping[str, Any]) -> list[str]:
         return [f"release {answer['release']}", *_agent_summary(manifest)]
     plans = [
         f"  plan for {device_class}: "
-        + ", ".join(row.name + (f" (after {row.after})" if row.after else "") for row in plan.rows)
+        + ", ".join(row.name + (f" (after {row.split_after})" if row.split_after else "") for row in plan.rows)
         for device_class, plan in manifest.plans.items()
     ]
     servers = sorted({plan.offload for plan in manifest.plans.values() if plan.offload})

@@ -74,7 +74,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Slices that run beyond the first link, in execution order."""
     layers: tuple[str, ...] = ()
     """Layers on the device (used by the planner; empty in a release, whose slices list their layers)."""
-    after: str = ""
+    split_after: str = ""
     """The last layer on the device, for display; empty for `remote`."""
     sends: tuple[str, ...] = ()
     """Tensors that cross the first link upwards, each once."""
@@ -98,7 +98,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds on all tiers beyond the first link, including encoding and decoding for further links."""
     device_joules: float | None = None
     """Energy of the device's layers, without encoding, waiting and radio (see `energy_j`)."""
-    beyond_s: float = 0.0
+    further_links_s: float = 0.0
     """Planned seconds on further links; 0 with two tiers."""
     hops: tuple[Hop, ...] = ()
     """Further links that the row crosses, outwards. `remote` holds the slices of all tiers beyond the first link."""
@@ -181,9 +181,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     objective: str = "latency"
     limits: dict[str, str] = {}
     """The constraints in force, by name, as the operator gave them."""
-    never_leaves: tuple[str, ...] = ()
+    private_tensors: tuple[str, ...] = ()
     """Tensors that may not cross the link, whatever the table contains: the agent enforces this too."""
-    earliest_cut: tuple[str, ...] = ()
+    required_local_layers: tuple[str, ...] = ()
     """Layers that run on the device in every row: the earliest cut that the privacy limits allow, closed under
     predecessors, in the model's order. Empty where there are no such limits."""
     slice_s: dict[str, float] = {}
@@ -193,7 +193,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offload: str = ""
     """Third-party server that runs the remote halves (`edgesplit.foreign_server`). Empty: the server that the device
     was enrolled with."""
-    forced: str = ""
+    forced_row: str = ""
     """Row that the operator forces: it is used while it is usable. Empty: the row of least cost."""
     weights: dict[str, float] = {}
     """Weights of the cost function: per second of `latency`, per joule of device `energy`, per second of a stream's
@@ -240,7 +240,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on the remote seconds; 1 is an idle server."""
     device_slowdown: float = 1.0
     """Factor on the device's seconds; 1 is as planned."""
-    remote_ok: bool = True
+    remote_usable: bool = True
     """False while the circuit breaker is open: only the local row is usable."""
     further: Link | None = None
     """Recent measurement of the link beyond the first; None: as planned."""
@@ -279,7 +279,7 @@ def further_link(row: Row) -> Link | None:
     # The plan holds only sums: planned seconds on further links minus the seconds of the bytes are the round trips,
     # which are taken to be equal on all further links. Rates follow from planned bytes / planned seconds.
     hop = row.hops[0]
-    round_trips_s = row.beyond_s - sum(later_hop.up_s + later_hop.down_s for later_hop in row.hops)
+    round_trips_s = row.further_links_s - sum(later_hop.up_s + later_hop.down_s for later_hop in row.hops)
     return Link(
         up_bytes_per_s=hop.up_bytes / hop.up_s if hop.up_s > 0 else _UNLIMITED_BYTES_PER_S,
         down_bytes_per_s=hop.down_bytes / hop.down_s if hop.down_s > 0 else _UNLIMITED_BYTES_PER_S,
@@ -303,9 +303,9 @@ def _first_hop_transfer_s(row: Row, now: Conditions) -> tuple[float, float]:
 def further_links_s(row: Row, now: Conditions) -> float:
     """Seconds on the links beyond the first: as planned, except for the next of them where it was measured."""
     if now.further is None or (planned := further_link(row)) is None:
-        return row.beyond_s
+        return row.further_links_s
     hop = row.hops[0]
-    others_s = row.beyond_s - planned.rtt_s - hop.up_s - hop.down_s
+    others_s = row.further_links_s - planned.rtt_s - hop.up_s - hop.down_s
     return max(0.0, others_s) + now.further.rtt_s + sum(_first_hop_transfer_s(row, now))
 
 
@@ -388,7 +388,7 @@ def best_row(
 ) -> Row | None:
     """The usable row of least cost, ties going to fewer bytes, then to the earlier row; None if no row is usable."""
     # The lower envelope of the rows' cost lines at the current conditions, evaluated by taking the minimum of all rows.
-    usable = [row for row in rows if row.is_local or now.remote_ok]
+    usable = [row for row in rows if row.is_local or now.remote_usable]
     return min(usable, key=lambda row: (cost(row, now, weights or {}, power), row.up_bytes), default=None)
 
 
@@ -403,14 +403,14 @@ def choose_row(
     """
     now = _with_valid_conditions(plan, now)
     # 1. A row that the operator forces is used whenever it is usable.
-    forced = best_row((row for row in plan.rows if row.name == plan.forced), now) if plan.forced else None
+    forced = best_row((row for row in plan.rows if row.name == plan.forced_row), now) if plan.forced_row else None
     if forced is not None:
         return forced
     # 2. The cheapest usable row, if no usable row is in use.
     winner = best_row(plan.rows, now, plan.weights, plan.power)
     if winner is None or current is None or winner.name == current:
         return winner
-    current_row = next((row for row in plan.rows if row.name == current and (row.is_local or now.remote_ok)), None)
+    current_row = next((row for row in plan.rows if row.name == current and (row.is_local or now.remote_usable)), None)
     if current_row is None:
         return winner
     # 3. Hysteresis: the winner must be better both by a ratio and by an absolute gain, or rows of almost equal cost
@@ -440,7 +440,7 @@ def _with_valid_conditions(plan: Plan, now: Conditions) -> Conditions:
         link=msgspec.structs.replace(link, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt_s),
         server_load=load,
         device_slowdown=slowdown,
-        remote_ok=now.remote_ok and link.rtt_s != math.inf and now.server_load != math.inf,
+        remote_usable=now.remote_usable and link.rtt_s != math.inf and now.server_load != math.inf,
         further=now.further,
         risk_s=now.risk_s,
     )

@@ -56,7 +56,7 @@ class StoredRelease:
         """
         slice_ = _slice_of(self.manifest, name)
         folder = self._verified_slice_folder(slice_)
-        if slice_.sealed is None:
+        if slice_.encryption is None:
             return folder
         return decrypt_slice(
             slice_, lambda file: os.fdopen(_open_regular(self.folder, folder / file.name), "rb"), self.keys

@@ -158,7 +158,7 @@ def check_cut_and_alone(cloud: Cloud, device: Device, model: str, wanted: list[t
             assert int(np.argmax(got)) == int(np.argmax(expected))
             assert not answer.report.emulated  # its times are its own; that a qemu ran it, it cannot know
             if partition == after:
-                assert answer.report.after == after
+                assert answer.report.split_after == after
                 assert answer.report.up_bytes > 0
 
 

@@ -45,7 +45,7 @@ def test_every_boundary_of_a_trained_model_is_exact(name: str) -> None:
     assert [cut for cut in report.cuts if cut.verdict != "exact"] == []
     assert [cut for cut in report.cuts if cut.fast == "within" and (cut.fast_error or 1.0) > 1e-5] == []
     assert report.is_safe and report.is_safe_fast and report.steady
-    assert all(one.why for one in report.inside)
+    assert all(one.reason for one in report.inside)
 
 
 @pytest.mark.parametrize("name", files("hostile"))

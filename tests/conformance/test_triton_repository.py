@@ -31,7 +31,7 @@ def test_what_is_exported_is_what_triton_would_load_and_answers_as_the_whole_mod
     prepared = tiny.prepared(name)
     graph, rng = prepared.graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(4)} - {frozenset(layer.name for layer in graph.layers)}
-    one, feeds = made(name, *sorted(sets, key=sorted), never_leaves=()), tiny.feeds_of(prepared)
+    one, feeds = made(name, *sorted(sets, key=sorted), private_tensors=()), tiny.feeds_of(prepared)
     rows = [row for row in one.manifest.plans[CLASS].rows if not row.is_local]
     assert rows
     for row in rows:

@@ -16,7 +16,7 @@ from tuf.api.metadata import MetaFile, TargetFile, Targets
 
 from edgesplit.errors import EdgeError, LinkError, TrustError
 from edgesplit.limits import LIMITS
-from edgesplit.mqtt.messages import Fetched, FetchMetadata
+from edgesplit.mqtt.messages import FetchMetadata, FetchReply
 from edgesplit.trust.store import DIRECTOR, TARGETS_FILE, TrustStore, target_path, verify_manifest
 from edgesplit_controller.messaging.delivery import pieces
 from support.signed_repository import DAY, sample_release
@@ -365,11 +365,11 @@ def test_metadata_without_end_is_not_read(case: Case) -> None:
     case.refresh()
     case.sim.publish()
     huge = LIMITS.metadata_bytes + 1
-    case.sim.answer = lambda wish: [Fetched(wish.path, 0, huge, b"x" * 60_000)]
+    case.sim.answer = lambda wish: [FetchReply(wish.path, 0, huge, b"x" * 60_000)]
     case.refused("at most")
 
 
-def padded(case: Case, wish: FetchMetadata, most: int) -> list[Fetched]:
+def padded(case: Case, wish: FetchMetadata, most: int) -> list[FetchReply]:
     raw = case.sim.files.get(wish.path)
     return pieces(wish.path, raw + b" " * most if raw else None)
 
@@ -384,19 +384,19 @@ def test_each_role_has_its_own_greatest_length(case: Case, role: str, most: int)
     case.refused("at most")
 
 
-def spoiled_pieces(kind: str) -> Callable[[str, bytes], list[Fetched]]:
+def spoiled_pieces(kind: str) -> Callable[[str, bytes], list[FetchReply]]:
     """Wrong ways to send a file of which nothing may be believed."""
 
-    def send(path: str, raw: bytes) -> list[Fetched]:
-        whole = Fetched(path, 0, len(raw), raw)
+    def send(path: str, raw: bytes) -> list[FetchReply]:
+        whole = FetchReply(path, 0, len(raw), raw)
         wrong = {
-            "other path": [Fetched("metadata/other.json", 0, len(raw), raw)],
-            "beyond the end": [Fetched(path, 1, len(raw), raw)],
-            "before the start": [Fetched(path, -1, len(raw), raw)],
-            "longer than said": [Fetched(path, 0, len(raw) - 1, raw)],
-            "a hole": [Fetched(path, 0, len(raw), raw[:5]), Fetched(path, 9, len(raw), raw[9:])],
-            "nothing, often": [Fetched(path, at, len(raw), b"") for at in range(len(raw))],
-            "overlaps": [Fetched(path, at, len(raw), raw[at : at + 2]) for at in range(len(raw) - 1)],
+            "other path": [FetchReply("metadata/other.json", 0, len(raw), raw)],
+            "beyond the end": [FetchReply(path, 1, len(raw), raw)],
+            "before the start": [FetchReply(path, -1, len(raw), raw)],
+            "longer than said": [FetchReply(path, 0, len(raw) - 1, raw)],
+            "a hole": [FetchReply(path, 0, len(raw), raw[:5]), FetchReply(path, 9, len(raw), raw[9:])],
+            "nothing, often": [FetchReply(path, at, len(raw), b"") for at in range(len(raw))],
+            "overlaps": [FetchReply(path, at, len(raw), raw[at : at + 2]) for at in range(len(raw) - 1)],
         }[kind]
         return [*wrong, whole] if kind in ("nothing, often", "overlaps") else wrong
 
@@ -419,7 +419,7 @@ def test_pieces_that_bring_nothing_do_not_keep_the_file_out(case: Case, kind: st
     """Empty and overlapping pieces are not collected, so they cost no memory; the whole file after them is taken."""
     send = spoiled_pieces(kind)
 
-    def answer(wish: FetchMetadata) -> list[Fetched]:
+    def answer(wish: FetchMetadata) -> list[FetchReply]:
         raw = case.sim.files.get(wish.path)
         return pieces(wish.path, None) if raw is None else send(wish.path, raw)
 

@@ -223,7 +223,7 @@ class Activation(RuleBasedStateMachine):
     @invariant()
     def what_is_bad_does_not_run(self) -> None:
         if hasattr(self, "machine"):
-            assert self.machine.running not in self.machine.activation.bad
+            assert self.machine.running not in self.machine.activation.rejected
 
 
 @pytest.fixture(scope="module", autouse=True)

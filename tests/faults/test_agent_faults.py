@@ -107,9 +107,9 @@ def test_a_refused_connection_opens_the_breaker_at_once() -> None:
         cloud.stop()
         gone = engine.infer("tiny", {"x": INPUT}, deadline_s=10).report
         assert gone.fallback and gone.cause in ("refused", "link")
-        eventually("the breaker opens", lambda: not engine.conditions.remote_ok or _ask(engine))
+        eventually("the breaker opens", lambda: not engine.conditions.remote_usable or _ask(engine))
         cloud.start(port)
-        eventually("the half-open probe finds the server", lambda: engine.conditions.remote_ok)
+        eventually("the half-open probe finds the server", lambda: engine.conditions.remote_usable)
         while engine.breaker.state == "trial":
             assert not engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.fallback
         assert engine.breaker.state == "closed"

@@ -90,7 +90,7 @@ class World:
         self.device = self._session(DEVICE, enrol(self.authority, self.folder, DEVICE), self.received, None, self.lost)
         self.fetcher = ChunkFetcher(self.device, DEVICE)
         self.metadata = MetadataFetcher(self.device, DEVICE, (1.0, 2.0, 4.0, 8.0, 16.0))
-        self.device.subscribe([messages.topic(DEVICE, "fetched")], qos=0)
+        self.device.subscribe([messages.topic(DEVICE, "fetch_reply")], qos=0)
         self.device.subscribe([messages.topic(DEVICE, "desired")], qos=1)
         for session in (self.controller, self.device):
             session.start()
@@ -334,7 +334,7 @@ def test_malformed_messages_to_a_device_are_dropped(tmp_path: Path) -> None:
         some = next(iter(world.chunks))
         world.device.subscribe([messages.chunk_topic(some)], qos=1)
         for bomb in bombs():
-            for topic in (messages.topic(DEVICE, "fetched"), messages.chunk_topic(some)):
+            for topic in (messages.topic(DEVICE, "fetch_reply"), messages.chunk_topic(some)):
                 world.controller.publish(topic, bomb, qos=1, wait_s=PATIENCE_S)
         world.device.unsubscribe([messages.chunk_topic(some)])
         assert world.metadata.fetch("metadata/timestamp.json", 100) == b"metadata"

@@ -288,7 +288,13 @@ def test_what_a_device_tells_of_itself_moves_no_plan(tmp_path: Path) -> None:
             model="small@1", release="r", row="local", requests=10**6, device_s=1e-9, predicted_s=1e-9
         )
         telemetry = messages.Telemetry(
-            session=1, sequence=1, emulated=False, up_bytes_per_s=1e14, rtt_s=0.0, remote_ok=True, models=(fast,) * 10
+            session=1,
+            sequence=1,
+            emulated=False,
+            up_bytes_per_s=1e14,
+            rtt_s=0.0,
+            remote_usable=True,
+            models=(fast,) * 10,
         )
         birth = messages.Birth(1, 0.0, "1", "jetson-nano", False, "http://x")
         raw: list[tuple[messages.TopicKind, messages.Message]] = [("birth", birth), *[("telemetry", telemetry)] * 50]  # type: ignore[list-item]

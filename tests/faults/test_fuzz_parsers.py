@@ -175,7 +175,7 @@ ANATOMY = fingerprint.encode_fingerprint(
 )  # fmt: skip
 WINDOW = messages.TelemetryWindow(model="m@1", release="r", row="local")
 TELEMETRY = messages.Telemetry(
-    session=1, sequence=2, emulated=True, up_bytes_per_s=1e6, rtt_s=0.1, remote_ok=True, models=(WINDOW,)
+    session=1, sequence=2, emulated=True, up_bytes_per_s=1e6, rtt_s=0.1, remote_usable=True, models=(WINDOW,)
 )
 
 
@@ -234,8 +234,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
             messages.FetchMetadata("metadata/1.root.json"),
             messages.FetchChunks.from_indexes("a" * 64, [3, 17]),
         ),
-        "fetched": message(messages.Fetched, messages.Fetched("metadata/x.json", 0, 3, b"abc")),
-        "fetched, on the device": Parser(metadata_fetcher(), message(messages.Fetched, messages.Fetched(
+        "fetched": message(messages.FetchReply, messages.FetchReply("metadata/x.json", 0, 3, b"abc")),
+        "fetched, on the device": Parser(metadata_fetcher(), message(messages.FetchReply, messages.FetchReply(
             "metadata/timestamp.json", 0, 3, b"abc")).good),
         "chunk, on the device": Parser(chunks, [b"chunk"]),
         "anything, on the controller": Parser(delivery(), [messages.encode(TELEMETRY), messages.encode(
@@ -354,7 +354,7 @@ STRUCTURED = {
     "message": lambda value: messages.decode(
         msgspec.msgpack.encode(value),
         messages.Birth | messages.Death | messages.Reported | messages.Telemetry | messages.FetchMetadata
-        | messages.FetchChunks | messages.Fetched,
+        | messages.FetchChunks | messages.FetchReply,
     ),
     "signed": lambda value: messages.decode(msgspec.msgpack.encode(value), Signed),
     "manifest": lambda value: manifest.decode_manifest(msgspec.json.encode(value)),
@@ -367,7 +367,7 @@ FIELDS = {
     "message": (
         "type",
         "session",
-        "boot_s",
+        "agent_uptime_s",
         "counter",
         "models",
         "path",

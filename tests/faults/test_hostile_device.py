@@ -240,7 +240,7 @@ def test_nothing_can_be_said_for_others(undisturbed: World) -> None:
 
 
 LISTENED = [
-    "#", "+/#", "+/+/+/+", "edgesplit/#", topic("+", "desired"), topic("+", "fetched"), topic(VICTIM, "#"),
+    "#", "+/#", "+/+/+/+", "edgesplit/#", topic("+", "desired"), topic("+", "fetch_reply"), topic(VICTIM, "#"),
     topic(VICTIM, "telemetry"), topic(VICTIM, "birth"), "$SYS/#", "$share/all/#", "$share/all/edgesplit/v1/+/telemetry",
     f"$share/x/edgesplit/v1/{VICTIM}/desired", "edgesplit/v1/+/+",
 ]  # fmt: skip
@@ -249,11 +249,11 @@ LISTENED = [
 def test_nothing_of_others_is_heard(undisturbed: World) -> None:
     """D2: all kinds of wildcards and shared subscriptions: while the victim talks and fetches, the hostile device
     hears its own topics and chunks, and nothing else."""
-    with undisturbed.hostile.client("", topic(BAD, "fetched"), *LISTENED) as bad:
+    with undisturbed.hostile.client("", topic(BAD, "fetch_reply"), *LISTENED) as bad:
         sequence = (undisturbed.shown()["telemetry"] or {}).get("sequence", 0)
         eventually("the victim talks", lambda: undisturbed.shown()["telemetry"]["sequence"] > sequence + 2)
         bad.client.publish(topic(BAD, "fetch"), encode(FetchMetadata("metadata/timestamp.json")), qos=1)
-        before = bad.heard_before(topic(BAD, "fetched"))
+        before = bad.heard_before(topic(BAD, "fetch_reply"))
         assert all(name == topic(BAD, "desired") or name.startswith(messages.chunk_topic("")) for name in before)
 
 
@@ -321,7 +321,7 @@ def confusing() -> dict[str, tuple[messages.TopicKind, bytes]]:
     """What a device may say of itself, and no agent would."""
     rng = random.Random(SEED)
     telemetry = messages.Telemetry(
-        session=2**53, sequence=0, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=()
+        session=2**53, sequence=0, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_usable=True, models=()
     )
     raw = messages.encode(telemetry)
     return {
@@ -359,7 +359,7 @@ def model(name: str) -> messages.ModelState:
 def test_confusing_words_confuse_nobody(undisturbed: World) -> None:
     """B5: absurd, malformed, retained words on its own topics: the controller answers as before, about everybody, as
     JSON that any reader takes; and nothing of them is a secret's way out."""
-    with undisturbed.hostile.client("", topic(BAD, "fetched")) as bad:
+    with undisturbed.hostile.client("", topic(BAD, "fetch_reply")) as bad:
         for kind, raw in confusing().values():
             for retain in (False, True):
                 bad.client.publish(topic(BAD, kind), raw, qos=1, retain=retain)
@@ -367,7 +367,7 @@ def test_confusing_words_confuse_nobody(undisturbed: World) -> None:
         fetched = []
         while True:
             name, raw = bad.heard.get(timeout=PATIENCE_S)
-            piece = messages.decode(raw, messages.Fetched)
+            piece = messages.decode(raw, messages.FetchReply)
             if piece.path == "metadata/timestamp.json":
                 break
             fetched.append((name, piece.total))
@@ -527,7 +527,7 @@ def test_thousands_of_subscriptions_and_endless_asking_disturb_nobody(undisturbe
     wish = encode(
         FetchChunks.from_indexes(undisturbed.release, range(min(LIMITS.fetch_window_chunks, undisturbed.chunks())))
     )
-    with third.client("", topic("pi-third", "fetched")) as bad:
+    with third.client("", topic("pi-third", "fetch_reply")) as bad:
         for start in range(0, 10_000, 500):
             bad.subscribe(*(f"edgesplit/v1/chunk/{number:064x}" for number in range(start, start + 500)))
 

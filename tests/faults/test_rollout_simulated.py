@@ -59,6 +59,6 @@ def test_a_bad_release_stops_at_its_threshold(fleet: SimulatedFleet) -> None:
     first = next(iter(fleet.releases.values()))
     bad = fleet.release(2, Behaviour(wrong_golden=True))
     one = ended(fleet, fleet.deploy(bad, request=RolloutRequest(stages=("10%", "100%"), abort_when_failed="5%")))
-    assert one["state"] == "failed" and one["states"]["gone back"] == 20 and one["states"]["skipped"] == 180
+    assert one["state"] == "failed" and one["states"]["rolled back"] == 20 and one["states"]["skipped"] == 180
     assert fleet.count_running(first) == DEVICES and len(told(fleet, one["id"])) == 20
     assert one["failures"][0]["count"] == 20 and not fleet.checker.violations

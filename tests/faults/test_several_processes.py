@@ -86,7 +86,7 @@ def deploy(world: World, name: str, partition: str) -> Any:
 
 def telemetry(sequence: int) -> messages.Telemetry:
     return messages.Telemetry(
-        session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_ok=True, models=()
+        session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_usable=True, models=()
     )
 
 
@@ -146,13 +146,13 @@ def test_what_a_killed_process_stored_is_published_by_another(world: World, tmp_
     with world.database.write() as session:
         row = session.get(Row, "survivor")
         assert row is not None
-        row.stated = 0  # as its process leaves it that is killed between storing and publishing
+        row.published = 0  # as its process leaves it that is killed between storing and publishing
     assert device.statement().counter == counter
 
     def confirmed() -> bool:
         with world.database.read() as session:
             found = session.get(Row, "survivor")
-            return found is not None and found.stated == found.counter
+            return found is not None and found.published == found.counter
 
     eventually("it is confirmed", confirmed)
     device.session.stop()

@@ -139,7 +139,7 @@ def check(stage: Stage, story: Story, tree: Tree) -> None:
         assert harness.runs(machine) == story.end, f"it ends with {harness.runs(machine)[:12]!r}"
         assert machine.running == harness.model.digest and not machine.strangers()
         shelf = VersionStore(harness.data)
-        assert shelf.damage(story.end) == "" and shelf.read().running == story.end and not shelf.read().starts
+        assert shelf.damage(story.end) == "" and shelf.read().running == story.end and not shelf.read().unhealthy_starts
         litter = [one.name for one in shelf.folder.iterdir() if one.name.startswith(".")]
         assert not litter, f"left behind: {litter}"
         machine.off()

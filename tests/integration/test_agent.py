@@ -81,7 +81,9 @@ class Made:
             for name, ends in (("a", (X, H)), ("b", (H, Y)))
         )
         rows = (
-            Row(name="cut-1", after="a", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=200),
+            Row(
+                name="cut-1", split_after="a", device=("a",), remote=("b",), sends=("h",), receives=("y",), up_bytes=200
+            ),
             Row(name="local", device=("a", "b"), device_s=0.05),
         )
         plan = Plan(model=f"tiny@{version}", device_class="pi4", rows=rows, link=LINK, slice_s={"a": 0.001, "b": 0.03})
@@ -387,14 +389,15 @@ def test_a_release_that_must_not_run_does_not_and_the_old_one_goes_on(
 def _failed(controller: SmallController, made: Made, reason: str) -> bool:
     said = controller.reported()
     return said is not None and any(
-        model.wanted == made.digest and model.state == "failed" and reason in model.detail for model in said.models
+        model.desired_release == made.digest and model.state == "failed" and reason in model.detail
+        for model in said.models
     )
 
 
 def _told(controller: SmallController, made: Made, state: str, detail: str) -> bool:
     said = controller.reported()
     return said is not None and any(
-        (model.wanted, model.state) == (made.digest, state) and detail in model.detail for model in said.models
+        (model.desired_release, model.state) == (made.digest, state) and detail in model.detail for model in said.models
     )
 
 
@@ -428,7 +431,7 @@ def test_outside_its_hours_a_device_waits_unless_the_operator_says_now(
     agent.extra = ("--fetch-window", f"{begins}-{ends}")
     agent.start()
     eventually("it says that it waits", lambda: _told(controller, made, "fetching", "waiting for the fetch window"), 60)
-    waiting = json.loads(_run(agent, "status"))["wanted"]
+    waiting = json.loads(_run(agent, "status"))["desired"]
     assert [one["detail"] for one in waiting] == [f"waiting for the fetch window ({begins}-{ends})"]
     assert not controller.chunks_sent
     controller.deploy(made, now=True)
@@ -455,7 +458,7 @@ def test_on_an_empty_battery_updates_wait_and_the_operator_reads_why(
     (battery / "status").write_text("Charging\n")
     eventually("it runs", lambda: agent.runs(made), 60)
     eventually("telemetry tells of the charger", lambda: _power(controller) == ("performance", False), 30)
-    assert json.loads(_run(agent, "status"))["models"][0]["why"].startswith("the plan has no power figures")
+    assert json.loads(_run(agent, "status"))["models"][0]["reason"].startswith("the plan has no power figures")
 
 
 def _power(controller: SmallController) -> tuple[str, bool | None] | None:

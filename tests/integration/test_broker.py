@@ -132,12 +132,12 @@ def test_a_device_cannot_speak_for_others(world: BrokerWorld, name: str) -> None
 )
 def test_a_device_cannot_listen_to_others(world: BrokerWorld, wish: str) -> None:
     """D2: whatever it subscribes to, a device hears its own and chunks, and nothing of another's."""
-    device = world.device("cam-1", wish, topic("cam-1", "fetched"))
+    device = world.device("cam-1", wish, topic("cam-1", "fetch_reply"))
     controller = world.controller()
     for kind in (*DEVICE_READS, *DEVICE_WRITES):
         controller.session.publish(topic("cam-2", kind), b"secret", qos=1, retain=False, wait_s=PATIENCE_S)
-    controller.session.publish(topic("cam-1", "fetched"), b"end", qos=1, wait_s=PATIENCE_S)
-    assert device.heard_before(topic("cam-1", "fetched")) == []
+    controller.session.publish(topic("cam-1", "fetch_reply"), b"end", qos=1, wait_s=PATIENCE_S)
+    assert device.heard_before(topic("cam-1", "fetch_reply")) == []
 
 
 def test_every_device_may_read_chunks(world: BrokerWorld) -> None:

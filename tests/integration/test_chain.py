@@ -50,7 +50,7 @@ def test_a_forced_cut_answers_exactly_as_the_whole_model(cloud: Cloud, digits: W
     for jpeg, expected in whole_answers(cloud, digits, 8):
         answer = eventually("an answer with the cloud's help", lambda j=jpeg: _helped(device, j))
         assert np.array_equal(answer.outputs["probabilities"], expected)
-        assert answer.report.after == cut_after
+        assert answer.report.split_after == cut_after
         assert answer.report.up_bytes > 0
         assert answer.report.emulated
 
@@ -188,7 +188,7 @@ def test_another_cut_by_the_planner_is_installed_without_a_weight_fetched_again(
     for jpeg, expected in whole_answers(cloud, digits, 4):
         answer = eventually("an answer with the cloud's help", lambda j=jpeg: _helped(device, j))
         assert np.array_equal(answer.outputs["probabilities"], expected)
-        assert (answer.report.after, answer.report.release) == (layers[-3], recut["release"])
+        assert (answer.report.split_after, answer.report.release) == (layers[-3], recut["release"])
 
 
 def delivered(device: Agent) -> int:

@@ -42,7 +42,7 @@ def test_a_deployed_release_is_verified_and_fetched_over_mqtt(up: Up, tmp_path: 
     raw = device.trust.manifest(made["release"], device.fetch)
     manifest: Manifest = decode_manifest(raw)
     assert manifest.model == "tiny@1" and list(manifest.plans) == ["raspberrypi4"]
-    assert {row.after for row in manifest.plans["raspberrypi4"].rows} == {"conv1", "classify"}
+    assert {row.split_after for row in manifest.plans["raspberrypi4"].rows} == {"conv1", "classify"}
     chunks = device.chunks(made["release"], list(manifest.chunk_list()))
     assert all(hashlib.sha256(data).hexdigest() == name for name, data in chunks.items())
     assert (up.data / "offload" / "releases" / made["release"] / "manifest.json").read_bytes() == raw
@@ -74,8 +74,8 @@ def test_one_release_serves_a_group_of_different_devices(up: Up, tmp_path: Path)
 
     assert made["devices"] == ["nano-group", "pi-group"]
     assert {plan["device_class"] for plan in made["plans"]} == {"jetson-nano", "raspberrypi4"}
-    assert all("image" in plan["never_leaves"] for plan in made["plans"])
-    assert all(plan["earliest_cut"] for plan in made["plans"])
+    assert all("image" in plan["private_tensors"] for plan in made["plans"])
+    assert all(plan["required_local_layers"] for plan in made["plans"])
     for device in (pi, nano):
         assert device.statement().releases[0].release == made["release"]
         device.session.stop()
@@ -111,7 +111,7 @@ def test_a_device_is_online_only_while_its_session_lives(up: Up, tmp_path: Path)
         model="tiny", release="r", row="local", requests=3, latency_p50_s=0.01, latency_p95_s=0.02
     )
     said = messages.Telemetry(
-        session=1, sequence=1, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=(window,)
+        session=1, sequence=1, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_usable=True, models=(window,)
     )
 
     def shown() -> Any:

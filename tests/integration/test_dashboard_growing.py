@@ -39,7 +39,7 @@ class Follower:
         context = dashboard.up.shown("operator").client_context()
         self.connection = http.client.HTTPSConnection(host, int(port), timeout=PATIENCE_S, context=context)
         token = (dashboard.up.data / "operator.token").read_text().strip()
-        self.connection.request("GET", "/v1/live", headers={"Authorization": f"Bearer {token}"})
+        self.connection.request("GET", "/v1/events/stream", headers={"Authorization": f"Bearer {token}"})
         self.answer = self.connection.getresponse()
         assert self.answer.status == 200
         self.hears("hello", "")
@@ -80,6 +80,6 @@ def test_every_view_is_the_same_whichever_process_answers(dashboard: Dashboard, 
         answers = {json.dumps(dashboard.up.ok("GET", path), sort_keys=True) for _ in range(FOLLOWERS)}
         assert len(answers) == 1, path
     assert len(dashboard.up.ok("GET", "/v1/views/fleet")["devices"]) == 41
-    parts = {one["name"]: one for one in dashboard.up.ok("GET", "/v1/parts")}
+    parts = {one["name"]: one for one in dashboard.up.ok("GET", "/v1/components")}
     assert parts["processes"]["text"].startswith("2 are here") and "PostgreSQL" in parts["database"]["text"]
     assert parts["broker"]["state"] == "good"

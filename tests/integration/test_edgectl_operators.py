@@ -199,7 +199,7 @@ def test_an_operators_certificate_opens_the_api_and_nothing_else(up: Up, edgectl
     finally:
         session.stop()
     assert up.call("GET", "/v1/devices", token=None, as_=files)[0] == 401
-    assert up.call("POST", "/v1/gateway/revoked", {}, token=None, as_=files)[0] in (401, 404)
+    assert up.call("POST", "/v1/gateway/crl", {}, token=None, as_=files)[0] in (401, 404)
     assert up.call("GET", "/v1/devices", token=held.token)[0] == 401  # beside the owner's certificate
 
 

@@ -293,4 +293,4 @@ def test_the_plain_release_of_the_same_model_is_another(world: Deployed) -> None
     sealed, clear = (decode_manifest((home / one / "manifest.json").read_bytes()) for one in made)
     assert sealed.is_encrypted and not clear.is_encrypted
     assert not set(sealed.chunk_sizes()) & set(clear.chunk_sizes())
-    assert all(one.sealed is not None for one in sealed.golden) and sealed.golden
+    assert all(one.encryption is not None for one in sealed.golden) and sealed.golden

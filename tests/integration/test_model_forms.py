@@ -56,7 +56,7 @@ def test_digits_twin_answers_exactly_as_the_whole(cloud: Cloud, device: Agent, t
             answer = eventually(
                 "an answer with the cloud's help", lambda j=jpeg: helped(device, "twin", frame_input(j))
             )
-            assert answer.report.after == cut_after
+            assert answer.report.split_after == cut_after
             assert np.array_equal(answer.outputs["probabilities"], expected)
     cloud.edgectl("deploy", "twin", "--partition", "auto", "--to", "pi4", "--wait", "120")
     for jpeg, expected in wanted:
@@ -71,7 +71,7 @@ def test_int8_travels_as_it_is(cloud: Cloud, device: Agent, small: Path, tmp_pat
     cloud.edgectl("deploy", "small", "--partition", layers[1], "--to", "pi4", "--wait", "120")
 
     answer = eventually("an answer with the cloud's help", lambda: helped(device, "small", dict(feeds)))
-    assert answer.report.after == layers[1]
+    assert answer.report.split_after == layers[1]
     assert np.array_equal(answer.outputs["y"], whole["y"])
 
 

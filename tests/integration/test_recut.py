@@ -25,7 +25,7 @@ from support.recut_repository import CLASS, Made, RecutWorld, anatomy_for, made,
 FEEDS = tiny.feeds_of(tiny.prepared("chain"))
 WHOLE = tiny.run_whole(tiny.prepared("chain").raw, FEEDS)
 LAYERS = [layer.name for layer in tiny.prepared("chain").graph.layers]
-KEPT: dict[str, Any] = {"earliest_cut": LAYERS[:1]}
+KEPT: dict[str, Any] = {"required_local_layers": LAYERS[:1]}
 
 
 def golden() -> tuple[bytes, bytes]:
@@ -38,7 +38,7 @@ def golden() -> tuple[bytes, bytes]:
 def cut(*after: int, recut_of: str = "", **plan: Any) -> Made:
     """The chain model cut after so many layers, the first of these cuts forced."""
     sets = [LAYERS[:count] for count in after]
-    return made("chain", *sets, recut_of=recut_of, golden=golden(), **{**KEPT, **plan}).with_plan(forced="cut-1")
+    return made("chain", *sets, recut_of=recut_of, golden=golden(), **{**KEPT, **plan}).with_plan(forced_row="cut-1")
 
 
 class Controller(SmallController):
@@ -81,7 +81,8 @@ class Controller(SmallController):
     def failed(self, one: Made, reason: str) -> bool:
         said = self.reported()
         return said is not None and any(
-            model.wanted == one.digest and model.state == "failed" and reason in model.detail for model in said.models
+            model.desired_release == one.digest and model.state == "failed" and reason in model.detail
+            for model in said.models
         )
 
 
@@ -145,8 +146,8 @@ def test_a_thief_of_the_online_keys_changes_no_device(controller: Controller, ag
 
     for stolen, reason in (
         (honest.with_(model="tiny@2"), "change the release's model"),
-        (cut(1, recut_of=base.digest, never_leaves=()), "'image' leave the device"),
-        (cut(1, recut_of=base.digest, earliest_cut=()), "run elsewhere"),
+        (cut(1, recut_of=base.digest, private_tensors=()), "'image' leave the device"),
+        (cut(1, recut_of=base.digest, required_local_layers=()), "run elsewhere"),
         (honest.with_graph(1, lambda model: model.graph.node.pop()), "other operators"),
     ):
         controller.steal(stolen)

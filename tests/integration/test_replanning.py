@@ -97,7 +97,7 @@ def running(cloud: Cloud, agent: Agent, wanted: Callable[[frozenset[str]], bool]
     Tables in between do not count: a busy machine's seconds drift, too."""
 
     def look() -> str:
-        cloud.api.post("/v1/drift/look", {})
+        cloud.api.post("/v1/drift/inspect", {})
         models = cloud.api.get(f"/v1/devices/{agent.name}").get("models") or []
         here = [one["release"] for one in models if one["state"] == "running"]
         return next((one for one in here if wanted(rows_of(manifest_of(agent, one)))), "")

@@ -319,4 +319,4 @@ def test_a_certificate_is_renewed_at_two_thirds_of_its_life(now: float, left_s: 
 def test_messages_of_older_agents_are_still_understood() -> None:
     """A birth without the marks of its start and certificate."""
     raw = messages.encode(messages.Birth(1, 0.1, "0.1", "raspberrypi4", False, "http://127.0.0.1:1"))
-    assert messages.decode(raw, messages.Birth).start == ""
+    assert messages.decode(raw, messages.Birth).start_id == ""

@@ -61,7 +61,7 @@ def test_a_canary_runs_first_and_the_rest_follow_when_approved(cloud: Cloud, fle
     assert ended(cloud, number, 0)["states"]["succeeded"] == 2
     assert {runs(cloud, "cam-1"), runs(cloud, "cam-2")} == {release}
     cloud.edgectl("rollout", "rollback", str(number))
-    assert ended(cloud, number, 13)["states"]["gone back"] == 2
+    assert ended(cloud, number, 13)["states"]["rolled back"] == 2
     assert {runs(cloud, "cam-1"), runs(cloud, "cam-2")} == {before}
     answer = fleet[0].infer("digits", frame_input(frames(1)[0][0]))
     assert answer.outputs["probabilities"].shape == (1, 10)
@@ -75,7 +75,7 @@ def test_a_device_that_is_off_holds_up_nobody(cloud: Cloud, fleet: list[Agent]) 
     made = deploy(cloud, "device")
     path = f"/v1/rollouts/{made['rollout']}"
     eventually(f"{on.name} runs it", lambda: cloud.api.get(path)["states"]["succeeded"] == 1)
-    assert cloud.api.get(path)["states"]["told"] == 1 and runs(cloud, on.name) == made["release"]
+    assert cloud.api.get(path)["states"]["assigned"] == 1 and runs(cloud, on.name) == made["release"]
 
     newer = deploy(cloud, "auto")
     assert newer["supersedes"] == [{"rollout": made["rollout"], "devices": 1}]
@@ -105,7 +105,7 @@ def test_a_gate_judges_what_the_canary_answers_and_sends_it_back(cloud: Cloud, f
         canary.infer("digits", frame_input(jpeg))
 
     last = ended(cloud, made["rollout"], 11)
-    assert last["states"]["gone back"] == 1 and last["states"]["skipped"] == 1
+    assert last["states"]["rolled back"] == 1 and last["states"]["skipped"] == 1
     assert last["failures"][0]["kind"] == "gate p95<1us" and " us" in last["failures"][0]["example"]
     assert runs(cloud, "cam-1") == runs(cloud, "cam-2") == before
 

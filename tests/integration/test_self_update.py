@@ -120,7 +120,7 @@ class Device:
     def is_back(self, on: Version, from_: Version) -> bool:
         """It runs that version again, after it was told to run the other."""
         told = self.told()
-        return (told.release, told.wanted, told.state) == (on.digest, from_.digest, "rolled back")
+        return (told.release, told.desired_release, told.state) == (on.digest, from_.digest, "rolled back")
 
     def version(self) -> str:
         """Of the agent that was born last."""

@@ -42,7 +42,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 def telemetry(sequence: int, *, session: int = 1, **more: Any) -> Telemetry:
     return Telemetry(
-        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=(),
+        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_usable=True,
+        models=(),
         **more,
     )  # fmt: skip
 
@@ -58,18 +59,21 @@ def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored
     device = enrolled(up, "pi-late", tmp_path)
     listening(device, "kept")
     device.say("telemetry", telemetry(0))
-    kept = messages.decode(device.next(topic("pi-late", "kept"))[0], Ack)
+    kept = messages.decode(device.next(topic("pi-late", "ack"))[0], Ack)
     assert (kept.session, kept.sequence) == (1, 0)
     batch = Backlog(
-        number=4,
-        sent=DeviceTime(at=9.0, boot="b", up_s=700.0),
-        measured=tuple(telemetry(n, session=0, moment=DeviceTime(at=5.0, boot="b", up_s=100.0 + n)) for n in range(3)),
+        batch=4,
+        sent_at=DeviceTime(unix_s=9.0, boot_id="b", since_boot_s=700.0),
+        messages=tuple(
+            telemetry(n, session=0, measured_at=DeviceTime(unix_s=5.0, boot_id="b", since_boot_s=100.0 + n))
+            for n in range(3)
+        ),
     )
     for _ in range(2):
         device.say("late", batch, qos=1)
-        assert messages.decode(device.next(topic("pi-late", "kept"))[0], Ack).late == 4
+        assert messages.decode(device.next(topic("pi-late", "ack"))[0], Ack).batch == 4
     history = up.ok("GET", "/v1/telemetry/pi-late")
-    assert [(one["session"], one["sequence"], one["late"]) for one in history] == [
+    assert [(one["session"], one["sequence"], one["from_backlog"]) for one in history] == [
         (0, 0, True), (0, 1, True), (0, 2, True), (1, 0, False),
     ]  # fmt: skip
     assert 590 < history[-1]["at"] - history[0]["at"] < 700
@@ -80,7 +84,7 @@ def test_a_device_that_dies_is_unknown_from_then_on(up: Up, tmp_path: Path) -> N
     """What it said last stays readable, as that; the fleet's counts follow."""
     device = enrolled(up, "pi-dead", tmp_path, group="hall")
     state = ModelState("digits", RELEASE, RELEASE, "running")
-    device.say("reported", Reported(1, 1, (state,), number=1), qos=1, retain=True)
+    device.say("reported", Reported(1, 1, (state,), report_number=1), qos=1, retain=True)
     health = ReleaseHealth(model="digits", release=RELEASE, requests=7, golden_ok=True)
     power = PowerState(under_voltage=True)
 
@@ -117,7 +121,7 @@ def test_a_devices_log_is_asked_for_and_comes_in_pieces(up: Up, tmp_path: Path) 
     listening(other, "job")
     asked = up.ok("POST", "/v1/devices/pi-log/logs")
     job = messages.decode(device.next(topic("pi-log", "job"))[0], DeviceJob)
-    assert (job.id, job.what) == (asked["id"], "logs")
+    assert (job.id, job.kind) == (asked["id"], "logs")
     content = gzip.compress(json.dumps({"log": [f"line {number}" for number in range(500)]}).encode())
     half = len(content) // 2
     digest = hashlib.sha256(content).hexdigest()
@@ -128,7 +132,7 @@ def test_a_devices_log_is_asked_for_and_comes_in_pieces(up: Up, tmp_path: Path) 
 
     def here() -> Any:
         found = up.ok("GET", f"/v1/devices/pi-log/logs/{job.id}")
-        return found if found["state"] == "here" else None
+        return found if found["state"] == "complete" else None
 
     assert len(eventually("the bundle", here)["content"]["log"]) == 500
     assert topic("pi-other", "job") not in other.came and up.ok("GET", "/v1/devices/pi-other/logs") == []

@@ -102,7 +102,7 @@ def agent(controller: KeyedController, tmp_path: Path) -> Iterator[Process]:
 def trouble(controller: SmallController, counter: int) -> str:
     """What the device says is wrong with its model under that statement; empty while nothing is."""
     said = controller.reported()
-    if said is None or said.counter != counter:
+    if said is None or said.statement_counter != counter:
         return ""
     return next((one.detail for one in said.models if one.state == "failed"), "")
 

@@ -62,13 +62,16 @@ def programs() -> dict[str, Step]:
 
 
 def manifest(
-    *rows: Row, never_leaves: tuple[str, ...] = (), earliest_cut: tuple[str, ...] = (), model: str = "tiny@1"
+    *rows: Row,
+    private_tensors: tuple[str, ...] = (),
+    required_local_layers: tuple[str, ...] = (),
+    model: str = "tiny@1",
 ) -> Manifest:
     """A release of that model with these rows."""
     slices = (Slice("a", "onnx", ("a",), (X,), (H,)), Slice("b", "onnx", ("b",), (H,), (Y,)))
     plan = Plan(
         model=model, device_class=CLASS, rows=rows, link=LINK, slice_s={"a": 0.01, "b": 0.01},
-        never_leaves=never_leaves, earliest_cut=earliest_cut,
+        private_tensors=private_tensors, required_local_layers=required_local_layers,
     )  # fmt: skip
     return Manifest(
         model=model, model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,

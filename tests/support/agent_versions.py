@@ -94,7 +94,7 @@ class SelfUpdateHarness:
         files[statement_path(DEVICE)] = self.source.retained
         files.update({chunk_path(sha256): data for sha256, data in self.source.chunks.items()})
         index = BundleIndex(
-            controller="controller", made=int(self.source.now), valid_until=int(self.source.now + DAY),
+            controller="controller", created=int(self.source.now), valid_until=int(self.source.now + DAY),
             limited_by="timestamp", devices={DEVICE: "pi4"}, releases=(),
         )  # fmt: skip
         files[INDEX_FILE] = encode_index(index)

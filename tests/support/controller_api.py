@@ -168,15 +168,15 @@ class World:
         with self.database.write() as session:
             session.add(RolloutRow(
                 id=number, model="m", release="d" * 64, terms=msgspec.to_builtins(parse_terms(ALL_AT_ONCE, 1.0)),
-                state="paused", stage=0, approved=-1, excused=-1, why="", outcome="", following=False,
-                superseded_by=0, pace={}, who="operator", created=1.0, began=1.0, ended=0.0, changed=1.0,
+                state="paused", stage=0, approved=-1, excused=-1, reason="", outcome="", following=False,
+                superseded_by=0, rate_state={}, who="operator", created=1.0, began=1.0, ended=0.0, changed=1.0,
             ))  # fmt: skip
             session.flush()
-            session.add(RolloutStageRow(rollout=number, number=0, asked="100%", began=1.0))
+            session.add(RolloutStageRow(rollout=number, number=0, size="100%", began=1.0))
             for place, name in enumerate(devices):
                 session.add(RolloutDeviceRow(
                     rollout=number, device=name, stage=0, position=place, state="queued", previous="", cause="",
-                    kind="", counter=0, told_at=0.0, ran_at=0.0, goes_back=False, sent_back=False, counts=True,
+                    kind="", counter=0, assigned_at=0.0, ran_at=0.0, rolls_back=False, sent_back=False, counts=True,
                     unjudged=False,
                 ))  # fmt: skip
 

@@ -254,9 +254,9 @@ class Device:
         self.session.publish(topic, wish, correlation=correlation, wait_s=10)
         data = b""
         while True:
-            raw, answered = self.next(messages.topic(self.name, "fetched"))
+            raw, answered = self.next(messages.topic(self.name, "fetch_reply"))
             assert answered == correlation
-            piece = messages.decode(raw, messages.Fetched)
+            piece = messages.decode(raw, messages.FetchReply)
             if piece.total < 0:
                 raise FileNotFoundError(path)
             assert piece.offset == len(data) and len(piece.data) <= 65_536

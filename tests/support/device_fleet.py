@@ -84,7 +84,7 @@ class World:
         self.devices.ingest([(name, Birth(session, 0.5, "0.2", "pi4", True, "http://x")) for name in names])
 
     def report(self, name: str, *models: ModelState, session: int = 1, number: int = 1, **more: Any) -> None:
-        self.devices.ingest([(name, Reported(session, 7, models, number=number, **more))])
+        self.devices.ingest([(name, Reported(session, 7, models, report_number=number, **more))])
 
     def tell(self, name: str, sequence: int = 0, *windows: TelemetryWindow, session: int = 1, **more: Any) -> Any:
         return self.devices.ingest([(name, telemetry(session, sequence, *windows, **more))])
@@ -100,7 +100,7 @@ class World:
 
 def telemetry(session: int, sequence: int, *windows: TelemetryWindow, **more: Any) -> Telemetry:
     return Telemetry(
-        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True,
+        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_usable=True,
         models=windows, **more,
     )  # fmt: skip
 

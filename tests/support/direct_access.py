@@ -121,14 +121,14 @@ def grant(*, inputs: tuple[TensorSpec, ...] = (X,), outputs: tuple[TensorSpec, .
     given = layout_tensors(outputs, placed[1])
     assert given is not None
     return Grant(
-        release=DIGEST, row="local", inputs=placed[0], outputs=given[0], answers_at=placed[1], bytes=given[1]
+        release=DIGEST, row="local", inputs=placed[0], outputs=given[0], outputs_offset=placed[1], bytes=given[1]
     )  # fmt: skip
 
 
 def order(told: Callable[[LaneResults], None] = lambda notes: None, **kind: Any) -> LaneSpec:
     """The same for the worker."""
     one = grant(**kind)
-    return LaneSpec(("s",), one.inputs, one.outputs, one.answers_at, one.bytes, 0.01, 0.01, told)
+    return LaneSpec(("s",), one.inputs, one.outputs, one.outputs_offset, one.bytes, 0.01, 0.01, told)
 
 
 def asking(number: int, left_s: float = 10.0) -> bytes:

@@ -95,8 +95,8 @@ NAMES = {"graph": "graph.onnx", "weights": "weights.bin"}
 def made(
     model: str = "chain",
     *sets: Iterable[str],
-    never_leaves: Sequence[str] = ("image",),
-    earliest_cut: Sequence[str] = (),
+    private_tensors: Sequence[str] = ("image",),
+    required_local_layers: Sequence[str] = (),
     recut_of: str = "",
     golden: tuple[bytes, bytes] = GOLDEN,
 ) -> Made:
@@ -112,15 +112,15 @@ def made(
         device_class=CLASS,
         rows=(*rows, row_of(graph, "local", every)),
         link=LINK,
-        never_leaves=tuple(never_leaves),
-        earliest_cut=tuple(earliest_cut),
+        private_tensors=tuple(private_tensors),
+        required_local_layers=tuple(required_local_layers),
     )
     anatomy = encode_fingerprint(anatomy_for(model))
     manifest = msgspec.structs.replace(
         tiny.manifest_of(prepared, cut),
         plans={CLASS: to_release_plan(table, cut, {})},
         golden=(GoldenExample(*map(chunk_of, golden)),),
-        anatomy=None if recut_of else fingerprint_file(anatomy),
+        fingerprint=None if recut_of else fingerprint_file(anatomy),
         recut_of=recut_of,
     )
     return Made(manifest, tuple(cut), golden)
@@ -149,7 +149,7 @@ class RecutWorld(World):
     def __init__(self, folder: Path, **plan: Any) -> None:
         super().__init__(folder)
         self.layers = [layer.name for layer in tiny.prepared(self.model).graph.layers]
-        self.kept: dict[str, Any] = {"earliest_cut": self.layers[:1], **plan}
+        self.kept: dict[str, Any] = {"required_local_layers": self.layers[:1], **plan}
         self.base = made(self.model, self.layers[:2], **self.kept)
         self.publish(self.base)
 

@@ -72,7 +72,7 @@ class BundleHarness:
         manifests = {one: decode_manifest(self.manifests[one]) for one in carried}
         text = {path: b64encode(raw).decode() for path, raw in files.items()}
         return {
-            "made": int(self.world.now), "valid_until": int(min(ends.values())), "limited_by": "timestamp",
+            "created": int(self.world.now), "valid_until": int(min(ends.values())), "limited_by": "timestamp",
             "files": text, "statements": {self.device: b64encode(self.statement).decode()},
             "devices": {self.device: "pi4"},
             "releases": [{"release": one, "model": "tiny@1", "chunks": list(range(len(manifest.chunk_list())))}

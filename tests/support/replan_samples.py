@@ -113,7 +113,7 @@ class Fleet:
             up_bytes_per_s=about(link.up_bytes_per_s),
             down_bytes_per_s=about(link.down_bytes_per_s),
             rtt_s=about(link.rtt_s),
-            remote_ok=True,
+            remote_usable=True,
             models=(window,),
         )
 

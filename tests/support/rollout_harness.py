@@ -37,7 +37,7 @@ class StandIn:
     wanted: str = ""
     runs: str = ""
     """What was found healthy last."""
-    state: Literal["told", "fetching", "trial", "running", "rolled back"] = "running"
+    state: Literal["assigned", "fetching", "trial", "running", "rolled back"] = "running"
     """How far `wanted` has come."""
     failed: str = ""
     told: list[int] = field(default_factory=list)
@@ -58,11 +58,11 @@ class StandIn:
         self.counter = statement.counter
         if wanted != self.wanted:
             self.wanted, self.failed = wanted, ""
-            self.state = "running" if wanted == self.runs else "told"
+            self.state = "running" if wanted == self.runs else "assigned"
 
     def work(self, bad: Collection[str]) -> None:
         """One step towards what is wanted; a bad release is found out on trial, and what ran before runs on."""
-        if self.state == "told":
+        if self.state == "assigned":
             self.state = "fetching"
         elif self.state == "fetching" and self.mood != "stuck":
             self.state = "trial"
@@ -74,7 +74,7 @@ class StandIn:
 
     def report(self) -> Reported | None:
         """What it says of itself; nothing yet of what it was told just now."""
-        if self.state == "told":
+        if self.state == "assigned":
             return None
         runs = self.wanted if self.state in ("trial", "running") else self.runs
         return Reported(1, self.counter, (ModelState(self.model, runs, self.wanted, self.state, self.failed),))

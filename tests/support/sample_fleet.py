@@ -74,7 +74,13 @@ def device_row(
     if model:
         word, detail = trouble or ("running", "")
         models = [
-            {"model": model.partition("@")[0], "release": release, "wanted": release, "state": word, "detail": detail}
+            {
+                "model": model.partition("@")[0],
+                "release": release,
+                "desired_release": release,
+                "state": word,
+                "detail": detail,
+            }
         ]
     told = telemetry(rng, model, release, cuts) if model else None
     return Device(
@@ -84,10 +90,12 @@ def device_row(
         revoked=None, counter=int(now) - 5_000, statement=None, session=session, alive=state != "offline",
         last_seen=now - silent[state],
         birth={
-            "session": session, "boot_s": 9.0, "version": "0.1.0", "device_class": device_class, "emulated": True,
+            "session": session, "agent_uptime_s": 9.0, "version": "0.1.0", "device_class": device_class,
+            "emulated": True,
             "simulated": True, "local_url": "http://127.0.0.1:1",
         },
-        reported={"session": session, "counter": int(now) - 5_000, "models": models, "safe_mode": "", "trouble": ""},
+        reported={"session": session, "statement_counter": int(now) - 5_000, "models": models, "safe_mode": "",
+        "statement_problem": ""},
         telemetry={"at": now - silent[state], **told} if told else None,
     )  # fmt: skip
 
@@ -103,17 +111,17 @@ def telemetry(
     link_s = (cut.seconds(mbit) - cut.device_s - cut.remote_s) * rng.uniform(0.95, 1.15)
     total_s = device_s + link_s + remote_s
     return {
-        "session": SESSION, "sequence": 0, "emulated": True, "remote_ok": True, "up_bytes_per_s": mbit * 125_000,
+        "session": SESSION, "sequence": 0, "emulated": True, "remote_usable": True, "up_bytes_per_s": mbit * 125_000,
         "rtt_s": RTT_S * rng.uniform(0.9, 1.15),
         "models": [{
             "model": model.partition("@")[0], "release": release, "row": cut.name, "requests": requests, "failed": 0,
-            "fallbacks": rng.randrange(1, 6) if late else 0, "switches": 0, "late": 0,
+            "fallbacks": rng.randrange(1, 6) if late else 0, "switches": 0, "emulation_overruns": 0,
             "up_bytes": cut.up_bytes * requests,
             "latency_p50_s": total_s, "latency_p95_s": total_s * rng.uniform(1.1, 1.5), "predicted_s": total_s,
-            "device_s": device_s, "link_s": link_s, "remote_s": remote_s, "trouble": "",
+            "device_s": device_s, "link_s": link_s, "remote_s": remote_s, "problem": "",
         }],
         "power": {
-            "mode": "performance", "watts": 2.9 + rng.uniform(0, 1.4), "watts_from": "rails",
+            "mode": "performance", "watts": 2.9 + rng.uniform(0, 1.4), "watts_source": "rails",
             "celsius": 51 + rng.uniform(0, 9), "under_voltage": False,
         },
     }  # fmt: skip
@@ -169,7 +177,9 @@ def make_history(
             told = telemetry(rng, model, release, cuts, mbit)
             at = now - 15.0 * (reports - number)
             session.add(
-                TelemetryRow(device=name, at=at, stored=at, session=SESSION, sequence=number, late=False, content=told)
+                TelemetryRow(
+                    device=name, at=at, stored=at, session=SESSION, sequence=number, from_backlog=False, content=told
+                )
             )
         device = session.get(Device, name)
         assert device is not None
@@ -189,7 +199,7 @@ def make_past(database: Database, name: str, model: str, *, group: str = "doors"
                 content = merged(content_of_window(window), content_of_window(window))
                 place = {"span_s": SPANS[span].bucket_s, "begins": at}
                 bare = model.partition("@")[0]
-                own = content_of_message(told, late=False)
+                own = content_of_message(told, from_backlog=False)
                 session.add(DeviceBucketRow(device=name, model="", content=own, **place))
                 session.add(DeviceBucketRow(device=name, model=bare, content=content, **place))
                 many = {**content, "origins": {"simulated": content["requests"]}}
@@ -205,7 +215,7 @@ def make_proposal(database: Database, names: Sequence[str], *, model: str, relea
     rows = [{"name": "remote", "after": "", "device_s": 0.0, "remote_s": 0.009, "up_bytes": 22_500}]
     local = {"name": "local", "after": "scores", "device_s": 0.115, "remote_s": 0.0, "up_bytes": 0}
     told = {
-        "why": "the device in the middle would save 31 % of its time per request", "gain": 0.31,
+        "reason": "the device in the middle would save 31 % of its time per request", "gain": 0.31,
         "gain_between": [0.08, 0.44], "broken_limits": {"now": 0.0, "then": 0.0},
         "seconds": {"now": 0.21, "then": 0.145},
         "heard": len(names), "basis": "simulated", "rows": rows, "proposed_rows": [local, *rows],
@@ -217,7 +227,7 @@ def make_proposal(database: Database, names: Sequence[str], *, model: str, relea
     with database.write() as session:
         row = ProposalRow(
             model=model, release=release, device_class=device_class, group="", devices=list(names), state="open",
-            told=told, measured={}, created=time.time() - 600, decided=None,
+            summary=told, measured={}, created=time.time() - 600, decided=None,
         )  # fmt: skip
         session.add(row)
         session.flush()
@@ -248,15 +258,15 @@ def make_rollout(
             RolloutRow(
                 id=number, model=model.partition("@")[0], release=release, state=state,
                 terms=msgspec.to_builtins(terms),
-                stage=0, approved=-1, excused=-1, why="", outcome="", following=False, superseded_by=0,
-                pace=msgspec.to_builtins(RateState()), who="anna", created=now - 900, began=now - 880,
+                stage=0, approved=-1, excused=-1, reason="", outcome="", following=False, superseded_by=0,
+                rate_state=msgspec.to_builtins(RateState()), who="anna", created=now - 900, began=now - 880,
                 ended=0.0, changed=now,
             )
         )  # fmt: skip
         session.flush()
         for stage, part in enumerate(("10%", "50%", "100%")):
             session.add(
-                RolloutStageRow(rollout=number, number=stage, asked=part, began=now - 880 if stage == 0 else 0.0)
+                RolloutStageRow(rollout=number, number=stage, size=part, began=now - 880 if stage == 0 else 0.0)
             )
         session.flush()
         for position, name in enumerate(names):
@@ -268,11 +278,11 @@ def _made_member(rng: random.Random, number: int, name: str, stage: int, positio
     drawn = rng.random()
     cause, kind, state = "", "", "queued" if stage else "succeeded"
     if not stage and drawn < 0.06:
-        cause, kind, state = "p95 of 212 ms over 50 requests, at most 150 ms", "gate p95", "gone back"
+        cause, kind, state = "p95 of 212 ms over 50 requests, at most 150 ms", "gate p95", "rolled back"
     elif not stage and drawn < 0.1:
-        cause, kind, state = "golden input 2 differs by 0.031, at most 0.01", "golden inputs", "gone back"
+        cause, kind, state = "golden input 2 differs by 0.031, at most 0.01", "golden inputs", "rolled back"
     return RolloutDeviceRow(
         rollout=number, device=name, stage=stage, position=position, state=state, previous="", cause=cause, kind=kind,
-        counter=0, told_at=now - 870 + position if not stage else 0.0, ran_at=0.0, goes_back=False,
+        counter=0, assigned_at=now - 870 + position if not stage else 0.0, ran_at=0.0, rolls_back=False,
         sent_back=bool(kind), counts=bool(kind), unjudged=False,
     )  # fmt: skip

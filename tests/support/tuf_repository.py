@@ -33,7 +33,7 @@ from support.signed_repository import DAY, START, sample_release
 DEVICE = "cam-1"
 TOP = ("root", "targets", "snapshot", "timestamp")
 Role = Root | Targets | Snapshot | TimestampRole
-Answer = Callable[[FetchMetadata], Iterable[messages.Fetched] | None]
+Answer = Callable[[FetchMetadata], Iterable[messages.FetchReply] | None]
 
 
 class Simulator:
@@ -129,7 +129,7 @@ class Simulator:
         made = [signer.sign(payload) for signer in (self.signers[DIRECTOR] if signers is None else signers)]
         return encode(release.Signed(payload, tuple(release.Signature(one.keyid, one.signature) for one in made)))
 
-    def said(self, wish: FetchMetadata) -> Iterable[messages.Fetched]:
+    def said(self, wish: FetchMetadata) -> Iterable[messages.FetchReply]:
         """The answer to one request."""
         self.asked.append(wish.path)
         if self.answer is not None:
@@ -199,7 +199,7 @@ class TufWorld:
         self._controller.session._client.on_subscribe = lambda *_: subscribed.set()
         self._controller.session.subscribe([topic("+", "fetch")])
         assert subscribed.wait(PATIENCE_S)
-        self._device = self._broker.device(DEVICE, topic(DEVICE, "fetched"))
+        self._device = self._broker.device(DEVICE, topic(DEVICE, "fetch_reply"))
 
     def _asked(self, name: str, payload: bytes, correlation: bytes | None) -> None:
         for piece in self.simulator.said(decode(payload, FetchMetadata)):

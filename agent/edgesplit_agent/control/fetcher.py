@@ -119,7 +119,7 @@ class MetadataFetcher:
     def on_message(self, payload: bytes, correlation: bytes | None) -> None:
         """Handle a message on this device's `fetched` topic. Called on the network's thread; raises nothing."""
         try:
-            piece = messages.decode(payload, messages.Fetched)
+            piece = messages.decode(payload, messages.FetchReply)
         except MalformedMessage as error:
             log.warning("dropped: %s", error)
             return
@@ -131,7 +131,7 @@ class MetadataFetcher:
             self._total = piece.total
             self._changed.notify_all()
 
-    def _store_piece(self, piece: messages.Fetched) -> None:
+    def _store_piece(self, piece: messages.FetchReply) -> None:
         """Store a piece. Where pieces overlap, they do not form one file: the earlier ones are dropped, because they
         would only cost memory."""
         if not piece.data:

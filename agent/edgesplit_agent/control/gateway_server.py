@@ -209,7 +209,7 @@ class GatewayServer:
         raised: the server must not start without."""
         authority = authority_key(self._folder.ca_file)
         try:
-            raw = self._post("revoked", b"{}")
+            raw = self._post("crl", b"{}")
             serials = revoked_serials(raw, authority)
         except EdgeError as error:
             if not self._revoked_file.exists():

@@ -102,12 +102,12 @@ class LogBundleService:
     def pieces(self, job: DeviceJob, now: float) -> Iterator[LogPiece | JobRefused]:
         """The messages that answer a job received at `now` (monotonic): the pieces of a log bundle, or a refusal."""
         if now - self._answered_at < PAUSE_S:
-            yield JobRefused(id=job.id, why=f"another was answered less than {PAUSE_S:g} s ago")
+            yield JobRefused(id=job.id, reason=f"another was answered less than {PAUSE_S:g} s ago")
             return
         self._answered_at = now
-        content = self.log_bundle(job.most_bytes)
-        if len(content) > job.most_bytes:
-            yield JobRefused(id=job.id, why=f"the least there is to tell takes {len(content)} bytes")
+        content = self.log_bundle(job.max_bytes)
+        if len(content) > job.max_bytes:
+            yield JobRefused(id=job.id, reason=f"the least there is to tell takes {len(content)} bytes")
             return
         digest = hashlib.sha256(content).hexdigest()
         for offset in range(0, len(content), PIECE_BYTES):
@@ -132,11 +132,11 @@ class LogBundleService:
         return {
             "format": FORMAT,
             "device": self._device,
-            "moment": msgspec.to_builtins(current_moment()),
+            "created": msgspec.to_builtins(current_moment()),
             "versions": _versions(),
             "machine": {
                 "platform": platform.platform(),
-                "board": msgspec.to_builtins(machine_figures(self._folder.path)),
+                "resources": msgspec.to_builtins(machine_figures(self._folder.path)),
             },
             "files": _files(self._folder.path),
             "status": _status_or_error(self._status),

@@ -175,7 +175,7 @@ class Uplink:
         broker is connected."""
         self._on_statement, self._on_connection = on_statement, on_connection
         device = self._identity.device
-        self._session.subscribe([messages.topic(device, kind) for kind in ("fetched", "kept")], qos=0)
+        self._session.subscribe([messages.topic(device, kind) for kind in ("fetch_reply", "ack")], qos=0)
         self._session.subscribe([messages.topic(device, kind) for kind in ("desired", "job")], qos=1)
         self._session.start()
         self._telemetry_thread = self._concurrency.start(self._telemetry_loop, "telemetry")
@@ -220,12 +220,14 @@ class Uplink:
         """Publish the reported state: what runs, and what is stored for other devices. LinkError unless the broker
         acknowledges it."""
         self._report_count += 1
-        message = Reported(self.session_number, counter, models, safe_mode, trouble, kept, number=self._report_count)
+        message = Reported(
+            self.session_number, counter, models, safe_mode, trouble, kept, report_number=self._report_count
+        )
         self._publish("reported", message, wait_s=REPORT_S)
 
     def answer(self, pieces: Iterable[messages.LogPiece | messages.JobRefused], wait_s: float) -> None:
         """Publish the pieces that answer a job; LinkError where the broker does not acknowledge one within `wait_s`."""
-        topic = messages.topic(self._identity.device, "bundle")
+        topic = messages.topic(self._identity.device, "log")
         for piece in pieces:
             self._session.publish(topic, messages.encode(piece), qos=1, wait_s=wait_s)
 
@@ -241,15 +243,15 @@ class Uplink:
     def _on_session_connected(self) -> None:
         birth = Birth(
             session=self.session_number,
-            boot_s=self._concurrency.monotonic() - self._started,
-            version=edgesplit.__version__,
+            agent_uptime_s=self._concurrency.monotonic() - self._started,
+            agent_version=edgesplit.__version__,
             device_class=self._identity.device_class,
             emulated=self._emulated,
             local_url=self._local_url,
-            start=self._start_mark,
-            certificate=self._certificate(),
+            start_id=self._start_mark,
+            certificate_serial=self._certificate(),
             simulated=self._simulated,
-            built_for=self._built_for,
+            build_tag=self._built_for,
         )
         self._publish("birth", birth, wait_s=None)
         if self._outbox is not None:
@@ -266,21 +268,21 @@ class Uplink:
         """Dispatch a message by its topic. Called on the network's thread."""
         if topic.startswith(_CHUNK_PREFIX):
             self.chunks.on_message(topic[len(_CHUNK_PREFIX) :], payload)
-        elif topic == messages.topic(self._identity.device, "fetched"):
+        elif topic == messages.topic(self._identity.device, "fetch_reply"):
             if sha256 := chunk_digest(correlation):
                 self.chunks.on_message(sha256, payload)
             else:
                 self.metadata.on_message(payload, correlation)
         elif topic == messages.topic(self._identity.device, "desired") and payload:
             self._on_statement(payload)  # an empty payload (a cleared retained message) is not signed: ignored
-        elif topic == messages.topic(self._identity.device, "kept"):
+        elif topic == messages.topic(self._identity.device, "ack"):
             self._on_ack(messages.decode(payload, Ack))
         elif topic == messages.topic(self._identity.device, "job"):
             self._on_job(messages.decode(payload, DeviceJob))
 
     def _on_ack(self, kept: Ack) -> None:
-        if kept.every_s is not None:
-            self._schedule = replace(self._schedule, every_s=kept.every_s)
+        if kept.telemetry_interval_s is not None:
+            self._schedule = replace(self._schedule, every_s=kept.telemetry_interval_s)
         if self._outbox is not None:
             self._outbox.on_ack(kept, self._concurrency.monotonic())
 
@@ -322,7 +324,7 @@ class Uplink:
         outbox.flush(now)
         backlog = outbox.next_batch(now, self._concurrency.rng.random()) if self._session.connected else None
         if backlog is not None:
-            self._session.publish(messages.topic(self._identity.device, "late"), messages.encode(backlog), qos=1)
+            self._session.publish(messages.topic(self._identity.device, "backlog"), messages.encode(backlog), qos=1)
 
     def _is_stopping_within(self, seconds: float) -> bool:
         with self._changed:

@@ -30,14 +30,14 @@ _BOOT = boot_id()
 
 def current_moment() -> DeviceTime:
     """The current time by both clocks."""
-    return DeviceTime(at=max(0.0, time.time()), boot=_BOOT, up_s=time.clock_gettime(time.CLOCK_BOOTTIME))
+    return DeviceTime(unix_s=max(0.0, time.time()), boot_id=_BOOT, since_boot_s=time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def age_s(then: DeviceTime, now: DeviceTime) -> float:
     """Seconds since `then`: by the time since boot within one boot, else by the wall clock; 0 where neither is
     reliable."""
-    if then.boot and then.boot == now.boot:
-        return max(0.0, now.up_s - then.up_s)
-    if then.at >= MIN_PLAUSIBLE_TIME and now.at >= MIN_PLAUSIBLE_TIME:
-        return max(0.0, now.at - then.at)
+    if then.boot_id and then.boot_id == now.boot_id:
+        return max(0.0, now.since_boot_s - then.since_boot_s)
+    if then.unix_s >= MIN_PLAUSIBLE_TIME and now.unix_s >= MIN_PLAUSIBLE_TIME:
+        return max(0.0, now.unix_s - then.unix_s)
     return 0.0

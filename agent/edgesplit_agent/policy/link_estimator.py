@@ -88,7 +88,7 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     def conditions(self, remote_ok: bool) -> Conditions:
         """The conditions by which a plan's row is chosen; `remote_ok` False excludes rows that offload."""
         return Conditions(
-            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_ok=remote_ok,
+            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_usable=remote_ok,
             further=self.further.link if self.further is not None else None,
         )  # fmt: skip
 

@@ -120,7 +120,7 @@ def select_row(
     if held is not None and not is_hold_valid(held, context, power_mode):
         held = None
     # 1. A row forced by the operator: no estimate, race or budget changes it.
-    if plan.forced:
+    if plan.forced_row:
         row = plans.choose_row(plan, conditions)
         return RowChoice(row) if row is not None else None
     # 2. Only rows within the power budget, weighted by what the power mode optimises for.
@@ -218,7 +218,7 @@ def _with_hysteresis(plan: Plan, conditions: Conditions, held: HeldRow | None, n
     # Back to the device is always free; another offloading row has to wait for the dwell time.
     if row is None or row.is_local or row.name == held.row or now - held.since >= DWELL_S:
         return row
-    usable = (candidate for candidate in plan.rows if candidate.is_local or conditions.remote_ok)
+    usable = (candidate for candidate in plan.rows if candidate.is_local or conditions.remote_usable)
     current = next((candidate for candidate in usable if candidate.name == held.row), None)
     return current or plan.local or row
 
@@ -262,7 +262,7 @@ def within_power_budget(
     joules = {
         row.name: plans.marginal_energy_j(row, conditions, plan.power)
         for row in plan.rows
-        if row.is_local or conditions.remote_ok
+        if row.is_local or conditions.remote_usable
     }
     rows = tuple(
         row for row in plan.rows
@@ -296,7 +296,7 @@ def _with_mode_weights(plan: Plan, mode: str, conditions: Conditions, deadline_s
         return msgspec.structs.replace(plan, weights=_balanced_weights(plan.power, local, plan.link))
     # Saver: the fewest joules among the rows that meet the deadline.
     in_time = tuple(row for row in plan.rows if plans.latency_s(row, conditions) <= DEADLINE_RATIO * deadline_s)
-    if not any(row.is_local or conditions.remote_ok for row in in_time):
+    if not any(row.is_local or conditions.remote_usable for row in in_time):
         return plan  # nothing meets the deadline: the fastest comes nearest to it
     return msgspec.structs.replace(plan, rows=in_time, weights={"energy": 1.0})
 

@@ -76,15 +76,15 @@ class PowerMonitor:
         mode, readings = self._mode, self.readings
         return PowerState(
             mode=mode.mode,
-            why=mode.reason,
+            mode_reason=mode.reason,
             budget_watts=mode.watts,
-            updates_wait=mode.update_hold,
+            updates_deferred_reason=mode.update_hold,
             watts=readings.watts,
-            watts_from=readings.watts_from,
+            watts_source=readings.watts_source,
             battery_percent=readings.battery_percent,
             discharging=readings.discharging,
             celsius=readings.celsius,
-            speed=readings.speed,
+            clock_ratio=readings.clock_ratio,
             under_voltage=bool(readings.under_voltage),
             under_voltage_since_boot=bool(readings.under_voltage_since_boot),
         )
@@ -94,9 +94,9 @@ class PowerMonitor:
         mode = self._mode
         return {
             "mode": mode.mode,
-            "why": mode.reason,
+            "mode_reason": mode.reason,
             "budget_watts": mode.watts,
-            "updates_wait": mode.update_hold,
+            "updates_deferred_reason": mode.update_hold,
             "measured_over_predicted": round(mode.measured_over_predicted, 3),
             "sensors": msgspec.to_builtins(self.readings),
         }

@@ -57,13 +57,13 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A supply other than a battery is online."""
     watts: float | None = None
     """Power drawn by the whole device: from its rails, else the discharge power of the battery."""
-    watts_from: str = ""
+    watts_source: str = ""
     """`rails` or `battery`; empty if unknown."""
     celsius: float | None = None
     """Temperature of the hottest zone."""
     hot: bool = False
     """A zone has reached a trip point at which the kernel slows the device down."""
-    speed: float | None = None
+    clock_ratio: float | None = None
     """Highest clock that the processor may use now, as a ratio of the highest possible."""
     under_voltage: bool | None = None
     under_voltage_since_boot: bool | None = None
@@ -84,10 +84,10 @@ def read(root: Path = ROOT) -> Readings:
         discharging=any(supply.status == "Discharging" for supply in batteries) if batteries else None,
         mains=_mains(supplies),
         watts=rails if rails is not None else battery_watts,
-        watts_from="rails" if rails is not None else ("battery" if battery_watts is not None else ""),
+        watts_source="rails" if rails is not None else ("battery" if battery_watts is not None else ""),
         celsius=celsius,
         hot=hot,
-        speed=_clock_ratio(root, bool(firmware and firmware & (CAPPED | THROTTLED | SOFT_LIMIT))),
+        clock_ratio=_clock_ratio(root, bool(firmware and firmware & (CAPPED | THROTTLED | SOFT_LIMIT))),
         under_voltage=_any_known(alarm, None if firmware is None else bool(firmware & UNDER_VOLTAGE)),
         under_voltage_since_boot=None if firmware is None else bool(firmware >> SINCE_BOOT & UNDER_VOLTAGE),
     )

@@ -30,7 +30,7 @@ class ContentKeys:
     def use_statement(self, statement: Statement) -> None:
         """Adopt the wrapped keys of an accepted statement."""
         self._wrapped_own = {wanted.release: wanted.keys for wanted in statement.releases if wanted.keys}
-        self._wrapped_gateway = {wanted.release: wanted.keys for wanted in statement.keeps if wanted.keys}
+        self._wrapped_gateway = {wanted.release: wanted.keys for wanted in statement.gateway_releases if wanted.keys}
 
     def for_gateway(self, release: str, manifest: Manifest) -> Keys:
         """The content keys of the slices that this gateway runs for other devices; empty where none is encrypted.

@@ -66,7 +66,7 @@ class VersionManager:
         self._restart = restart
         self._lock = threading.Lock()
         self._versions = self._store.read() if context is not None else Versions()
-        self._starts_before = max(0, self._versions.starts - 1)
+        self._starts_before = max(0, self._versions.unhealthy_starts - 1)
 
     @property
     def release(self) -> str:
@@ -121,7 +121,7 @@ class VersionManager:
 
     def bad_reason(self, release: str) -> str | None:
         """Reason why that release is not tried again; None where there is none."""
-        return self._versions.bad.get(release)
+        return self._versions.rejected.get(release)
 
     def refusal_reason(self, release: str) -> str | None:
         """Reason why that release was refused before it ever ran; None where it was not."""
@@ -182,14 +182,14 @@ class VersionManager:
 
     def mark_start_healthy(self) -> None:
         """Clear the count of starts, unless this version is on trial: a trial is committed by `commit` alone."""
-        if not self.on_trial and self._versions.running == self.release and self._versions.starts:
+        if not self.on_trial and self._versions.running == self.release and self._versions.unhealthy_starts:
             self._persist(version_slots.with_trial_committed(self._versions))
             self._starts_before = 0
 
     def on_stopped(self) -> None:
         """The agent was asked to end: this start counts neither as healthy nor as unhealthy. May be called from any
         thread."""
-        if self._versions.starts > self._starts_before:
+        if self._versions.unhealthy_starts > self._starts_before:
             try:
                 self._persist(version_slots.with_start_uncounted(self._versions, self.release))
             except OSError as error:

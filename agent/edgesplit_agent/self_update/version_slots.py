@@ -25,10 +25,10 @@ class Versions(Slots, frozen=True, kw_only=True, omit_defaults=True):
     installed: str = ""
     """Installed version under which the rest of this state was decided. Where a different version has been installed
     since, that version runs and the rest is discarded."""
-    starts: int = 0
+    unhealthy_starts: int = 0
     """Starts of the running version since it was last found healthy; starts of the installed version are not counted.
     """
-    bad: dict[str, str] = msgspec.field(default_factory=dict)
+    rejected: dict[str, str] = msgspec.field(default_factory=dict)
     """Reason by release: failed after it was activated, and not tried again under this statement."""
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     """Reason by release: refused before it ever ran. Recorded because unpacking it again at every start would take
@@ -46,9 +46,9 @@ def with_start_counted(versions: Versions, installed: str) -> Versions:
     """Count a start of `running`. The result must be on disk before anything of that version is loaded."""
     if versions.installed != installed:
         versions = Versions(installed=installed) if versions.installed else versions
-    if versions.starts >= UNHEALTHY_STARTS:
-        versions = with_rollback(versions, f"{versions.starts} starts in a row were not found healthy")
-    return _replace(versions, starts=versions.starts + 1) if versions.running else versions
+    if versions.unhealthy_starts >= UNHEALTHY_STARTS:
+        versions = with_rollback(versions, f"{versions.unhealthy_starts} starts in a row were not found healthy")
+    return _replace(versions, unhealthy_starts=versions.unhealthy_starts + 1) if versions.running else versions
 
 
 def with_rollback(versions: Versions, reason: str) -> Versions:
@@ -56,9 +56,11 @@ def with_rollback(versions: Versions, reason: str) -> Versions:
     one."""
     if not versions.running:
         return versions
-    bad = {**versions.bad, versions.running: reason}
+    bad = {**versions.rejected, versions.running: reason}
     committed = versions.committed if versions.trial else INSTALLED
-    return _replace(versions, committed=committed, trial=INSTALLED, starts=0, bad=bad, served=(), offline=False)
+    return _replace(
+        versions, committed=committed, trial=INSTALLED, unhealthy_starts=0, rejected=bad, served=(), offline=False
+    )
 
 
 def with_damage(versions: Versions, reason: str) -> Versions:
@@ -66,7 +68,7 @@ def with_damage(versions: Versions, reason: str) -> Versions:
     is installed again; one on trial is rolled back."""
     if versions.trial:
         return with_rollback(versions, reason)
-    return _replace(versions, committed=INSTALLED, starts=0)
+    return _replace(versions, committed=INSTALLED, unhealthy_starts=0)
 
 
 def with_activated(
@@ -76,13 +78,13 @@ def with_activated(
     the statement that requests it; `installed` is the installed version beside which it is tried."""
     trial = INSTALLED if release == versions.committed else release
     installed = versions.installed or installed
-    changed = _replace(versions, installed=installed, trial=trial, starts=0, counter=counter)
+    changed = _replace(versions, installed=installed, trial=trial, unhealthy_starts=0, counter=counter)
     return _replace(changed, served=tuple(sorted(served)), offline=offline)
 
 
 def with_trial_committed(versions: Versions) -> Versions:
     """Commit the running version: it was found healthy."""
-    return _replace(versions, committed=versions.running, trial=INSTALLED, starts=0, served=(), offline=False)
+    return _replace(versions, committed=versions.running, trial=INSTALLED, unhealthy_starts=0, served=(), offline=False)
 
 
 def with_refusal(versions: Versions, release: str, reason: str, counter: int) -> Versions:
@@ -92,16 +94,16 @@ def with_refusal(versions: Versions, release: str, reason: str, counter: int) ->
 
 def with_statement(versions: Versions, counter: int) -> Versions:
     """Adopt the counter of an accepted statement; a higher one clears what was bad or refused under the last."""
-    if counter <= versions.counter or not (versions.bad or versions.refused):
+    if counter <= versions.counter or not (versions.rejected or versions.refused):
         return versions
-    return _replace(versions, bad={}, refused={}, counter=counter)
+    return _replace(versions, rejected={}, refused={}, counter=counter)
 
 
 def with_start_uncounted(versions: Versions, release: str) -> Versions:
     """That release was asked to end: its start counts neither as healthy nor as unhealthy."""
-    if versions.running != release or not versions.starts:
+    if versions.running != release or not versions.unhealthy_starts:
         return versions
-    return _replace(versions, starts=versions.starts - 1)
+    return _replace(versions, unhealthy_starts=versions.unhealthy_starts - 1)
 
 
 _replace = msgspec.structs.replace

@@ -104,7 +104,7 @@ def check_power(sysfs: Path) -> Iterator[Finding]:
     if readings.celsius is not None:
         summary = f"{readings.celsius:.0f} degrees"
         slowed = readings.hot or (
-            readings.speed is not None and readings.speed < 0.95 and readings.celsius > WARM_CELSIUS
+            readings.clock_ratio is not None and readings.clock_ratio < 0.95 and readings.celsius > WARM_CELSIUS
         )
         if slowed:
             yield warning(
@@ -173,8 +173,10 @@ def check_agent(folder: DataFolder) -> Iterator[Finding]:
         yield bad(
             "agent", f"in safe mode: {safe}", "deploy a release that loads: the newest ended the agent when it did"
         )
-    elif status.get("trouble"):
-        yield warning("agent", f"{models}; {status['trouble']}", "what is named there; it tries again by itself")
+    elif status.get("statement_problem"):
+        yield warning(
+            "agent", f"{models}; {status['statement_problem']}", "what is named there; it tries again by itself"
+        )
     else:
         yield good("agent", f"process {address.pid} serves {models} at {address.url}")
     if not broker.get("connected"):

@@ -25,5 +25,5 @@ def check_versions(folder: DataFolder) -> Iterator[Finding]:
     else:
         how = "on trial" if state.trial else "found healthy"
         yield good("version", f"release {state.running[:12]} of the agent, {how}")
-    for release, why in sorted({**state.bad, **state.refused}.items()):
+    for release, why in sorted({**state.rejected, **state.refused}.items()):
         yield warning("version", f"release {release[:12]} does not run here: {why}", DEPLOY_AGAIN)

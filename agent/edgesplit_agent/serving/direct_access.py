@@ -50,7 +50,7 @@ class LaneConditions:
 
 def only_local_row(release: LoadedRelease) -> Row | None:
     """The row that answers every request, where it is certain and local; else None."""
-    forced = next((row for row in release.plan.rows if row.name == release.plan.forced and row.is_local), None)
+    forced = next((row for row in release.plan.rows if row.name == release.plan.forced_row and row.is_local), None)
     return release.only_row or forced
 
 
@@ -97,8 +97,8 @@ def grant_for(release: LoadedRelease, row: Row) -> Grant:
         raise UsageError("no lane: not all of its tensors have a fixed size")
     power = release.plan.power
     return Grant(
-        release=release.digest, row=row.name, after=row.after, inputs=inputs[0], outputs=outputs[0],
-        answers_at=inputs[1], bytes=outputs[1],
+        release=release.digest, row=row.name, split_after=row.split_after, inputs=inputs[0], outputs=outputs[0],
+        outputs_offset=inputs[1], bytes=outputs[1],
         busy_watts=power.busy_watts if power is not None else None,
         idle_watts=power.idle_watts if power is not None else None,
     )  # fmt: skip
@@ -151,7 +151,7 @@ class Lanes:
 
         host.open_lane(
             LaneSpec(
-                order, grant.inputs, grant.outputs, grant.answers_at, grant.bytes, expected_s,
+                order, grant.inputs, grant.outputs, grant.outputs_offset, grant.bytes, expected_s,
                 release.predicted_s(order), on_results, self._observers.deferred.flush,
             ), descriptor, shared=shared,
         )  # fmt: skip
@@ -191,7 +191,7 @@ class Lanes:
         for latency_s, run_s in results.answers:
             joules, basis = self._joules(release.plan, row, latency_s, run_s)
             report = Report(
-                release=release.digest, row=row.name, after=row.after, latency_s=latency_s,
+                release=release.digest, row=row.name, split_after=row.split_after, latency_s=latency_s,
                 predicted_s=row.device_s * self._slowdown, device_s=run_s, joules=joules, joules_basis=basis,
             )  # fmt: skip
             ears.on_answer(model, release, report)

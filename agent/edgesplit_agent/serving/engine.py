@@ -629,7 +629,8 @@ def _reclassify_race(answer: Answer, sent: Row, plan_: Plan, conditions: Conditi
     if not (report.fallback or report.raced):  # the target won
         return replace(answer, report=msgspec.structs.replace(report, predicted_s=predicted_s, raced=sent.name))
     as_local = msgspec.structs.replace(
-        report, row=local.name, after=local.after, fallback=False, cause="", waited_s=0.0, predicted_s=predicted_s,
+        report, row=local.name, split_after=local.split_after, fallback=False, cause="", remote_wait_s=0.0,
+        predicted_s=predicted_s,
         raced=sent.name,
     )  # fmt: skip
     return replace(answer, report=as_local)

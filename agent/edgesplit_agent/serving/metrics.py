@@ -72,7 +72,7 @@ class RequestMetrics:
             entries.append((metrics.AGENT_DOWN_BYTES, (model,), result.down_bytes))
         if result.fallback:
             entries.append((metrics.AGENT_FALLBACKS, (model, result.cause), 1.0))
-        if result.late:
+        if result.emulation_overrun:
             entries.append((metrics.AGENT_EMULATION_OVERRUNS, (model,), 1.0))
         with self._lock:
             before = self._rows.get(model, result.row)
@@ -100,7 +100,7 @@ def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge_series(metrics.AGENT_LINK_UP, now.link.up_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_RTT, now.link.rtt_s)
-    yield gauge_series(metrics.AGENT_REMOTE_OK, now.remote_ok)
+    yield gauge_series(metrics.AGENT_REMOTE_OK, now.remote_usable)
     yield gauge_series(metrics.AGENT_SERVER_LOAD, now.server_load)
     yield gauge_series(metrics.AGENT_SLOWDOWN, now.device_slowdown)
     yield gauge_series(metrics.AGENT_CONNECTED, connected)
@@ -123,7 +123,7 @@ def power_gauges(mode: str, readings: Readings) -> Iterator[Series]:
         (metrics.AGENT_BATTERY, None if readings.battery_percent is None else readings.battery_percent / 100.0),
         (metrics.AGENT_WATTS, readings.watts),
         (metrics.AGENT_CELSIUS, readings.celsius),
-        (metrics.AGENT_CLOCK, readings.speed),
+        (metrics.AGENT_CLOCK, readings.clock_ratio),
         (metrics.AGENT_UNDER_VOLTAGE, readings.under_voltage),
     )
     yield from (gauge_series(family, value) for family, value in gauges if value is not None)

@@ -92,7 +92,7 @@ class OffloadRace:
     def _encode(self, request: Request, prediction: Prediction, live: Mapping[str, Tensor]) -> Encoded:
         """Encode the request body, each tensor by its codec. An emulated device takes its own time for it."""
         row, release = prediction.row, request.release
-        private = set(row.sends) & set(release.plan.never_leaves)
+        private = set(row.sends) & set(release.plan.private_tensors)
         if private:  # rows were filtered when the release was loaded; this is the last check before bytes leave
             raise UsageError(f"{sorted(private)} may not leave this device")
         start = perf_counter()
@@ -343,20 +343,20 @@ def _build_report(
     return Report(
         release=request.release.digest,
         row=row.name,
-        after=row.after,
+        split_after=row.split_after,
         fallback=by_device and not lost_as_planned,
         cause=race.cause if race is not None and by_device and not lost_as_planned else prediction.cause,
         raced=row.name if lost_as_planned else "",
         hedged=race is not None and race.hedged,
         emulated=request.release.emulated,
-        late=request.timing.overruns > 0,
+        emulation_overrun=request.timing.overruns > 0,
         latency_s=perf_counter() - request.began,
         predicted_s=prediction.latency_s,
         queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if by_device else 0.0),
         device_s=request.timing.total_s,
         decode_s=seconds.get(DECODE, 0.0),
-        tail_s=race.tail_s if race else 0.0,
-        waited_s=race.tail_started_at - race.began if race and by_device else 0.0,
+        local_finish_s=race.tail_s if race else 0.0,
+        remote_wait_s=race.tail_started_at - race.began if race and by_device else 0.0,
         encode_s=race.encoded.seconds if race else 0.0,
         link_s=remote.link_s if remote else 0.0,
         remote_s=remote.server_s if remote else 0.0,
@@ -366,9 +366,9 @@ def _build_report(
         remote_encode_s=remote_phases.get(phases.ENCODE, 0.0),
         answer_decode_s=remote.decode_s if remote else 0.0,
         trace_id=request.trace.trace_id,
-        hop_s=remote.hop_s if remote else 0.0,
-        hop_server_s=remote.hop_server_s if remote else 0.0,
-        hop_cause=remote.hop_cause if remote else "",
+        next_tier_s=remote.hop_s if remote else 0.0,
+        next_tier_server_s=remote.hop_server_s if remote else 0.0,
+        next_tier_cause=remote.hop_cause if remote else "",
         up_bytes=race.encoded.request.up_bytes if race else 0,
         down_bytes=remote.down_bytes if remote else 0,
     )

@@ -75,7 +75,7 @@ class RequestTrace:
         self.span.phases(self.timeline)
         attributes: dict[str, str | bool] = {
             "edgesplit.row": report.row,
-            "edgesplit.after": report.after,
+            "edgesplit.after": report.split_after,
             "edgesplit.release": report.release[:12],
             "edgesplit.fallback": report.fallback,
             "edgesplit.cause": report.cause,

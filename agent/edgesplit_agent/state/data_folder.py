@@ -9,7 +9,7 @@ power cut.
     current.json    per model the running release and the one on trial (`state.slots`): its one rename is the activation
     session.json    number of the newest MQTT session, which only ever grows
     bundle.json     request to apply a release bundle (`updates.bundle.request`)
-    late/           telemetry that waits for a link (`telemetry.disk_ring`)
+    backlog/          telemetry that waits for a link (`telemetry.disk_ring`)
     tuning.json     measured engine options by release (`releases.tuning`)
     versions.json   which version of the agent runs (`self_update.version_slots`)
     versions/…      the versions of the agent that came as releases
@@ -100,7 +100,7 @@ class DataFolder:
         self.trust = path / "trust"
         self.chunks = path / "chunks"
         self.releases = path / "releases"
-        self.backlog = path / "late"
+        self.backlog = path / "backlog"
         self.bundle_request_file = path / "bundle.json"
         self.socket = path / "agent.sock"
         self._lock_descriptor: int | None = None

@@ -60,57 +60,64 @@ class Current(msgspec.Struct, frozen=True, kw_only=True):
     """Counter of that statement."""
     models: dict[str, Slots] = {}
     """Slots by model."""
-    bad: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     """Reason by release: rolled back or fatal, and not loaded again under this statement."""
-    tried: dict[str, int] = {}
+    load_attempts: dict[str, int] = {}
     """Loads by release that were started before its first activation and whose end was not recorded."""
-    starts: int = 0
+    unhealthy_starts: int = 0
     """Starts of the agent since one was last found healthy, this one included."""
-    safe: SafeMode | None = None
+    safe_mode: SafeMode | None = None
 
 
 def with_start_counted(current: Current) -> Current:
     """Count this start. The result must be on disk before anything of a release is loaded."""
-    fatal = {release: count for release, count in current.tried.items() if count >= UNHEALTHY_STARTS}
+    fatal = {release: count for release, count in current.load_attempts.items() if count >= UNHEALTHY_STARTS}
     if fatal:
         bad = {release: f"the agent ended {count} times while loading it" for release, count in fatal.items()}
-        current = _replace(current, bad={**current.bad, **bad}, tried=_without(current.tried, fatal), starts=0)
+        current = _replace(
+            current,
+            rejected={**current.rejected, **bad},
+            load_attempts=_without(current.load_attempts, fatal),
+            unhealthy_starts=0,
+        )
     # Checked before this start is counted: `starts` is the number of earlier ones that were not found healthy.
-    if current.starts >= UNHEALTHY_STARTS and current.safe is None:
+    if current.unhealthy_starts >= UNHEALTHY_STARTS and current.safe_mode is None:
         current = _after_unhealthy_starts(current)
-    return _replace(current, starts=current.starts + 1)
+    return _replace(current, unhealthy_starts=current.unhealthy_starts + 1)
 
 
 def _after_unhealthy_starts(current: Current) -> Current:
     """Roll back every release on trial; where none is on trial, enter safe mode."""
-    reason = f"{current.starts} starts in a row were not found healthy"
+    reason = f"{current.unhealthy_starts} starts in a row were not found healthy"
     trials = [model for model, slots in current.models.items() if slots.trial]
     for model in trials:
         current = with_rollback(current, model, reason)
     running = sorted(slots.running for slots in current.models.values())
     # With a release on trial the rollback is the remedy; only if that was not enough, after three more starts, safe
     # mode. It also holds back what was bad before: a new trial would meet the same fate.
-    safe = None if trials or not running else SafeMode(reason, tuple({*running, *current.bad}))
-    return _replace(current, starts=0, safe=safe)
+    safe = None if trials or not running else SafeMode(reason, tuple({*running, *current.rejected}))
+    return _replace(current, unhealthy_starts=0, safe_mode=safe)
 
 
 def with_statement(current: Current, raw: bytes, counter: int) -> Current:
     """Adopt an accepted statement. One with another counter clears `bad` and `tried` and ends safe mode: a device whose
     power failed three times in a row recovers with a new deployment of what it ran."""
     if counter != current.counter:
-        current = _replace(current, bad={}, tried={})
-        current = _replace(current, safe=None, starts=0) if current.safe is not None else current
+        current = _replace(current, rejected={}, load_attempts={})
+        current = _replace(current, safe_mode=None, unhealthy_starts=0) if current.safe_mode is not None else current
     return _replace(current, statement=raw, counter=counter)
 
 
 def with_load_started(current: Current, release: str) -> Current:
     """Count a first load of a release that is about to start."""
-    return _replace(current, tried={**current.tried, release: current.tried.get(release, 0) + 1})
+    return _replace(
+        current, load_attempts={**current.load_attempts, release: current.load_attempts.get(release, 0) + 1}
+    )
 
 
 def with_load_finished(current: Current, release: str) -> Current:
     """Record that the load has ended, successfully or not."""
-    return _replace(current, tried=_without(current.tried, [release]))
+    return _replace(current, load_attempts=_without(current.load_attempts, [release]))
 
 
 def with_activated(current: Current, model: str, release: str) -> Current:
@@ -118,10 +125,13 @@ def with_activated(current: Current, model: str, release: str) -> Current:
     previous = current.models.get(model, Slots()).committed
     slots = Slots(previous) if previous == release else Slots(previous, release)
     # A process that ends between here and the commit counts as an unhealthy start, even if it was healthy before.
-    starts = max(1, current.starts) if slots.trial else current.starts
+    starts = max(1, current.unhealthy_starts) if slots.trial else current.unhealthy_starts
     # This release loaded and answered its golden inputs, so safe mode ends.
     return _replace(
-        with_load_finished(current, release), models={**current.models, model: slots}, starts=starts, safe=None
+        with_load_finished(current, release),
+        models={**current.models, model: slots},
+        unhealthy_starts=starts,
+        safe_mode=None,
     )
 
 
@@ -129,14 +139,14 @@ def with_trial_committed(current: Current, model: str) -> Current:
     """Commit the model's release on trial. The start counts as healthy once no model has a release on trial."""
     models = {**current.models, model: Slots(current.models[model].running)}
     still_on_trial = any(slots.trial for slots in models.values())
-    return _replace(current, models=models, starts=current.starts if still_on_trial else 0)
+    return _replace(current, models=models, unhealthy_starts=current.unhealthy_starts if still_on_trial else 0)
 
 
 def with_rollback(current: Current, model: str, reason: str) -> Current:
     """Mark the release on trial as bad for `reason`; the committed one runs again."""
     slots = current.models[model]
-    bad = {**current.bad, slots.trial: reason}
-    return _replace(without_trial(current, model), bad=bad) if slots.trial else current
+    bad = {**current.rejected, slots.trial: reason}
+    return _replace(without_trial(current, model), rejected=bad) if slots.trial else current
 
 
 def without_trial(current: Current, model: str) -> Current:
@@ -153,12 +163,12 @@ def without_model(current: Current, model: str) -> Current:
 
 def with_start_healthy(current: Current) -> Current:
     """Clear the count of unhealthy starts."""
-    return _replace(current, starts=0)
+    return _replace(current, unhealthy_starts=0)
 
 
 def with_start_uncounted(current: Current, starts_before: int) -> Current:
     """The agent was asked to end: this start counts neither as healthy nor as unhealthy."""
-    return _replace(current, starts=min(current.starts, starts_before))
+    return _replace(current, unhealthy_starts=min(current.unhealthy_starts, starts_before))
 
 
 _replace = msgspec.structs.replace

@@ -78,10 +78,10 @@ def boot_number(mark: str) -> int:
 def entry_age_s(entry: Entry, now: DeviceTime) -> float:
     """Age of an entry in seconds: by the time since boot within one boot, else by the wall clock; 0 where neither is
     reliable."""
-    if entry.boot and entry.boot == boot_number(now.boot):
-        return max(0.0, now.up_s - entry.up_s)
-    known = entry.at >= MIN_PLAUSIBLE_TIME and now.at >= MIN_PLAUSIBLE_TIME
-    return max(0.0, now.at - entry.at) if known else 0.0
+    if entry.boot and entry.boot == boot_number(now.boot_id):
+        return max(0.0, now.since_boot_s - entry.up_s)
+    known = entry.at >= MIN_PLAUSIBLE_TIME and now.unix_s >= MIN_PLAUSIBLE_TIME
+    return max(0.0, now.unix_s - entry.at) if known else 0.0
 
 
 @dataclass
@@ -143,7 +143,7 @@ class DiskRing:
 
     def add(self, priority: str, payload: bytes, now: DeviceTime) -> None:
         """Add a message."""
-        entry = Entry(self._next, now.at, now.up_s, boot_number(now.boot), payload)
+        entry = Entry(self._next, now.unix_s, now.since_boot_s, boot_number(now.boot_id), payload)
         self._next += 1
         self._buffer.entries.append((priority, entry))
         self._buffer.size += len(payload) + _HEAD.size
@@ -192,12 +192,12 @@ class DiskRing:
     def to_telemetry(self) -> BacklogState:
         """Fill level and losses, for telemetry; acknowledged entries in a segment with others count as waiting."""
         return BacklogState(
-            waiting=sum(segment.count for segment in self._segments) + len(self._buffer.entries),
-            waiting_bytes=sum(segment.size for segment in self._segments) + self._buffer.size,
+            messages=sum(segment.count for segment in self._segments) + len(self._buffer.entries),
+            bytes=sum(segment.size for segment in self._segments) + self._buffer.size,
             dropped_idle=self._dropped["idle"],
             dropped_busy=self._dropped["busy"],
-            dropped_trouble=self._dropped["trouble"],
-            spoilt=self._corrupt_segments,
+            dropped_failures=self._dropped["trouble"],
+            corrupt=self._corrupt_segments,
         )
 
     def _queued_in(self, segment: Segment) -> int:

@@ -132,7 +132,7 @@ class Outbox:
                     live for live in self._live if live.session != ack.session or live.sequence > ack.sequence
                 )
             sent = self._sent
-            if sent is not None and ack.late == sent.number:
+            if sent is not None and ack.batch == sent.number:
                 self._ring.acknowledge(sent.upto)
                 self._sent, self._schedule = None, self._schedule.acknowledged(now, sent.size)
 
@@ -161,7 +161,7 @@ class Outbox:
         self._ring.add(live.priority, live.payload, live.moment)
 
     def _moment_of(self, message: Telemetry) -> DeviceTime:
-        return message.moment or self._moment()
+        return message.measured_at or self._moment()
 
     def _take_batch(self, now: float) -> Backlog | None:
         """Take the oldest messages into a batch; None if nothing is queued. Messages of another agent version are
@@ -180,15 +180,15 @@ class Outbox:
         self._number += 1
         size = sum(len(entry.payload) for entry in queued)
         self._sent = _BatchInFlight(self._number, queued[-1].number, size, now)
-        return Backlog(number=self._number, sent=self._moment(), measured=tuple(measured))
+        return Backlog(batch=self._number, sent_at=self._moment(), messages=tuple(measured))
 
 
 def priority_of(message: Telemetry) -> str:
     """Priority of a message for eviction: `trouble` for failures, fallbacks or weak power, `busy` for requests, else
     `idle`."""
     power = message.power
-    troubled = any(model.failed or model.fallbacks or model.trouble for model in message.models)
-    weak = power is not None and (power.under_voltage or (power.speed is not None and power.speed < 1.0))
+    troubled = any(model.failed or model.fallbacks or model.problem for model in message.models)
+    weak = power is not None and (power.under_voltage or (power.clock_ratio is not None and power.clock_ratio < 1.0))
     if troubled or weak:
         return "trouble"
     return "busy" if any(model.requests for model in message.models) else "idle"

@@ -119,7 +119,7 @@ def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
     return ReleaseHealth(
         model=model,
         release=record.release,
-        since_s=max(0.0, now - record.since),
+        active_s=max(0.0, now - record.since),
         requests=record.requests,
         failed=record.failed,
         fallbacks=record.fallbacks,
@@ -129,6 +129,6 @@ def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
         joules=record.joules / record.measured_requests if record.measured_requests else None,
         joules_basis=record.basis,
         drift=drift.largest if drift is not None else None,
-        top_agrees=drift.top_agrees if drift is not None else None,
+        top1_agrees=drift.top_agrees if drift is not None else None,
         golden_ok=record.golden_ok,
     )

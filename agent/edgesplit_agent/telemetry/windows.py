@@ -53,7 +53,7 @@ class Tally:
             self.row = report.row
         self.requests += 1
         self.fallbacks += report.fallback
-        self.late += report.late
+        self.late += report.emulation_overrun
         self.up_bytes += report.up_bytes
         self.device_s += report.device_s
         self.link_s += report.link_s
@@ -90,7 +90,11 @@ class TelemetryWindows:
                 total["failed"] += 1
                 return
             tally.add_answer(report, split or {})
-            for name, increment in (("requests", 1), ("fallbacks", report.fallback), ("late", report.late)):
+            for name, increment in (
+                ("requests", 1),
+                ("fallbacks", report.fallback),
+                ("late", report.emulation_overrun),
+            ):
                 total[name] += int(increment)
             total["switches"] += tally.switches - before
 
@@ -117,7 +121,7 @@ def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: C
         failed=tally.failed,
         fallbacks=tally.fallbacks,
         switches=tally.switches,
-        late=tally.late,
+        emulation_overruns=tally.late,
         up_bytes=tally.up_bytes,
         latency_p50_s=quantile(tally.latencies_s, 0.5),
         latency_p95_s=quantile(tally.latencies_s, 0.95),
@@ -125,7 +129,7 @@ def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: C
         device_s=tally.device_s / answered,
         link_s=tally.link_s / answered,
         remote_s=tally.remote_s / answered,
-        trouble=release.trouble[:400],
+        problem=release.trouble[:400],
         phases=tuple(
             PhaseSeconds(name, tally.phases[name].total, tally.phases[name].sparse())
             for name in PHASES
@@ -166,7 +170,7 @@ def build_telemetry(
         up_bytes_per_s=now.link.up_bytes_per_s,
         down_bytes_per_s=now.link.down_bytes_per_s,
         rtt_s=now.link.rtt_s,
-        remote_ok=now.remote_ok,
+        remote_usable=now.remote_usable,
         models=windows,
         power=power,
         **more,

@@ -140,7 +140,7 @@ class DeviceUpdateActions:
     def collect_garbage(self, want: Statement) -> None:
         """Remove releases that neither run nor are wanted."""
         self._trials.drop_unserved({wanted.model for wanted in want.releases})
-        needed = {*self._assignment.protected, *(wanted.release for wanted in (*want.releases, *want.keeps))}
+        needed = {*self._assignment.protected, *(wanted.release for wanted in (*want.releases, *want.gateway_releases))}
         self._installer.remove_others(needed)
         self._trials.unload_others(needed)
 

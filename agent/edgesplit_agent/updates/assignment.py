@@ -43,11 +43,11 @@ class Assignment:
         not be believed."""
         statement = self.manifests.verify_statement(raw, fetch)
         self.is_from_bundle = from_bundle
-        was_in_safe_mode = self.activation.current.safe is not None
+        was_in_safe_mode = self.activation.current.safe_mode is not None
         self.activation.update(slots.with_statement, raw, statement.counter)
         self.version_manager.on_statement(statement.counter)
         self._adopt(statement)
-        if was_in_safe_mode and self.activation.current.safe is None:
+        if was_in_safe_mode and self.activation.current.safe_mode is None:
             log.warning("safe mode ends: the controller has said something new")
         return statement
 
@@ -72,7 +72,7 @@ class Assignment:
     @property
     def _kept_for_others(self) -> set[str]:
         """Releases that this device stores for the devices behind it, as their gateway."""
-        return {wanted.release for wanted in self.statement.keeps} if self.statement else set()
+        return {wanted.release for wanted in self.statement.gateway_releases} if self.statement else set()
 
     @property
     def wanted(self) -> set[str]:
@@ -91,8 +91,8 @@ class Assignment:
 
     def is_urgent(self, release: str) -> bool:
         """Whether the release is fetched at any hour."""
-        named = (*self.statement.releases, *self.statement.keeps) if self.statement else ()
-        return any(wanted.now for wanted in named if wanted.release == release)
+        named = (*self.statement.releases, *self.statement.gateway_releases) if self.statement else ()
+        return any(wanted.fetch_now for wanted in named if wanted.release == release)
 
     def is_run_here(self, release: str) -> bool:
         """Whether this device runs the release itself, now or again, rather than storing it for other devices only."""

@@ -287,7 +287,7 @@ def next_step(want: Statement | None, have: DeviceState, now: float) -> Step | N
         )
         if step is not None:
             return step
-    for stored in want.keeps:
+    for stored in want.gateway_releases:
         staged = have.releases.get(stored.release, ReleaseProgress()).staged
         step = None if staged else _fetch(stored.release, have, now)
         if step is not None:
@@ -369,7 +369,7 @@ def _cleanup_step(want: Statement, have: DeviceState, now: float) -> Step | None
     if unwanted and now >= have.local_retry_at:
         return Retire(unwanted[0])
     has_garbage = have.litter and now >= have.local_retry_at
-    stored_progress = [have.releases.get(item.release, ReleaseProgress()) for item in want.keeps]
+    stored_progress = [have.releases.get(item.release, ReleaseProgress()) for item in want.gateway_releases]
     settled = not have.trials and all(have.running.get(item.model) == item.release for item in want.releases)
     settled = settled and all(state.staged or state.refused for state in stored_progress)
     # Garbage is collected only once every wanted release runs and no trial is open: until then an older release may
@@ -401,7 +401,7 @@ def model_states(want: Statement | None, have: DeviceState) -> tuple[ModelState,
 
 def kept_states(want: Statement | None, have: DeviceState) -> tuple[ModelState, ...]:
     """The reported state of each release that is stored for other devices."""
-    return tuple(_stored_state(stored.model, stored.release, have) for stored in want.keeps) if want else ()
+    return tuple(_stored_state(stored.model, stored.release, have) for stored in want.gateway_releases) if want else ()
 
 
 def _stored_state(model: str, release: str, have: DeviceState) -> ModelState:
@@ -825,7 +825,7 @@ class Reconciler:
 
     def _progress_of(self, statement: Statement | None) -> dict[str, ReleaseProgress]:
         """Progress of the wanted releases, and of committed releases that do not run, which `_repair` may restore."""
-        wanted = {entry.release for entry in (*statement.releases, *statement.keeps)} if statement else set()
+        wanted = {entry.release for entry in (*statement.releases, *statement.gateway_releases)} if statement else set()
         not_running = {entry for model, entry in self._have.committed.items() if model not in self._have.running}
         return {release: self._actions.progress(release) for release in sorted(wanted | not_running)}
 

@@ -68,7 +68,7 @@ class ReleaseInstaller:
 
     def progress(self, release: str) -> ReleaseProgress:
         """Progress of a release by what is on disk now; every byte is hashed."""
-        reason = self.activation.current.bad.get(release) or self.version_manager.bad_reason(release)
+        reason = self.activation.current.rejected.get(release) or self.version_manager.bad_reason(release)
         if reason is not None:
             return ReleaseProgress(refused=reason, bad=True)
         if (reason := self.version_manager.refusal_reason(release)) is not None:

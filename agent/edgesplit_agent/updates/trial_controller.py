@@ -43,14 +43,14 @@ class TrialController:
 
     def count_start(self, stored: Current) -> None:
         """Count this start on disk before anything is loaded. A disk error does not prevent the start."""
-        self.starts_before = stored.starts
+        self.starts_before = stored.unhealthy_starts
         # While a version of the agent is on trial, an unhealthy start is that version's fault and was counted by the
         # launcher: counting it here too would roll back the models' releases for it.
         counted = stored if self.version_manager.on_trial else slots.with_start_counted(stored)
-        if counted.starts == 1:  # the count has led to a rollback or to safe mode, and begins anew
+        if counted.unhealthy_starts == 1:  # the count has led to a rollback or to safe mode, and begins anew
             self.starts_before = 0
-        for release in sorted(set(counted.bad) - set(stored.bad)):
-            log.error("release %s is not loaded again: %s", release[:12], counted.bad[release])
+        for release in sorted(set(counted.rejected) - set(stored.rejected)):
+            log.error("release %s is not loaded again: %s", release[:12], counted.rejected[release])
         self.activation.update_best_effort(counted, "this start is not counted")
 
     def serve_stored(self) -> None:
@@ -60,8 +60,8 @@ class TrialController:
         release is left out and fetched again; the other models go on.
         """
         current = self.activation.current
-        if current.safe is not None:
-            log.error("safe mode, no model is loaded: %s", current.safe.reason)
+        if current.safe_mode is not None:
+            log.error("safe mode, no model is loaded: %s", current.safe_mode.reason)
             return
         for model, stored in list(current.models.items()):
             if self._try_serve(model, stored.running) or not stored.trial:
@@ -86,7 +86,7 @@ class TrialController:
     def on_stopped(self) -> None:
         """The agent was asked to end: this start counts neither as healthy nor as unhealthy."""
         self.version_manager.on_stopped()
-        if self.activation.current.starts > self.starts_before:
+        if self.activation.current.unhealthy_starts > self.starts_before:
             self.activation.update_best_effort(
                 slots.with_start_uncounted(self.activation.current, self.starts_before), "this start stays counted"
             )
@@ -104,9 +104,9 @@ class TrialController:
             committed={**committed, **own.committed},
             served_before=own.served,
             offline_before=own.offline,
-            held=frozenset(current.safe.held if current.safe else ()),
-            safe_mode=current.safe.reason if current.safe else "",
-            starts=current.starts,
+            held=frozenset(current.safe_mode.held if current.safe_mode else ()),
+            safe_mode=current.safe_mode.reason if current.safe_mode else "",
+            starts=current.unhealthy_starts,
         )
 
     def verify(self, release: str) -> None:
@@ -157,9 +157,9 @@ class TrialController:
             return self.version_manager.commit()
         self.activation.update(slots.with_trial_committed, model)
         current = self.activation.current
-        if not current.starts:  # no model is on trial any more: this start counts as healthy
+        if not current.unhealthy_starts:  # no model is on trial any more: this start counts as healthy
             self.version_manager.mark_start_healthy()
-        self.starts_before = min(self.starts_before, current.starts)
+        self.starts_before = min(self.starts_before, current.unhealthy_starts)
         log.info("%s is committed to release %s", model, current.models[model].committed[:12])
 
     def roll_back(self, model: str, reason: str) -> None:

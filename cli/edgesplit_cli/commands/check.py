@@ -108,20 +108,20 @@ def print_report(name: str, report: Report) -> None:
     out.print(bold_head(name, details))
     out.print(table(("cut after", ">sends", ">tensors", "answers", "fast mode", ""), map(_row, report.cuts)))
     if report.inside:
-        rows = [(layer.layer, str(layer.boundaries), layer.why) for layer in report.inside]
+        rows = [(layer.layer, str(layer.boundaries), layer.reason) for layer in report.inside]
         out.print(table(("no cut inside", ">boundaries", "because"), rows))
     out.print(summary(report))
 
 
 def _row(cut: Cut) -> tuple[str, ...]:
-    name = cut.after or "nothing (all remote)"
+    name = cut.split_after or "nothing (all remote)"
     return (
         f"{cut.name}: {name}" if cut.name else name,
         size(cut.up_bytes),
         str(len(cut.sends)),
         _answers(cut.verdict, cut.error),
         _answers(cut.fast, cut.fast_error) if cut.fast else "-",
-        cut.why or ("a length depends on the data" if cut.open_lengths else ""),
+        cut.reason or ("a length depends on the data" if cut.open_lengths else ""),
     )
 
 

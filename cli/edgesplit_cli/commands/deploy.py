@@ -160,7 +160,7 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
 
 def _row(row: dict[str, Any], *, through_gateway: bool) -> str:
     """A row of a plan and where it cuts."""
-    after = f" (after {row['after']})" if row.get("after") and row["name"] != "local" else ""
+    after = f" (after {row['split_after']})" if row.get("split_after") and row["name"] != "local" else ""
     return str(row["name"]) + after + (_tier_counts(row) if through_gateway else "")
 
 
@@ -215,7 +215,7 @@ def wait_for_rollout(api: ControllerClient, number: int, seconds: float) -> None
         f"{device['device']}: {device['state']} {device['cause']}".strip() for device in behind[:MAX_NAMED]
     )
     more = f"; and {len(behind) - MAX_NAMED} more" if len(behind) > MAX_NAMED else ""
-    reason = f" ({rollout['why']})" if rollout["why"] else ""
+    reason = f" ({rollout['reason']})" if rollout["reason"] else ""
     text = f"not every device runs it: rollout {number} is {rollout['state']}{reason}. {printable(states)}{more}"
     if code := exit_code(rollout):
         click.echo(f"edgectl: {text}", err=True)

@@ -166,15 +166,17 @@ def show(data: Path, name: str, as_json: bool) -> None:
     if safe_mode := record.get("safe_mode"):
         hint = f": {safe_mode}. Deploy another release to end it."
         out.print(Text.assemble(("safe mode, no model is loaded", "red"), hint))
-    if trouble := record.get("trouble"):
+    if trouble := record.get("statement_problem"):
         out.print(Text(trouble, "red"))
     if through := record.get("gateway"):
         out.print(f"offloads through the gateway {through}")
     if serves := record.get("serves_at"):
         out.print(f"a gateway: devices reach it at {serves}")
-    for held in record.get("kept") or []:
+    for held in record.get("gateway_models") or []:
         here = "here" if held["release"] else held["state"]
-        out.print(f"  keeps {held['model']} {held['wanted'][:16]} for devices behind it: {here} {held['detail']}")
+        out.print(
+            f"  keeps {held['model']} {held['desired_release'][:16]} for devices behind it: {here} {held['detail']}"
+        )
     if heard := record.get("heard"):
         out.print(sequence_line(heard))
     if power := (record.get("telemetry") or {}).get("power"):
@@ -225,12 +227,12 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
     api = connect(data)
     requested = api.post(f"/v1/devices/{name}/logs")
     until = time.monotonic() + wait_s
-    while (log := api.get(f"/v1/devices/{name}/logs/{requested['id']}"))["state"] in ("asked", "coming"):
+    while (log := api.get(f"/v1/devices/{name}/logs/{requested['id']}"))["state"] in ("requested", "receiving"):
         if time.monotonic() >= until:
             raise LinkError(f"{name} has not answered within {wait_s} s; `edgectl device show {name}` says how it is")
         time.sleep(0.5)
-    if log["state"] != "here":
-        raise LinkError(f"{name} sent no logs: {log['why']}")
+    if log["state"] != "complete":
+        raise LinkError(f"{name} sent no logs: {log['reason']}")
     if out is not None:
         out.write_text(json.dumps(log["content"], indent=1))
         click.echo(f"{len(log['content'].get('log') or [])} lines of {name} and its state in {out}")
@@ -364,7 +366,7 @@ def condition_line(condition: dict[str, Any]) -> Text:
         if is_current
         else f"when it was last heard (since {_ago_text(condition['since'])})"
     )
-    details = f": {condition['text']}, {when}. {condition['do'][:1].upper()}{condition['do'][1:]}."
+    details = f": {condition['text']}, {when}. {condition['remedy'][:1].upper()}{condition['remedy'][1:]}."
     return Text.assemble((condition["kind"], "red" if is_current else "yellow"), details)
 
 
@@ -385,10 +387,10 @@ def model_lines(device: dict[str, Any]) -> list[Text]:
         ]
         if model and not model.get("current", True):
             parts.append(f" (said {_ago_text(reported.get('at'))}: {model.get('last_state')})")
-        if difference.get("reason") not in (None, "as wanted"):
-            reason = f" ({difference['why']})" if difference.get("why") else ""
-            wanted = f"; shall run {difference['wanted'][:16]}" if difference["wanted"] not in ("", runs) else ""
-            parts.append(f"{wanted}: {difference['reason']}{reason}")
+        if difference.get("kind") not in (None, "as desired"):
+            reason = f" ({difference['detail']})" if difference.get("detail") else ""
+            wanted = f"; shall run {difference['desired'][:16]}" if difference["desired"] not in ("", runs) else ""
+            parts.append(f"{wanted}: {difference['kind']}{reason}")
         lines.append(Text.assemble(*parts))
     return lines
 
@@ -401,11 +403,11 @@ def health_line(health: dict[str, Any]) -> Text:
     if (memory := health.get("memory_bytes")) is not None:
         parts.append(f"{size(memory)} of memory")
     if (drift := health.get("drift")) is not None:
-        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top_agrees")]
+        top = {True: ", the same first place", False: ", another first place", None: ""}[health.get("top1_agrees")]
         parts.append(f"drift {percent_text(drift)}{top}")
     if health.get("golden_ok"):
         parts.append("golden inputs answered")
-    text = f"  {health['model']} {health['release'][:12]} for {_duration_text(health['since_s'])}: {', '.join(parts)}"
+    text = f"  {health['model']} {health['release'][:12]} for {_duration_text(health['active_s'])}: {', '.join(parts)}"
     return Text(text, "" if health.get("current", True) else "yellow")
 
 
@@ -413,7 +415,7 @@ def sequence_line(counts: dict[str, Any]) -> str:
     """Counts of lost, repeated and reordered telemetry."""
     labels = (("missing", "lost"), ("again", "twice"), ("earlier", "out of order"), ("older", "of older sessions"))
     odd = [f"{counts[name]} {text}" for name, text in labels if counts.get(name)]
-    late = f", {counts['late']} came late" if counts.get("late") else ""
+    late = f", {counts['from_backlog']} came late" if counts.get("from_backlog") else ""
     return (
         f"telemetry {max(0, counts['sequence'])} of session {counts['session']}; {', '.join(odd) or 'none lost'}{late}"
     )
@@ -421,22 +423,26 @@ def sequence_line(counts: dict[str, Any]) -> str:
 
 def power_line(power: dict[str, Any]) -> str:
     """Battery, power and temperature on one line; unknown values are left out."""
-    parts = ["power: " + power.get("mode", "performance") + (f" ({power['why']})" if power.get("why") else "")]
+    parts = [
+        "power: "
+        + power.get("mode", "performance")
+        + (f" ({power['mode_reason']})" if power.get("mode_reason") else "")
+    ]
     if (percent := power.get("battery_percent")) is not None:
         parts.append(f"battery {percent:.0f} %{' and falling' if power.get('discharging') else ''}")
     if (watts := power.get("watts")) is not None:
         budget = power.get("budget_watts")
-        parts.append(f"{watts:.2f} W by its {power.get('watts_from', '')}{f' of {budget:g} W' if budget else ''}")
+        parts.append(f"{watts:.2f} W by its {power.get('watts_source', '')}{f' of {budget:g} W' if budget else ''}")
     elif power.get("budget_watts"):
         parts.append(f"budget {power['budget_watts']:g} W, by the plan's figures")
     if (celsius := power.get("celsius")) is not None:
         parts.append(f"{celsius:.0f} °C")
-    if (speed := power.get("speed")) is not None and speed < 1:
+    if (speed := power.get("clock_ratio")) is not None and speed < 1:
         parts.append(f"clock capped at {speed:.0%}")
     if power.get("under_voltage"):
         parts.append("UNDER-VOLTAGE: check its supply and cable")
-    if power.get("updates_wait"):
-        parts.append(f"updates wait: {power['updates_wait']}")
+    if power.get("updates_deferred_reason"):
+        parts.append(f"updates wait: {power['updates_deferred_reason']}")
     return ", ".join(parts)
 
 

@@ -115,16 +115,16 @@ def _write_halves(
 ) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
     """Write the requested halves into `folder`; returns the release and the halves written."""
     path = f"/v1/releases/{quote(request.model, safe='')}"
-    release = api.get(f"{path}/halves")
+    release = api.get(f"{path}/remote-halves")
     halves = select_halves(release["halves"], request.device_class, request.row)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for half in halves:
         config = triton_config(half["name"], half["inputs"], half["outputs"], request.instances)
         which = {"device_class": half["device_class"], "row": half["row"]}
-        model = api.download(f"{path}/half", **which, **({"decrypt": "true"} if request.decrypt else {}))
+        model = api.download(f"{path}/remote-half", **which, **({"decrypt": "true"} if request.decrypt else {}))
         write_model(folder, half["name"], config, model)
-        written.append({"name": half["name"], **which, "after": half["after"], "bytes": len(model)})
+        written.append({"name": half["name"], **which, "split_after": half["split_after"], "bytes": len(model)})
     return release, written
 
 
@@ -148,7 +148,7 @@ def select_halves(halves: Sequence[Mapping[str, Any]], device_class: str, row: s
 def _print_result(result: Mapping[str, Any]) -> None:
     console().print(f"release {result['release'][:16]}…  of {result['model']}  in {result['folder']}")
     for half in result["models"]:
-        after = f" (after {half['after']})" if half["after"] else ""
+        after = f" (after {half['split_after']})" if half["split_after"] else ""
         console().print(
             f"  {half['device_class']} {half['row']}{after}: {half['name']}  {half['bytes']:,} bytes", soft_wrap=True
         )

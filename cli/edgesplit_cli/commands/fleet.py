@@ -48,7 +48,7 @@ def fleet(data: Path, as_json: bool, watch: bool) -> None:
 
 def _screen(api: ControllerClient) -> Group:
     data = printable(api.get("/v1/fleet"))
-    return Group(overview(data), *unhealthy_parts(printable(api.get("/v1/parts"))))
+    return Group(overview(data), *unhealthy_parts(printable(api.get("/v1/components"))))
 
 
 def overview(fleet: Mapping[str, Any]) -> Group:
@@ -64,7 +64,7 @@ def overview(fleet: Mapping[str, Any]) -> Group:
 def unhealthy_parts(parts: Iterable[Mapping[str, Any]]) -> list[Any]:
     """A table of parts of the installation that are not healthy, and what to do; empty where all are."""
     rows = [
-        (Text(f"{part['name']} {part['subject']}".strip(), "red"), part["state"], part["text"], part["do"])
+        (Text(f"{part['name']} {part['subject']}".strip(), "red"), part["state"], part["text"], part["remedy"])
         for part in parts
         if part["state"] != "good"
     ]
@@ -122,7 +122,7 @@ def conditions_table(conditions: Iterable[Mapping[str, Any]], now: float) -> Any
             str(condition["devices"]),
             ago(condition["since"], now),
             condition["example"] or "",
-            condition["do"],
+            condition["remedy"],
         )
         for condition in conditions
     ]

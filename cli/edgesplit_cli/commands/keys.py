@@ -277,7 +277,7 @@ def renew(data: Path, role: str, sign_with: tuple[str, ...], as_json: bool) -> N
             sign_with = sign_with or tuple(os.environ.get(SIGN_VARIABLE, "").split())
             if not sign_with:
                 raise UsageError("the release key does not lie on the controller: say where with --sign-with URI")
-            result = api.post("/v1/keys/renewed", {"next_targets": sign_renewal(result, sign_with)})
+            result = api.post("/v1/keys/renew/signed", {"next_targets": sign_renewal(result, sign_with)})
     if as_json:
         print_json(_to_dict(result, None))
         return

@@ -104,7 +104,7 @@ def drift(data: Path, /, model: str, look: bool, as_json: bool) -> None:
     """What plans in use assumed, what devices have measured since, and the predicted gain of another table."""
     api = connect(data)
     if look:
-        api.post("/v1/drift/look", {})
+        api.post("/v1/drift/inspect", {})
     plans = api.get("/v1/drift", **({"model": model} if model else {}))
     if as_json:
         print_json(plans)
@@ -131,7 +131,7 @@ def print_drift(drift: Mapping[str, Any]) -> None:
     ]
     if rows:
         console().print(table(("", ">assumed", ">measured", ">"), rows))
-    console().print(f"  {drift['note'] or drift['why']}")
+    console().print(f"  {drift['note'] or drift['reason']}")
 
 
 def print_proposal(proposal: Mapping[str, Any]) -> None:
@@ -142,9 +142,11 @@ def print_proposal(proposal: Mapping[str, Any]) -> None:
     console().print(bold_head(f"{proposal['id']}", f"  {proposal['state']}  {proposal['model']} on {devices}"))
     basis = "" if proposal["basis"] == "measured" else f" ({proposal['basis']} devices)"
     now, then = proposal["seconds"]["now"], proposal["seconds"]["then"]
-    console().print(f"  predicted{basis}: {proposal['why']}; {ms(now)} ms per request now, {ms(then)} ms then")
+    console().print(f"  predicted{basis}: {proposal['reason']}; {ms(now)} ms per request now, {ms(then)} ms then")
     for which, key in (("now", "rows"), ("then", "proposed_rows")):
-        rows = ", ".join(row["name"] + (f" (after {row['after']})" if row["after"] else "") for row in proposal[key])
+        rows = ", ".join(
+            row["name"] + (f" (after {row['split_after']})" if row["split_after"] else "") for row in proposal[key]
+        )
         console().print(f"  {which}: {rows}", soft_wrap=True)
     if proposal.get("ended"):
         console().print(f"  {proposal['ended']}")

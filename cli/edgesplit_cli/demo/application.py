@@ -128,11 +128,11 @@ def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
     return Sample(
         at_s=at_s,
         row=report.row,
-        after=report.after,
+        after=report.split_after,
         fallback=report.fallback,
         cause=report.cause,
         raced=bool(report.raced),
-        late=report.late,
+        late=report.emulation_overrun,
         latency_s=took_s,
         agent_s=report.latency_s,
         predicted_s=report.predicted_s,

@@ -30,7 +30,7 @@ def cuts_over_time(samples: list[Sample]) -> list[dict[str, Any]]:
     history: list[dict[str, Any]] = []
     for sample in samples:
         if not history or (history[-1]["row"] != sample.row and not sample.raced):
-            history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "after": sample.after})
+            history.append({"at_s": round(sample.at_s, 2), "row": sample.row, "split_after": sample.after})
     return history
 
 

@@ -58,7 +58,7 @@ def print_plan(plan: dict[str, Any]) -> None:
     if not all(candidate.get("allowed", True) for candidate in plan["candidates"]):
         out.print("x: a limit forbids it")
     out.print(_best_text(plan, has_value_column))
-    if private := plan["table"].get("earliest_cut"):
+    if private := plan["table"].get("required_local_layers"):
         out.print(f"privacy: nothing leaves before {private[-1]!r} has run on the device ({len(private)} layers stay)")
     if link_text := loss_text(next((row for row in plan["table"]["rows"] if row["name"] == best), {})):
         out.print(link_text)
@@ -155,7 +155,7 @@ def _candidate_row(
     return (
         "*" if candidate["name"] == plan["best"] else "" if candidate.get("allowed", True) else "x",
         candidate["name"] + codec_suffix(candidate),
-        candidate.get("after") or "-",
+        candidate.get("split_after") or "-",
         size(candidate["up_bytes"]) if candidate["up_bytes"] else "-",
         ms(candidate["device_s"]),
         ms(candidate["encode_s"]),

@@ -22,9 +22,9 @@ POLL_S = 1.0
 WIDTH = 40
 BAR_PARTS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("█", ("succeeded",), "green"),
-    ("█", ("failed", "gone back", "timed out"), "red"),
+    ("█", ("failed", "rolled back", "timed out"), "red"),
     ("▓", ("trial",), "yellow"),
-    ("▒", ("told", "fetching"), "yellow"),
+    ("▒", ("assigned", "fetching"), "yellow"),
     ("·", ("skipped", "superseded"), "dim"),
     ("░", ("queued",), "dim"),
 )
@@ -40,13 +40,13 @@ def rollout_table(rollouts: list[dict[str, Any]]) -> RenderableType:
     rows = []
     for rollout in printable(rollouts):
         states = rollout["states"]
-        failed = states["failed"] + states["gone back"] + states["timed out"]
+        failed = states["failed"] + states["rolled back"] + states["timed out"]
         rows.append(
             (
                 str(rollout["id"]), rollout["model"], Text(rollout["state"], STYLES.get(rollout["state"], "")),
                 f"{max(rollout['stage'], 0)}/{len(rollout['stages'])}", str(rollout["devices"]),
                 simulated_text(rollout),
-                str(states["succeeded"]), str(failed), rollout["why"] or rollout["waits_for"],
+                str(states["succeeded"]), str(failed), rollout["reason"] or rollout["waits_for"],
             )
         )  # fmt: skip
     columns = (">id", "model", "state", "stage", ">devices", "of them", ">well", ">not", "why, or what it waits for")
@@ -62,8 +62,8 @@ def rollout_view(rollout: dict[str, Any]) -> RenderableType:
         (rollout["state"], STYLES.get(rollout["state"], "")),
     )  # fmt: skip
     lines: list[RenderableType] = [head]
-    if rollout["why"]:
-        lines.append(Text(f"  {rollout['why']}", "red" if rollout["state"] in ("failed", "aborting") else ""))
+    if rollout["reason"]:
+        lines.append(Text(f"  {rollout['reason']}", "red" if rollout["state"] in ("failed", "aborting") else ""))
     if rollout["waits_for"]:
         lines.append(Text(f"  waits for {rollout['waits_for']}"))
     if rollout["superseded_by"]:
@@ -171,7 +171,7 @@ def _print_changes(
     previous: tuple[Any, ...] = ()
     last: dict[str, Any] = {}
     for last in poll(api, number, until):
-        now = (last["state"], last["stage"], last["why"], last["ended"])
+        now = (last["state"], last["stage"], last["reason"], last["ended"])
         if now != previous:
             print_view(rollout_view(last))
         previous = now

@@ -70,9 +70,9 @@ export function short(digest: string): string {
 }
 
 /** What a row of a plan does, in words. */
-export function cutName(row: { name: string; after: string; local: boolean }): string {
+export function cutName(row: { name: string; split_after: string; local: boolean }): string {
   if (row.local) return "all on the device";
-  return row.after === "" ? "all remote" : `after ${row.after}`;
+  return row.split_after === "" ? "all remote" : `after ${row.split_after}`;
 }
 
 export function plural(number: number, one: string, several = `${one}s`): string {

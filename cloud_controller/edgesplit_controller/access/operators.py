@@ -81,12 +81,12 @@ class Operators:
         with self._database.write() as session:
             owner = session.get(OperatorRow, OWNER)
             if owner is None:
-                owner = OperatorRow(name=OWNER, groups=[], made=now, last_seen=None)
+                owner = OperatorRow(name=OWNER, groups=[], created=now, last_seen=None)
                 session.add(owner)
             owner.role, owner.groups, owner.expires, owner.revoked = Role.ADMIN.word, [], None, None
             session.flush()
             _end_credentials(session, OWNER, now, but_token=hashed, but_serial=str(serial))
-            session.merge(TokenRow(sha256=hashed, operator=OWNER, made=now, revoked=None))
+            session.merge(TokenRow(sha256=hashed, operator=OWNER, created=now, revoked=None))
             certificate = OperatorCertificateRow(
                 serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None
             )
@@ -110,7 +110,7 @@ class Operators:
             if row is None:
                 row = OperatorRow(name=operator.name, last_seen=None)
                 session.add(row)
-            row.role, row.groups, row.made = operator.role.word, sorted(set(operator.groups)), now
+            row.role, row.groups, row.created = operator.role.word, sorted(set(operator.groups)), now
             row.expires, row.revoked = now + operator.expires_s, None
             return self._issue_credentials(session, row, csr_pem, now)
 
@@ -199,7 +199,7 @@ class Operators:
     def _issue_credentials(self, session: Session, row: OperatorRow, csr_pem: str, now: float) -> OperatorCredentials:
         session.flush()
         token = bearer_token.make("op")
-        session.add(TokenRow(sha256=bearer_token.fingerprint(token), operator=row.name, made=now, revoked=None))
+        session.add(TokenRow(sha256=bearer_token.fingerprint(token), operator=row.name, created=now, revoked=None))
         certificate = self._issue(csr_pem.encode(), row.name, row.expires) if csr_pem else b""
         if certificate:
             parsed = x509.load_pem_x509_certificate(certificate)
@@ -232,7 +232,7 @@ def to_dict(row: OperatorRow, now: float) -> dict[str, Any]:
         "role": row.role,
         "groups": list(row.groups),
         "state": state_of(row, now),
-        "made": row.made,
+        "created": row.created,
         "expires": row.expires,
         "last_seen": row.last_seen,
     }

@@ -79,7 +79,7 @@ class Sessions:
             session.execute(delete(BrowserSessionRow).where(BrowserSessionRow.expires < now - RETENTION_S))
             session.add(
                 BrowserSessionRow(
-                    sha256=bearer_token.fingerprint(secret), operator=operator.name, made=now, last_seen=now,
+                    sha256=bearer_token.fingerprint(secret), operator=operator.name, created=now, last_seen=now,
                     expires=now + MAX_SESSION_S, ended=None, address=address,
                 )
             )  # fmt: skip

@@ -135,7 +135,7 @@ def create_app(
         "/v1/agents": model_bytes,
         "/samples": SAMPLES_BYTES,
         "/deployments/signed": metadata_bytes,
-        "/keys/renewed": metadata_bytes,
+        "/keys/renew/signed": metadata_bytes,
     }
     # Starlette runs the middleware that is added last first: the security headers are outermost, the body limits
     # innermost.

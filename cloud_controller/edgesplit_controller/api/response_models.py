@@ -283,7 +283,7 @@ class CarriedShape(ResponseModel):
 class Papers(ResponseModel):
     """Content of a release bundle without its chunks."""
 
-    made: int
+    created: int
     valid_until: int
     limited_by: str
     files: dict[str, str]
@@ -363,7 +363,7 @@ class PartShape(ResponseModel):
     text: str
     since: float | None
     at: float | None
-    do: str
+    remedy: str
 
 
 class BundleShape(ResponseModel):
@@ -372,9 +372,9 @@ class BundleShape(ResponseModel):
     id: str
     device: str
     who: str
-    asked: float
+    requested: float
     state: str
-    why: str
+    reason: str
     total: int
     received: int
 
@@ -432,7 +432,7 @@ class OperatorShape(ResponseModel):
     role: str
     groups: list[str]
     state: str
-    made: float
+    created: float
     expires: float | None
     last_seen: float | None
 
@@ -484,7 +484,7 @@ class StageShape(ResponseModel):
     """A stage of a rollout, with the number of its devices in each state."""
 
     number: int
-    asked: str
+    size: str
     devices: int
     emulated: int
     simulated: int
@@ -510,7 +510,7 @@ class RolloutShape(ResponseModel):
 
     id: int
     state: str
-    why: str
+    reason: str
     waits_for: str
     model: str
     release: str
@@ -545,9 +545,9 @@ class RolloutDeviceShape(ResponseModel):
     kind: str
     previous: str | None
     counter: int
-    told_at: float | None
+    assigned_at: float | None
     ran_at: float | None
-    goes_back: bool
+    rolls_back: bool
     counts: bool
 
 

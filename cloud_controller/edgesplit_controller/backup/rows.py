@@ -112,7 +112,7 @@ def _pause_restored(connection: Connection, now: float) -> int:
     devices, rollouts = tables["devices"], tables["rollouts"]
     connection.execute(devices.update().values(restored=now))
     active = rollouts.c.state.in_(("scheduled", "waiting", "running"))
-    paused = {"state": "paused", "why": "restored from a backup: resume it if it is still wanted"}
+    paused = {"state": "paused", "reason": "restored from a backup: resume it if it is still wanted"}
     connection.execute(rollouts.update().where(active).values(paused))
     return int(connection.execute(sa.select(sa.func.count()).select_from(devices)).scalar_one())
 

@@ -84,7 +84,7 @@ class HealthOverview:
             dialect = session.get_bind().dialect.name
         parts += [_database(dialect, query_s, now), self._disk(now), self._histories(now)]
         ordered = sorted(parts, key=lambda part: ({"bad": 0, "unknown": 1}.get(part.state, 2), part.name, part.subject))
-        return [{**asdict(part), "do": "" if part.state == "good" else REMEDIES[part.name]} for part in ordered]
+        return [{**asdict(part), "remedy": "" if part.state == "good" else REMEDIES[part.name]} for part in ordered]
 
     def _gateways(self, session: Session, now: float, groups: Collection[str] | None) -> list[ComponentHealth]:
         state = state_column(now, self._stale_after_s)
@@ -108,7 +108,7 @@ class HealthOverview:
     ) -> list[ComponentHealth]:
         """Whether online devices reach their next tier, as they report it."""
         online = and_(Device.revoked.is_(None), Device.alive, Device.last_seen >= now - self._stale_after_s)
-        reaches = Device.telemetry["remote_ok"].as_boolean()
+        reaches = Device.telemetry["remote_usable"].as_boolean()
         query = select(func.count(), func.count().filter(reaches)).where(online, reaches.is_not(None))
         if groups is not None:
             query = query.where(Device.group.in_(sorted(groups)))

@@ -46,23 +46,23 @@ REMEDIES: Mapping[str, str] = {
     "copied": "two agents share its identity: revoke it, and claim both anew",
     "flooding": "it sends more than any agent does: look at it, or revoke it",
     "certificate expires": "its agent has not renewed it: look at its log (`edgectl device logs`), or claim it anew",
-    "deaf": "it is here and does not act upon the newest statement: restart its agent, and look at its log",
+    "unresponsive": "it is here and does not act upon the newest statement: restart its agent, and look at its log",
 }
 """What an operator does about a condition, by its kind."""
 
 
 def from_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str]:
     """Conditions in live telemetry: text by kind. `clock_off`: the device's clock error in seconds, None if unknown."""
-    conditions = {**_power(message.power), **_board(message.board)}
+    conditions = {**_power(message.power), **_board(message.machine)}
     if clock_off is not None and abs(clock_off) > CLOCK_OFF_S:
         conditions["clock wrong"] = (
             f"its clock is {_duration_text(abs(clock_off))} {'ahead' if clock_off > 0 else 'behind'}"
         )
-    moment = message.moment
-    if message.statement_expires and moment is not None and moment.at > message.statement_expires:
+    moment = message.measured_at
+    if message.statement_expires and moment is not None and moment.unix_s > message.statement_expires:
         conditions["stale metadata"] = "what it was told has expired by its clock"
-    store = message.store
-    if store is not None and (dropped := store.dropped_idle + store.dropped_busy + store.dropped_trouble):
+    store = message.backlog
+    if store is not None and (dropped := store.dropped_idle + store.dropped_busy + store.dropped_failures):
         conditions["telemetry dropped"] = f"{dropped} messages found no room while the link was gone"
     return conditions
 
@@ -74,11 +74,11 @@ def from_report(message: Reported) -> dict[str, str]:
         conditions["safe mode"] = message.safe_mode[:MAX_TEXT_CHARS]
     elif failed := [release for release in message.models if release.state in FAILED_STATES]:
         release = failed[0]
-        conditions["failing release"] = f"{release.model} {release.wanted[:12]} {release.state}: {release.detail}"[
-            :MAX_TEXT_CHARS
-        ]
-    if message.trouble:
-        conditions["refused"] = message.trouble[:MAX_TEXT_CHARS]
+        conditions["failing release"] = (
+            f"{release.model} {release.desired_release[:12]} {release.state}: {release.detail}"[:MAX_TEXT_CHARS]
+        )
+    if message.statement_problem:
+        conditions["refused"] = message.statement_problem[:MAX_TEXT_CHARS]
     return conditions
 
 
@@ -101,12 +101,12 @@ def failure_causes(reported: Mapping[str, Any], telemetry: Mapping[str, Any]) ->
     """Failures in a device's last report and telemetry: for each the cause by which it is grouped, and its detail."""
     safe_mode = reported.get("safe_mode") or ""
     failures = [("safe mode", safe_mode)] if safe_mode else []
-    failures += [("refused", reported["trouble"])] if reported.get("trouble") else []
+    failures += [("refused", reported["statement_problem"])] if reported.get("statement_problem") else []
     for release in reported.get("models", []):
         if release["state"] in FAILED_STATES:
             failures.append((release["state"], release.get("detail") or safe_mode))
     failures += [
-        ("runs badly", release["trouble"]) for release in telemetry.get("models", []) if release.get("trouble")
+        ("runs badly", release["problem"]) for release in telemetry.get("models", []) if release.get("problem")
     ]
     if (telemetry.get("power") or {}).get("under_voltage"):
         failures.append(("under-voltage", ""))
@@ -121,9 +121,9 @@ def _power(power: PowerState | None) -> dict[str, str]:
         conditions["under-voltage"] = "its supply is too weak now"
     elif power.under_voltage_since_boot:
         conditions["under-voltage"] = "its supply was too weak since it booted"
-    if power.speed is not None and power.speed < 0.99:
+    if power.clock_ratio is not None and power.clock_ratio < 0.99:
         heat = f" at {power.celsius:.0f} °C" if power.celsius is not None else ""
-        conditions["throttled"] = f"its clock is capped at {power.speed:.0%}{heat}"
+        conditions["throttled"] = f"its clock is capped at {power.clock_ratio:.0%}{heat}"
     return conditions
 
 

@@ -102,12 +102,16 @@ def measured_at(at_measurement: DeviceTime | None, at_sending: DeviceTime | None
     if at_measurement is None or at_sending is None:
         return now, "now"
     # Same boot: the monotonic clock gives the age exactly.
-    if at_measurement.boot and at_measurement.boot == at_sending.boot and at_measurement.up_s <= at_sending.up_s:
-        return max(now - MAX_AGE_S, now - (at_sending.up_s - at_measurement.up_s)), "age"
+    if (
+        at_measurement.boot_id
+        and at_measurement.boot_id == at_sending.boot_id
+        and at_measurement.since_boot_s <= at_sending.since_boot_s
+    ):
+        return max(now - MAX_AGE_S, now - (at_sending.since_boot_s - at_measurement.since_boot_s)), "age"
     # Another boot: the measurement precedes the present boot, which bounds a wall clock that was set in between.
-    booted = now - at_sending.up_s
-    if at_measurement.at >= MIN_PLAUSIBLE_TIME and at_sending.at >= MIN_PLAUSIBLE_TIME:
-        at = now - (at_sending.at - at_measurement.at)  # a constant error of the device's clock cancels out
+    booted = now - at_sending.since_boot_s
+    if at_measurement.unix_s >= MIN_PLAUSIBLE_TIME and at_sending.unix_s >= MIN_PLAUSIBLE_TIME:
+        at = now - (at_sending.unix_s - at_measurement.unix_s)  # a constant error of the device's clock cancels out
         if now - MAX_AGE_S <= at <= booted:
             return at, "clock"
     return max(now - MAX_AGE_S, min(booted, now)), "unsure"
@@ -115,7 +119,7 @@ def measured_at(at_measurement: DeviceTime | None, at_sending: DeviceTime | None
 
 def clock_off_s(moment: DeviceTime | None, now: float) -> float | None:
     """Seconds by which the device's clock is ahead of ours; None if the device does not report its clock."""
-    return moment.at - now if moment is not None and moment.at else None
+    return moment.unix_s - now if moment is not None and moment.unix_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,10 @@ def fact(message: Mapping[str, Any] | None, at: float | None, *, state: State, s
     return Fact(session_of_fact, at, state == "online" and session_of_fact == session)
 
 
-Reason = Literal[
-    "as wanted", "on trial", "not told", "not here", "silent", "older session", "has not heard", "fetching", "waiting",
-    "staged", "refused", "failed", "rolled back", "safe mode", "unwanted",
+DifferenceKind = Literal[
+    "as desired", "on trial", "not published", "offline", "stale", "older session", "not applied", "fetching",
+    "waiting",
+    "staged", "refused", "failed", "rolled back", "safe mode", "not desired",
 ]  # fmt: skip
 
 
@@ -148,12 +153,12 @@ class Difference:
     """One model on one device: its desired release, its reported release, and the reason for a difference."""
 
     model: str
-    wanted: str
+    desired: str
     """Desired release; empty: none."""
-    runs: str
+    running: str
     """Release as last reported; empty: none, or never reported."""
-    reason: Reason
-    why: str = ""
+    kind: DifferenceKind
+    detail: str = ""
     """The reason in words."""
 
 
@@ -168,7 +173,7 @@ class DesiredVsReported:
     """Model and release of each entry in the retained statement."""
     reported_session: int = 0
     acted_upon: int = 0
-    trouble: str = ""
+    statement_problem: str = ""
     """Why the device refuses its statement, as it reported."""
 
 
@@ -195,42 +200,42 @@ def _difference(model: str, wanted: str, reported: Mapping[str, Any] | None, dev
 
 def _reason(
     model: str, wanted: str, reported: Mapping[str, Any] | None, device: DesiredVsReported
-) -> tuple[Reason, str]:
+) -> tuple[DifferenceKind, str]:
     if wanted and (model, wanted) not in device.statement_releases:
-        return "not told", "no statement names it yet"
+        return "not published", "no statement names it yet"
     if (unreachable := _unreachable(device)) is not None:
         return unreachable
-    if device.trouble and device.acted_upon < device.counter:
-        return "refused", device.trouble
+    if device.statement_problem and device.acted_upon < device.counter:
+        return "refused", device.statement_problem
     if device.acted_upon < device.counter:
-        return "has not heard", f"it acts upon statement {device.acted_upon}, and {device.counter} was said"
+        return "not applied", f"it acts upon statement {device.acted_upon}, and {device.counter} was said"
     if reported is None:
-        return "has not heard", "it does not speak of this model"
+        return "not applied", "it does not speak of this model"
     if not wanted:
-        return "unwanted", "it has not stopped it yet"
+        return "not desired", "it has not stopped it yet"
     return _reported_reason(wanted, reported)
 
 
-def _unreachable(device: DesiredVsReported) -> tuple[Reason, str] | None:
+def _unreachable(device: DesiredVsReported) -> tuple[DifferenceKind, str] | None:
     if device.state == "stale":
-        return "silent", "its session is there, and nothing comes from it"
+        return "stale", "its session is there, and nothing comes from it"
     if device.state != "online":
-        return "not here", "it hears of it when it comes back"
+        return "offline", "it hears of it when it comes back"
     if device.reported_session < device.session:
         return "older session", "it has not said what it runs since it connected"
     return None
 
 
-_REASON_BY_STATE: Mapping[str, Reason] = {
-    "trial": "on trial", "running": "as wanted", "staged": "staged", "failed": "failed", "rolled back": "rolled back",
+_REASON_BY_STATE: Mapping[str, DifferenceKind] = {
+    "trial": "on trial", "running": "as desired", "staged": "staged", "failed": "failed", "rolled back": "rolled back",
     "safe mode": "safe mode",
 }  # fmt: skip
 
 
-def _reported_reason(wanted: str, reported: Mapping[str, Any]) -> tuple[Reason, str]:
+def _reported_reason(wanted: str, reported: Mapping[str, Any]) -> tuple[DifferenceKind, str]:
     state, detail = str(reported["state"]), str(reported.get("detail", ""))
-    if reported["wanted"] != wanted:
-        return "has not heard", "it speaks of another release"
+    if reported["desired_release"] != wanted:
+        return "not applied", "it speaks of another release"
     if state == "fetching":
         return ("waiting", detail) if detail else ("fetching", "")
     return _REASON_BY_STATE.get(state, "failed"), detail

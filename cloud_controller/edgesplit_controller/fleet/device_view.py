@@ -51,11 +51,11 @@ def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -
         "session": device.session,
         "emulated": bool(birth.get("emulated")),
         "simulated": bool(birth.get("simulated")),
-        "agent_version": birth.get("version"),
+        "agent_version": birth.get("agent_version"),
         "local_url": birth.get("local_url"),
         "counter": device.counter,
         "restored": device.restored,
-        "acted_upon": reported.get("counter"),
+        "acted_upon": reported.get("statement_counter"),
         "desired": [{"model": row.model, "release": row.release, "deployment": row.deployment} for row in desired],
         "models": [_model(entry, facts["reported"]) for entry in reported_models],
         "differences": [
@@ -69,9 +69,9 @@ def device_to_dict(device: Device, state: State, page: DevicePage, now: float) -
             for row in page.running.get(device.name, [])
             if row.health is not None
         ],
-        "kept": list(reported.get("kept", [])),
+        "gateway_models": list(reported.get("gateway_models", [])),
         "safe_mode": reported.get("safe_mode", ""),
-        "trouble": reported.get("trouble", ""),
+        "statement_problem": reported.get("statement_problem", ""),
         "telemetry": device.telemetry if telemetry_fact is not None and telemetry_fact.current else None,
         "last_telemetry": device.telemetry,
         "facts": {name: _fact(entry, now) for name, entry in facts.items()},
@@ -95,13 +95,22 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
         remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
         result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
-    if online and heard is not None and heard.deaf_since is not None and heard.deaf_since < now - causes.UNRESPONSIVE_S:
-        result.append(_condition("deaf", heard.deaf_since, "it is here and does not act upon its newest statement"))
+    if (
+        online
+        and heard is not None
+        and heard.unresponsive_since is not None
+        and heard.unresponsive_since < now - causes.UNRESPONSIVE_S
+    ):
+        result.append(
+            _condition(
+                "unresponsive", heard.unresponsive_since, "it is here and does not act upon its newest statement"
+            )
+        )
     return sorted(result, key=lambda condition: float(condition["since"]))
 
 
 def _condition(kind: str, since: float, text: str, *, current: bool = True) -> JsonObject:
-    return {"kind": kind, "since": since, "text": text, "do": causes.REMEDIES.get(kind, ""), "current": current}
+    return {"kind": kind, "since": since, "text": text, "remedy": causes.REMEDIES.get(kind, ""), "current": current}
 
 
 def _facts(device: Device, state: State, heard: DeviceSessionRow | None) -> dict[str, Fact | None]:
@@ -144,8 +153,8 @@ def _desired_vs_reported(device: Device, state: State, reported: Mapping[str, An
         counter=device.counter,
         statement_releases=_releases_in_statement(device.statement),
         reported_session=int(reported.get("session", 0)),
-        acted_upon=int(reported.get("counter", 0)),
-        trouble=str(reported.get("trouble", "")),
+        acted_upon=int(reported.get("statement_counter", 0)),
+        statement_problem=str(reported.get("statement_problem", "")),
     )
 
 
@@ -164,6 +173,6 @@ def _sequence_to_dict(row: DeviceSessionRow | None) -> JsonObject | None:
     """Sequence numbers and counters of the device's newest session."""
     if row is None:
         return None
-    counts = ("session", "sequence", "missing", "again", "earlier", "older", "late", "refused")
+    counts = ("session", "sequence", "missing", "again", "earlier", "older", "from_backlog", "refused")
     times = ("born_at", "died_at", "reported_at", "telemetry_at", "clock_off_s")
     return {name: getattr(row, name) for name in (*counts, *times)}

@@ -376,7 +376,9 @@ class Devices:
         for name, (number, sequence) in result.newest.items():
             if now - self._acknowledged_s.get(name, float("-inf")) >= ACK_INTERVAL_S:
                 self._acknowledged_s[name] = now
-                result.acks.append((name, messages.Ack(session=number, sequence=sequence, every_s=self._telemetry_s)))
+                result.acks.append(
+                    (name, messages.Ack(session=number, sequence=sequence, telemetry_interval_s=self._telemetry_s))
+                )
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, ordered by the time of measurement, oldest first."""
@@ -385,7 +387,7 @@ class Devices:
             _device(session, name, self._groups)
             rows = select(TelemetryRow).where(TelemetryRow.device == name).order_by(*order).limit(newest)
             return [
-                {"at": row.at, "late": row.late, "dated": row.dated, **row.content}
+                {"at": row.at, "from_backlog": row.from_backlog, "dated": row.dated, **row.content}
                 for row in reversed(session.scalars(rows).all())
             ]
 
@@ -556,8 +558,8 @@ def _on_birth(session: Session, device: Device, birth: messages.Birth, now: floa
     if birth.session > device.session:
         device.alive, device.last_seen = True, now
         record_event(session, now, device.name, "device.born", device.name, session=birth.session)
-        _count_starts(session, device.name, birth.start, now)
-        superseded = _on_renewed_certificate(session, device, birth.certificate, now)
+        _count_starts(session, device.name, birth.start_id, now)
+        superseded = _on_renewed_certificate(session, device, birth.certificate_serial, now)
     device.session, device.birth = birth.session, msgspec.to_builtins(birth)
     return superseded
 

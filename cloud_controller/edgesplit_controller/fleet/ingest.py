@@ -99,7 +99,7 @@ class _IngestBatch:
         doubtful: set[tuple[str, int, int]] = set()
         for name, message in received:
             if isinstance(message, Backlog):
-                doubtful.update((name, entry.session, entry.sequence) for entry in message.measured)
+                doubtful.update((name, entry.session, entry.sequence) for entry in message.messages)
             elif isinstance(message, Telemetry):
                 # Live telemetry beyond the newest number of its session cannot be stored yet: no lookup is needed.
                 row = self._sequence_rows.get(name)
@@ -143,9 +143,9 @@ class _IngestBatch:
         result.superseded |= on_birth(self._session, device, birth, self._now)
         row = self._sequence_row(device)
         _update_row(row, device_state.after_birth(_to_state(row), birth.session))
-        row.agent, row.emulated, row.simulated = birth.version[:40], birth.emulated, birth.simulated
+        row.agent, row.emulated, row.simulated = birth.agent_version[:40], birth.emulated, birth.simulated
         if fresh:
-            row.born_at, row.deaf_since = self._now, None
+            row.born_at, row.unresponsive_since = self._now, None
         return "new" if fresh else "again"
 
     def _death(self, device: Device, death: Death) -> str:
@@ -161,13 +161,13 @@ class _IngestBatch:
 
     def _report(self, device: Device, report: Reported) -> str:
         row = self._sequence_row(device)
-        sequence_state, verdict = device_state.after_report(_to_state(row), report.session, report.number)
+        sequence_state, verdict = device_state.after_report(_to_state(row), report.session, report.report_number)
         if report.session < device.session:
             verdict = "older session"
         _update_row(row, sequence_state)
         # A retained report is repeated at each connection: also a repeated one shows the device's statement.
         if device.restored is not None and verdict in ("new", "again"):
-            restore_check.check_restored(self._session, device, report.counter, self._now)
+            restore_check.check_restored(self._session, device, report.statement_counter, self._now)
         if verdict != "new":
             return verdict
         device.reported, row.reported_at = msgspec.to_builtins(report), self._now
@@ -189,7 +189,7 @@ class _IngestBatch:
             if row.release != status.release:
                 row.cut = ""
             failed = status.state in conditions.FAILED_STATES
-            row.release, row.wanted, row.state = status.release[:64], status.wanted[:64], status.state
+            row.release, row.desired_release, row.state = status.release[:64], status.desired_release[:64], status.state
             row.detail = status.detail[: conditions.MAX_TEXT_CHARS]
             row.cause = conditions.normalise_cause(status.detail or report.safe_mode) if failed else ""
 
@@ -211,11 +211,11 @@ class _IngestBatch:
         result.newest[device.name] = (message.session, message.sequence)
         device.telemetry = {"at": self._now, **msgspec.to_builtins(message)}
         device.last_seen = row.telemetry_at = self._now
-        row.clock_off_s = device_state.clock_off_s(message.moment, self._now)
-        if message.agent:
-            row.agent = message.agent
-            is_behind = bool(device.statement) and message.statement < device.counter
-            row.deaf_since = (row.deaf_since or self._now) if is_behind else None
+        row.clock_off_s = device_state.clock_off_s(message.measured_at, self._now)
+        if message.agent_version:
+            row.agent = message.agent_version
+            is_behind = bool(device.statement) and message.statement_counter < device.counter
+            row.unresponsive_since = (row.unresponsive_since or self._now) if is_behind else None
         self._store_conditions(device.name, "telemetry", conditions.from_telemetry(message, row.clock_off_s))
         self._store_measurements(device.name, message)
         return verdict
@@ -235,7 +235,7 @@ class _IngestBatch:
         """Store backlog telemetry under the time of its measurement; the present state does not change."""
         row = self._sequence_row(device)
         device.last_seen = self._now
-        for telemetry in message.measured:
+        for telemetry in message.messages:
             key = (device.name, telemetry.session, telemetry.sequence)
             if key in self._stored:
                 row.again += 1
@@ -243,12 +243,12 @@ class _IngestBatch:
             if len(messages.encode(telemetry)) > LIMITS.telemetry_bytes:
                 row.refused += 1
                 continue
-            at, dated = device_state.measured_at(telemetry.moment, message.sent, self._now)
+            at, dated = device_state.measured_at(telemetry.measured_at, message.sent_at, self._now)
             self._store(device.name, telemetry, at, late=True, dated=dated, result=result)
             _update_row(row, device_state.after_backlog(_to_state(row), telemetry.session, telemetry.sequence))
-            row.late += 1
+            row.from_backlog += 1
             result.lags_s.append(self._now - at)
-        result.acks.append((device.name, Ack(late=message.number)))
+        result.acks.append((device.name, Ack(batch=message.batch)))
         return "new"
 
     def _store(self, name: str, message: Telemetry, at: float, *, late: bool, dated: str, result: IngestResult) -> None:
@@ -257,7 +257,7 @@ class _IngestBatch:
         self._session.add(
             TelemetryRow(
                 device=name, at=at, stored=self._now, session=message.session, sequence=message.sequence,
-                late=late, dated=dated, content=content,
+                from_backlog=late, dated=dated, content=content,
             )
         )  # fmt: skip
         result.stored[name] = result.stored.get(name, 0) + 1
@@ -280,7 +280,7 @@ class _IngestBatch:
         if row is None:
             row = self._sequence_rows[device.name] = DeviceSessionRow(
                 device=device.name, session=device.session, sequence=-1, report=0, missing=0, again=0, earlier=0,
-                older=0, agent="", emulated=False, simulated=False, late=0, refused=0,
+                older=0, agent="", emulated=False, simulated=False, from_backlog=0, refused=0,
             )  # fmt: skip
             self._session.add(row)
         return row
@@ -310,5 +310,5 @@ def _merged(before: dict[str, Any] | None, reported: dict[str, Any]) -> dict[str
     release, not after each start."""
     if before is None or before.get("release") != reported.get("release"):
         return reported
-    compared = ("drift", "top_agrees", "golden_ok")
+    compared = ("drift", "top1_agrees", "golden_ok")
     return {**{name: before[name] for name in compared if before.get(name) is not None}, **reported}

@@ -30,7 +30,7 @@ MAX_PIECES = 64
 """Limit of pieces of one log bundle."""
 REQUEST_TIMEOUT_S = 120.0
 """Seconds without an answer after which a device may be asked again."""
-RETENTION_S = {"asked": 3_600.0, "here": 30 * 86_400.0}
+RETENTION_S = {"requested": 3_600.0, "complete": 30 * 86_400.0}
 """Seconds after which log bundles are deleted: incomplete ones (`asked`), complete ones (`here`)."""
 MAX_UNPACKED_BYTES = 16 * 2**20
 """Limit of the unpacked size, in bytes."""
@@ -49,7 +49,7 @@ class LogBundleStore:
     def request(self, name: str, who: str) -> dict[str, Any]:
         """Request a device's logs; Conflict if it is offline. A request that is still open is returned instead of a new
         one."""
-        job = DeviceJob(id=secrets.token_hex(8), what="logs")
+        job = DeviceJob(id=secrets.token_hex(8), kind="logs")
         now = self._now()
         with self._database.write() as session:
             device = session.get(Device, name)
@@ -59,13 +59,14 @@ class LogBundleStore:
                 raise Conflict(f"{name} is not here: its logs can be asked for when it is online")
             open_requests = select(LogBundleRow).where(
                 LogBundleRow.device == name,
-                LogBundleRow.state.in_(("asked", "coming")),
-                LogBundleRow.asked > now - REQUEST_TIMEOUT_S,
+                LogBundleRow.state.in_(("requested", "receiving")),
+                LogBundleRow.requested > now - REQUEST_TIMEOUT_S,
             )
             if (existing := session.scalars(open_requests).first()) is not None:
                 return to_dict(existing)
             row = LogBundleRow(
-                id=job.id, device=name, who=who, asked=now, state="asked", why="", total=0, received=0, sha256="",
+                id=job.id, device=name, who=who, requested=now, state="requested", reason="", total=0, received=0,
+                sha256="",
             )  # fmt: skip
             session.add(row)
             session.flush()
@@ -78,17 +79,22 @@ class LogBundleStore:
         """Delete old log bundles, and mark those that never became complete as failed."""
         with self._database.write() as session:
             now = self._now()
-            overdue = (LogBundleRow.state.in_(("asked", "coming")), LogBundleRow.asked < now - RETENTION_S["asked"])
+            overdue = (
+                LogBundleRow.state.in_(("requested", "receiving")),
+                LogBundleRow.requested < now - RETENTION_S["requested"],
+            )
             for row in session.scalars(select(LogBundleRow).where(*overdue)):
                 _fail(session, row, "it never came")
-            old = list(session.scalars(select(LogBundleRow.id).where(LogBundleRow.asked < now - RETENTION_S["here"])))
+            old = list(
+                session.scalars(select(LogBundleRow.id).where(LogBundleRow.requested < now - RETENTION_S["complete"]))
+            )
             session.execute(delete(LogPieceRow).where(LogPieceRow.bundle.in_(old)))
             session.execute(delete(LogBundleRow).where(LogBundleRow.id.in_(old)))
 
     def of_device(self, name: str) -> list[dict[str, Any]]:
         """The log bundles of a device, newest first."""
         with self._database.read() as session:
-            query = select(LogBundleRow).where(LogBundleRow.device == name).order_by(LogBundleRow.asked.desc())
+            query = select(LogBundleRow).where(LogBundleRow.device == name).order_by(LogBundleRow.requested.desc())
             return [to_dict(row) for row in session.scalars(query)]
 
     def get(self, name: str, number: str) -> dict[str, Any]:
@@ -104,13 +110,13 @@ class LogBundleStore:
 def on_message(session: Session, name: str, message: LogPiece | JobRefused) -> None:
     """Process a piece of a log bundle, or a device's refusal. Ignored if it was not requested from this device."""
     row = session.get(LogBundleRow, message.id)
-    if row is None or row.device != name or row.state not in ("asked", "coming"):
+    if row is None or row.device != name or row.state not in ("requested", "receiving"):
         return
     if isinstance(message, JobRefused):
-        row.state, row.why = "refused", message.why
+        row.state, row.reason = "refused", message.reason
         return
-    if row.state == "asked":
-        row.state, row.total, row.sha256 = "coming", message.total, message.sha256
+    if row.state == "requested":
+        row.state, row.total, row.sha256 = "receiving", message.total, message.sha256
     if (row.total, row.sha256) != (message.total, message.sha256) or message.offset + len(message.data) > row.total:
         _fail(session, row, "its pieces do not fit together")
         return
@@ -136,17 +142,19 @@ def _complete(session: Session, row: LogBundleRow) -> None:
     if len(whole) != row.total or hashlib.sha256(whole).hexdigest() != row.sha256:
         _fail(session, row, "its pieces do not make what they should")
         return
-    row.content, row.state = whole, "here"
+    row.content, row.state = whole, "complete"
 
 
 def _fail(session: Session, row: LogBundleRow, why: str) -> None:
     session.execute(delete(LogPieceRow).where(LogPieceRow.bundle == row.id))
-    row.state, row.why, row.content = "spoilt", why, None
+    row.state, row.reason, row.content = "corrupt", why, None
 
 
 def _delete_old(session: Session, name: str) -> None:
     order = (
-        select(LogBundleRow.id).where(LogBundleRow.device == name).order_by(LogBundleRow.asked.desc(), LogBundleRow.id)
+        select(LogBundleRow.id)
+        .where(LogBundleRow.device == name)
+        .order_by(LogBundleRow.requested.desc(), LogBundleRow.id)
     )
     old = list(session.scalars(order.offset(MAX_BUNDLES)))
     session.execute(delete(LogPieceRow).where(LogPieceRow.bundle.in_(old)))
@@ -170,5 +178,5 @@ def unpack(content: bytes) -> dict[str, Any]:
 
 def to_dict(row: LogBundleRow) -> dict[str, Any]:
     """A log bundle as the API returns it, without its content."""
-    names = ("id", "device", "who", "asked", "state", "why", "total", "received")
+    names = ("id", "device", "who", "requested", "state", "reason", "total", "received")
     return {name: getattr(row, name) for name in names}

@@ -183,7 +183,7 @@ class _FleetCounts:
 
     def failures(self) -> list[JsonObject]:
         """Failed releases grouped by cause, the most frequent first, each with an example device."""
-        columns = (RunningRow.model, RunningRow.wanted, RunningRow.state, RunningRow.cause)
+        columns = (RunningRow.model, RunningRow.desired_release, RunningRow.state, RunningRow.cause)
         query = (
             select(*columns, func.count(), func.min(RunningRow.device))
             .join(Device, Device.name == RunningRow.device)
@@ -225,9 +225,9 @@ class _FleetCounts:
         )  # fmt: skip
         flooding = and_(FloodRow.device == Device.name, FloodRow.held_until > now)
         copied = and_(AgentStartsRow.device == Device.name, AgentStartsRow.copied.is_not(None))
-        deaf = and_(
+        unresponsive = and_(
             DeviceSessionRow.device == Device.name,
-            DeviceSessionRow.deaf_since < now - causes.UNRESPONSIVE_S,
+            DeviceSessionRow.unresponsive_since < now - causes.UNRESPONSIVE_S,
             self._is_online,
         )
         expires = CertificateRow.expires - causes.NEAR_EXPIRY_S
@@ -235,7 +235,7 @@ class _FleetCounts:
             ("certificate expires", (CertificateRow, certificate), expires),
             ("flooding", (FloodRow, flooding), FloodRow.at),
             ("copied", (AgentStartsRow, copied), AgentStartsRow.copied),
-            ("deaf", (DeviceSessionRow, deaf), DeviceSessionRow.deaf_since),
+            ("unresponsive", (DeviceSessionRow, unresponsive), DeviceSessionRow.unresponsive_since),
         ]
 
     def _count_condition(self, kind: str, where: tuple[Any, Any], since: Any) -> list[JsonObject]:
@@ -250,4 +250,10 @@ class _FleetCounts:
 
 
 def _condition_to_dict(kind: str, devices: int, since: float | None, example: str | None) -> JsonObject:
-    return {"kind": kind, "devices": devices, "since": since, "example": example, "do": causes.REMEDIES.get(kind, "")}
+    return {
+        "kind": kind,
+        "devices": devices,
+        "since": since,
+        "example": example,
+        "remedy": causes.REMEDIES.get(kind, ""),
+    }

@@ -55,7 +55,7 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
     models = [_model(entry, windows.get(entry["model"], {})) for entry in reported.get("models", [])]
     reported_models = {entry["model"].partition("@")[0] for entry in models}
     models += [
-        {"model": model, "release": "", "wanted": release, "state": "told", "row": "", "detail": ""}
+        {"model": model, "release": "", "desired_release": release, "state": "assigned", "row": "", "detail": ""}
         for model, release in sorted(desired.items())
         if model not in reported_models
     ]
@@ -68,14 +68,14 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
         "class": device.device_class,
         "emulated": bool(birth.get("emulated")),
         "simulated": bool(birth.get("simulated")),
-        "version": birth.get("version", ""),
+        "version": birth.get("agent_version", ""),
         "last_seen": device.last_seen,
         "models": models,
         "p95_s": max((window.get("latency_p95_s", 0.0) for window in windows.values()), default=None),
         "requests": sum(window.get("requests", 0) for window in windows.values()),
         "failed": sum(window.get("failed", 0) for window in windows.values()),
         "fallbacks": sum(window.get("fallbacks", 0) for window in windows.values()),
-        "remote_ok": telemetry.get("remote_ok"),
+        "remote_usable": telemetry.get("remote_usable"),
         "celsius": power.get("celsius"),
         "causes": conditions.failure_causes(reported, telemetry),
     }
@@ -85,7 +85,7 @@ def _model(state: Mapping[str, Any], window: Mapping[str, Any]) -> dict[str, Any
     return {
         "model": state["model"],
         "release": state["release"],
-        "wanted": state["wanted"],
+        "desired_release": state["desired_release"],
         "state": state["state"],
         "row": window.get("row", ""),
         "detail": state.get("detail", ""),
@@ -97,5 +97,5 @@ def _claim_row(name: str, device_class: str, group: str, labels: Mapping[str, st
     return {
         "name": name, "state": "claimed", "group": group, "labels": dict(labels), "class": device_class,
         "emulated": False, "simulated": False, "version": "", "last_seen": None, "p95_s": None, "requests": 0,
-        "failed": 0, "fallbacks": 0, "remote_ok": None, "celsius": None, **nothing,
+        "failed": 0, "fallbacks": 0, "remote_usable": None, "celsius": None, **nothing,
     }  # fmt: skip

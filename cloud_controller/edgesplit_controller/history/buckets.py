@@ -19,7 +19,7 @@ OTHER = "(other)"
 `MOST_CUTS`."""
 MOST_CUTS = 64
 """Distinct split points counted by name in one bucket."""
-_SUMS = ("requests", "failed", "fallbacks", "switches", "late", "up_bytes")
+_SUMS = ("requests", "failed", "fallbacks", "switches", "emulation_overruns", "up_bytes")
 _MEANS = ("device_s", "link_s", "remote_s", "latency_p50_s", "latency_p95_s", "predicted_s")
 _WEIGHT_OF: Mapping[str, str] = {"joules_sum": "weighed", "watts_sum": "watts_samples"}
 """Sums that are averaged over a count of their own (the value) instead of over all samples or requests."""
@@ -69,26 +69,26 @@ def content_of_window(window: Mapping[str, Any]) -> Content:
     }
 
 
-def content_of_message(message: Mapping[str, Any], *, late: bool) -> Content:
+def content_of_message(message: Mapping[str, Any], *, from_backlog: bool) -> Content:
     """Bucket content of the fields of a telemetry message that concern the device as a whole, not one model."""
     power = message.get("power") or {}
     queue = message.get("queue") or {}
-    board = message.get("board") or {}
-    speed, watts = power.get("speed"), power.get("watts")
+    machine = message.get("machine") or {}
+    clock_ratio, watts = power.get("clock_ratio"), power.get("watts")
     return {
         "samples": 1,
-        "late": int(late),
+        "from_backlog": int(from_backlog),
         "up_bytes_per_s_sum": float(message.get("up_bytes_per_s", 0.0)),
         "rtt_s_sum": float(message.get("rtt_s", 0.0)),
-        "remote_ok": int(bool(message.get("remote_ok"))),
+        "remote_usable": int(bool(message.get("remote_usable"))),
         "under_voltage": int(bool(power.get("under_voltage"))),
-        "throttled": int(speed is not None and speed < 0.99),
+        "throttled": int(clock_ratio is not None and clock_ratio < 0.99),
         "watts_sum": float(watts or 0.0),
         "watts_samples": int(watts is not None),
         "celsius_max": power.get("celsius"),
         "battery_percent_min": power.get("battery_percent"),
-        "disk_free_bytes_min": board.get("disk_free_bytes"),
-        "queue_max": queue.get("here", 0),
+        "disk_free_bytes_min": machine.get("disk_free_bytes"),
+        "queue_max": queue.get("in_flight", 0),
     }
 
 

@@ -57,7 +57,8 @@ SETTLED_S = 10.0
 DEVICE_ITSELF = ""
 """Stands in the model column of a bucket that belongs to the device itself."""
 _RAW_COLUMNS = (
-    TelemetryRow.id, TelemetryRow.device, TelemetryRow.at, TelemetryRow.stored, TelemetryRow.late, TelemetryRow.content,
+    TelemetryRow.id, TelemetryRow.device, TelemetryRow.at, TelemetryRow.stored, TelemetryRow.from_backlog,
+    TelemetryRow.content,
 )  # fmt: skip
 """Columns read of a raw message."""
 Key = tuple[str, str, int, float]
@@ -211,7 +212,9 @@ class _FleetSums:
         senders = _senders(session, {row.device for row in rows})
         for row in rows:
             sender, message = senders[row.device], row.content
-            self.devices.add(row.device, DEVICE_ITSELF, row.at, content_of_message(message, late=bool(row.late)))
+            self.devices.add(
+                row.device, DEVICE_ITSELF, row.at, content_of_message(message, from_backlog=bool(row.from_backlog))
+            )
             origin = "simulated" if sender.simulated else "emulated" if message.get("emulated") else "real"
             for window in message.get("models", ()):
                 content = content_of_window(window)

@@ -41,8 +41,8 @@ CONTROLLER: Final = "controller"
 CONTROLLERS: Final = (CONTROLLER, *(f"{CONTROLLER}.{number}" for number in range(2, MAX_PROCESSES + 1)))
 """Certificate names of the processes of one controller. No device can have such a name, because device names contain no
 dot."""
-DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
-DEVICE_READS: Final = ("desired", "fetched", "kept", "job")
+DEVICE_WRITES: Final = ("birth", "reported", "telemetry", "fetch", "backlog", "log")
+DEVICE_READS: Final = ("desired", "fetch_reply", "ack", "job")
 SAVE_EVERY_S: Final = 30
 """Interval at which mosquitto saves its database."""
 FIRST_DELAY_S: Final = 0.1

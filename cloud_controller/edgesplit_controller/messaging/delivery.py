@@ -43,8 +43,8 @@ STORED_TYPES: Mapping[str, type[messages.Message]] = {
     "birth": messages.Birth | messages.Death,  # type: ignore[dict-item]
     "reported": messages.Reported,
     "telemetry": messages.Telemetry,
-    "late": messages.Backlog,
-    "bundle": messages.LogPiece | messages.JobRefused,  # type: ignore[dict-item]
+    "backlog": messages.Backlog,
+    "log": messages.LogPiece | messages.JobRefused,  # type: ignore[dict-item]
 }
 """Message types by topic kind that are stored."""
 FETCH_TYPES: type[messages.FetchMetadata | messages.FetchChunks] = messages.FetchMetadata | messages.FetchChunks  # type: ignore[assignment]
@@ -52,7 +52,7 @@ FETCH_TYPES: type[messages.FetchMetadata | messages.FetchChunks] = messages.Fetc
 RETAINED = tuple(messages.topic("+", kind) for kind in ("birth", "reported"))
 """Topics whose messages the broker retains and repeats to a new subscriber. One process subscribes to them; it misses
 nothing when it takes over."""
-SHARED = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch", "late", "bundle"))
+SHARED = tuple(messages.topic("+", kind) for kind in ("telemetry", "fetch", "backlog", "log"))
 """Topics with continuous traffic: each message is delivered to any one of the processes (shared subscription)."""
 SUBSCRIPTIONS = (*RETAINED, *SHARED)
 _METADATA = re.compile(r"(?:metadata|targets)(?:/[A-Za-z0-9][A-Za-z0-9_.-]{0,127}){1,3}")
@@ -290,7 +290,7 @@ class Delivery:
         sends the telemetry again."""
         for device, ack in acks:
             if self._channel is not None:
-                self._channel.publish(messages.topic(device, "kept"), messages.encode(ack))
+                self._channel.publish(messages.topic(device, "ack"), messages.encode(ack))
 
     def send_job(self, device: str, job: messages.DeviceJob) -> None:
         """Send a device a job, such as an upload of its logs. LinkError if the broker does not accept it."""
@@ -366,14 +366,14 @@ class Delivery:
             # A small request can have a large answer, so its bytes are charged to the device that asked.
             self._charge(device, len(content or b"") / flood_control.BYTES_PER_UNIT)
             for piece in pieces(request.path, content):
-                topic, payload = messages.topic(device, "fetched"), messages.encode(piece)
+                topic, payload = messages.topic(device, "fetch_reply"), messages.encode(piece)
                 self._send(topic, payload, correlation)
         elif isinstance(request, messages.FetchChunks):
             chunks = check_chunk_request(request, self._sources.release_chunks)
             with self._buckets_changed:
                 repeated = self._buckets.count_repeated(device, chunks, self._concurrency.monotonic())
             self._charge(device, repeated * flood_control.REPEATED_CHUNK_UNITS)
-            self._route_chunks(device, request.release, chunks, request.own)
+            self._route_chunks(device, request.release, chunks, request.direct)
 
     def _route_chunks(self, device: str, release: str, chunks: Sequence[str], accepts_own_copy: bool) -> None:
         """Route each chunk to the process that publishes it, so that all devices that request it meet in one queue."""
@@ -404,7 +404,7 @@ class Delivery:
         except MalformedMessage as error:
             log.error("another process passed on something malformed: %s", error)
             return
-        self._queue(forwarded.device, forwarded.release, forwarded.chunks[:MOST_FORWARDED], forwarded.own)
+        self._queue(forwarded.device, forwarded.release, forwarded.chunks[:MOST_FORWARDED], forwarded.direct)
 
     def _metadata(self, path: str) -> bytes | None:
         """The metadata file at `path`; None if there is none, or for a path outside the repository."""
@@ -428,7 +428,7 @@ class Delivery:
                 if not chunk.recipients:
                     self._send(messages.chunk_topic(chunk.sha256), payload)
                 for device in chunk.recipients:
-                    self._send(messages.topic(device, "fetched"), payload, bytes.fromhex(chunk.sha256))
+                    self._send(messages.topic(device, "fetch_reply"), payload, bytes.fromhex(chunk.sha256))
 
     def _send(self, topic: str, payload: bytes, correlation: bytes | None = None) -> None:
         """Publish; if the session's queue is full, wait for room (back-pressure)."""
@@ -493,13 +493,15 @@ class Delivery:
                 self._channel.publish(messages.topic(device, kind), statement, qos=1, retain=True, wait_s=10.0)
 
 
-def pieces(path: str, data: bytes | None) -> list[messages.Fetched]:
+def pieces(path: str, data: bytes | None) -> list[messages.FetchReply]:
     """A metadata file as messages of at most `PIECE_BYTES`; a single message with total -1 where there is no such
     file."""
     if data is None:
-        return [messages.Fetched(path=path, offset=0, total=-1, data=b"")]
+        return [messages.FetchReply(path=path, offset=0, total=-1, data=b"")]
     offsets = range(0, max(1, len(data)), PIECE_BYTES)
-    return [messages.Fetched(path=path, offset=at, total=len(data), data=data[at : at + PIECE_BYTES]) for at in offsets]
+    return [
+        messages.FetchReply(path=path, offset=at, total=len(data), data=data[at : at + PIECE_BYTES]) for at in offsets
+    ]
 
 
 def check_chunk_request(request: messages.FetchChunks, chunks_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class ForwardedChunks(msgspec.Struct, frozen=True):
     device: str
     release: str
     chunks: tuple[str, ...]
-    own: bool = False
+    direct: bool = False
     """The device accepts a copy of its own, as in `FetchChunks.own`."""
 
 

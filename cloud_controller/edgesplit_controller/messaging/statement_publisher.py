@@ -43,15 +43,17 @@ class StatementPublisher:
                         changed.append(name)
                 # Counters follow the Unix time, so devices that were assigned together share one: few statements.
                 for counter, with_counter in stated.items():
-                    statement_update = update(Device).where(Device.name.in_(with_counter)).values(stated=counter)
+                    statement_update = update(Device).where(Device.name.in_(with_counter)).values(published=counter)
                     session.execute(statement_update.execution_options(synchronize_session=False))
         return changed
 
     def due(self) -> list[str]:
         """Devices whose stored statement was not published yet, including revoked devices whose topics were not
         cleared."""
-        is_unpublished = and_(Device.revoked.is_(None), Device.statement.is_not(None), Device.stated != Device.counter)
-        is_uncleared = and_(Device.revoked.is_not(None), Device.stated != CLEARED)
+        is_unpublished = and_(
+            Device.revoked.is_(None), Device.statement.is_not(None), Device.published != Device.counter
+        )
+        is_uncleared = and_(Device.revoked.is_not(None), Device.published != CLEARED)
         with self._database.read() as session:
             query = select(Device.name).where(Device.restored.is_(None), or_(is_unpublished, is_uncleared))
             return list(session.scalars(query.order_by(Device.name)))

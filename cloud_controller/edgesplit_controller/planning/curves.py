@@ -67,7 +67,7 @@ def row_view(row: Row, link: Link) -> dict[str, Any]:
     """One row with its seconds on the planned link, split into device, link and remote."""
     return {
         "name": row.name,
-        "after": row.after,
+        "split_after": row.split_after,
         "local": row.is_local,
         "codecs": sorted(set(row.codecs.values())),
         "compress": row.compress,
@@ -75,7 +75,7 @@ def row_view(row: Row, link: Link) -> dict[str, Any]:
         "up_bytes": row.up_bytes,
         "device_s": row.device_s + row.encode_s,
         "link_s": link_s(row, link),
-        "remote_s": row.decode_s + row.remote_s + row.beyond_s,
+        "remote_s": row.decode_s + row.remote_s + row.further_links_s,
         "total_s": latency_s(row, Conditions(link=link)),
     }
 

@@ -86,7 +86,7 @@ class AgentReleases:
         """Every version, the oldest first, with the number of devices that run it."""
         with self._database.read() as session:
             rows = session.scalars(select(Model).where(Model.name == AGENT_MODEL).order_by(Model.version)).all()
-            running_version = Device.birth["version"].as_string()
+            running_version = Device.birth["agent_version"].as_string()
             query = select(running_version, func.count()).where(Device.revoked.is_(None)).group_by(running_version)
             devices = Counter[str]()
             for version, count in session.execute(query):
@@ -124,7 +124,7 @@ class AgentReleases:
         """Raise Conflict naming devices that reported a platform for which the release has no build. Devices that
         reported none are accepted."""
         fitting = {build.target.tag for build in agent_builds(manifest)}
-        reported = {device.name: str((device.birth or {}).get("built_for", "")) for device in devices}
+        reported = {device.name: str((device.birth or {}).get("build_tag", "")) for device in devices}
         unfit = sorted(f"{name} ({tag})" for name, tag in reported.items() if tag and tag not in fitting)
         if unfit:
             raise Conflict(

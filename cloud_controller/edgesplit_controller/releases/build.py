@@ -188,7 +188,7 @@ class ReleaseBuilder:
         made = msgspec.structs.replace(
             made,
             compiled=tuple(half.compiled for half in compiled),
-            anatomy=fingerprint_file(anatomy) if anatomy else None,
+            fingerprint=fingerprint_file(anatomy) if anatomy else None,
         )
         contents = [*cut, *(half.cut for half in compiled)]
         if options.encrypt:
@@ -237,17 +237,17 @@ class ReleaseBuilder:
             slices=tuple(cut_slice.slice for cut_slice in cut),
             plans=plans,
             compiled=base.compiled if reuses_slices else (),
-            anatomy=None,
+            fingerprint=None,
             recut_of=digest,
         )
-        raw_anatomy = self._blobs.get(base.anatomy.sha256) if base.anatomy else b""
-        if base.anatomy and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
+        raw_anatomy = self._blobs.get(base.fingerprint.sha256) if base.fingerprint else b""
+        if base.fingerprint and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
             raise UsageError(
                 f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
                 " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
             )
         try:
-            check_recut(recut, base, decode_fingerprint(raw_anatomy, base.anatomy) if base.anatomy else None)
+            check_recut(recut, base, decode_fingerprint(raw_anatomy, base.fingerprint) if base.fingerprint else None)
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
         manifest = self._with_known_date(model, recut)

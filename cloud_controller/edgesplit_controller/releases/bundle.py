@@ -55,7 +55,7 @@ class ReleaseBundler:
             )
         manifests = {release: decode_manifest(self.repository.manifest(release)) for release in uses}
         return {
-            "made": int(now),
+            "created": int(now),
             "valid_until": int(expiries[first_to_expire]),
             "limited_by": first_to_expire,
             "files": files,
@@ -103,8 +103,8 @@ def _uses(devices: Sequence[Device], statements: Mapping[str, Statement], models
             if not models or wanted.model in models:
                 use = uses.setdefault(wanted.release, _Use(set()))
                 use.classes.add(device.device_class)
-                use.platforms.add(str((device.birth or {}).get("built_for", "")))
-        for wanted in statements[device.name].keeps:
+                use.platforms.add(str((device.birth or {}).get("build_tag", "")))
+        for wanted in statements[device.name].gateway_releases:
             if not models or wanted.model in models:
                 uses.setdefault(wanted.release, _Use(set())).is_stored_by_gateway = True
     if models and not uses:

@@ -143,7 +143,7 @@ class Director:
                 if (
                     current is None
                     or current.gateway != reached
-                    or [(wanted.model, wanted.release) for wanted in current.keeps] != stored_for_others
+                    or [(wanted.model, wanted.release) for wanted in current.gateway_releases] != stored_for_others
                 ):
                     self._sign_statement(session, device, self._now(), self._wrap_if_possible)
                     due.append((not stored_for_others, device.name))
@@ -172,7 +172,7 @@ class Director:
         database was restored; return the devices. A counter further ahead than `MOST_AHEAD_S` is ignored."""
         with self._database.write() as session:
             now = self._now()
-            acted_upon = Device.reported["counter"].as_integer()
+            acted_upon = Device.reported["statement_counter"].as_integer()
             ahead = select(Device).where(
                 Device.statement.is_not(None),
                 Device.revoked.is_(None),
@@ -181,7 +181,7 @@ class Director:
             )
             concerned = []
             for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
-                counter = int((device.reported or {})["counter"])
+                counter = int((device.reported or {})["statement_counter"])
                 # A device that lies must not be able to push its counter so far that no later statement overtakes it.
                 if counter <= now + MOST_AHEAD_S:
                     device.counter = counter
@@ -213,14 +213,16 @@ class Director:
         statement = Statement(
             device=device.name,
             releases=tuple(
-                DesiredRelease(row.model, row.release, now=_is_urgent(session, row), keys=wrap(device, row.release))
+                DesiredRelease(
+                    row.model, row.release, fetch_now=_is_urgent(session, row), keys=wrap(device, row.release)
+                )
                 for row in rows
             ),
             counter=device.counter,
             expires=int(device.statement_expires),
             gateway=self._tiers.gateway_of(session, device),
-            keeps=tuple(
-                DesiredRelease(model, release, now=True, keys=self._wrap_for_gateway_if_possible(device, release))
+            gateway_releases=tuple(
+                DesiredRelease(model, release, fetch_now=True, keys=self._wrap_for_gateway_if_possible(device, release))
                 for model, release in self._tiers.releases_kept_by(session, device)
             ),
         )

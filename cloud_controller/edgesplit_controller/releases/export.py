@@ -65,7 +65,7 @@ class Exporter:
             {
                 "device_class": device_class,
                 "row": row.name,
-                "after": row.after,
+                "split_after": row.split_after,
                 "name": oip.remote_name(digest, device_class, row.name),
                 **_half_view(manifest, row),
             }

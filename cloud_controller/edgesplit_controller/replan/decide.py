@@ -63,7 +63,7 @@ class Verdict:
     """Seconds per request of the median device."""
     new_s: float
     """Seconds per request of the median device with the other table."""
-    why: str
+    reason: str
     """Reason for or against the replacement, for people."""
 
 
@@ -108,7 +108,7 @@ def compare_tables(
         broken_after=whole.broken[1],
         old_s=whole.seconds[0],
         new_s=whole.seconds[1],
-        why=_why(whole, is_worthwhile, is_fair, doubt),
+        reason=_why(whole, is_worthwhile, is_fair, doubt),
     )
 
 

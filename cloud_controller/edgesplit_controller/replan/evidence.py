@@ -39,7 +39,7 @@ class TelemetryEvidence(msgspec.Struct, frozen=True, kw_only=True):
     emulated: bool
     up_bytes_per_s: float
     rtt_s: float
-    remote_ok: bool
+    remote_usable: bool
     models: tuple[TelemetryWindow, ...]
     down_bytes_per_s: float = 0.0
 
@@ -210,7 +210,7 @@ def _link(message: TelemetryEvidence, assumed: Link) -> Link | None:
     rates = (message.up_bytes_per_s, down)
     if not all(SLOWEST_BYTES_PER_S <= rate <= FASTEST_BYTES_PER_S for rate in rates):
         return None
-    if not (message.remote_ok and 0.0 <= message.rtt_s <= LONGEST_TRIP_S):
+    if not (message.remote_usable and 0.0 <= message.rtt_s <= LONGEST_TRIP_S):
         return None
     return Link(up_bytes_per_s=message.up_bytes_per_s, down_bytes_per_s=down, rtt_s=message.rtt_s)
 
@@ -219,7 +219,7 @@ def _slice_medians(observations: Sequence[Observation], kind: Kind) -> dict[str,
     seconds: dict[str, list[float]] = {}
     for moment in observations:
         window = moment.window
-        if kind == "emulated" and window.late > MOST_LATE_RATIO * window.requests:
+        if kind == "emulated" and window.emulation_overruns > MOST_LATE_RATIO * window.requests:
             continue
         for timing in window.slices:
             seconds.setdefault(timing.name, []).append(timing.seconds)

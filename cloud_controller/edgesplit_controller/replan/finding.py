@@ -121,7 +121,7 @@ def row_views(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [
         {
             "name": row.name,
-            "after": row.after,
+            "split_after": row.split_after,
             "device_s": row.device_s,
             "remote_s": row.remote_s,
             "up_bytes": row.up_bytes,
@@ -156,7 +156,7 @@ def finding_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dic
 def verdict_view(verdict: Verdict) -> dict[str, Any]:
     """A verdict as JSON; its figures are predictions from what was measured."""
     return {
-        "why": verdict.why,
+        "reason": verdict.reason,
         "gain": verdict.gain,
         "gain_between": [verdict.gain_low, verdict.gain_high],
         "broken_limits": {"now": verdict.broken_before, "then": verdict.broken_after},
@@ -167,5 +167,5 @@ def verdict_view(verdict: Verdict) -> dict[str, Any]:
 def stored_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     """The part of a finding that is stored with a proposal."""
     view = finding_view(finding, layers)
-    fields = ("why", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
+    fields = ("reason", "gain", "gain_between", "broken_limits", "seconds", "heard", "basis", "drift", "rows")
     return {**{name: view[name] for name in fields}, "proposed_rows": view["proposed_rows"]}

@@ -67,7 +67,7 @@ class PlanInspector:
             Unit(models[release], release, device_class, policy, tuple(targets))
             for (release, device_class, policy), targets in grouped.items()
         ]
-        return [unit for unit in units if (plan := self.plan(unit)) is not None and (forced or not plan.forced)]
+        return [unit for unit in units if (plan := self.plan(unit)) is not None and (forced or not plan.forced_row)]
 
     def measure(self, unit: Unit) -> Finding:
         """What the unit's devices measured, before anything is planned. UsageError if the release has no plan for the

@@ -62,12 +62,12 @@ class Proposals:
                     model=unit.model.ref, release=unit.release, device_class=unit.device_class,
                     group=unit.policy.group, state=OPEN, created=now, decided=None,
                 )  # fmt: skip
-                row.devices, row.told, row.measured = unit.names, view, measured
+                row.devices, row.summary, row.measured = unit.names, view, measured
                 session.add(row)
                 session.flush()
-                detail = {"model": unit.model.ref, "device_class": unit.device_class, "why": view["why"]}
+                detail = {"model": unit.model.ref, "device_class": unit.device_class, "reason": view["reason"]}
                 record_event(session, now, CONTROLLER, "replan.proposed", str(row.id), release=unit.release, **detail)
-            row.devices, row.told, row.measured = unit.names, view, measured
+            row.devices, row.summary, row.measured = unit.names, view, measured
             return row
 
     def decide(self, number: int, state: str, who: str, now: float, *, result: str = "", why: str = "") -> ProposalRow:
@@ -78,7 +78,7 @@ class Proposals:
                 raise Conflict(f"proposal {number} is {row.state} already")
             row.state, row.decided, row.who, row.result = state, now, who, result
             if why:
-                row.told = {**row.told, "ended": why}
+                row.summary = {**row.summary, "ended": why}
             record_event(session, now, who, f"replan.{state}", str(number), model=row.model, release=result, why=why)
             return row
 
@@ -104,7 +104,7 @@ def proposal_view(row: ProposalRow) -> dict[str, Any]:
         "decided": row.decided,
         "who": row.who or None,
         "result": row.result or None,
-        **row.told,
+        **row.summary,
     }
 
 

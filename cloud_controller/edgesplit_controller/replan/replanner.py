@@ -228,7 +228,9 @@ class Replanner:
                 and verdict.gain < unit.policy.doubt.least_gain / 2
                 and not verdict.broken_before
             ):
-                self.proposals.decide(open_proposal.id, proposals.WITHDRAWN, proposals.CONTROLLER, now, why=verdict.why)
+                self.proposals.decide(
+                    open_proposal.id, proposals.WITHDRAWN, proposals.CONTROLLER, now, why=verdict.reason
+                )
             return
         # Cool-down per earlier proposal of this unit, by how it ended (dismissed and failed ones count longest).
         doubt = unit.policy.doubt

@@ -23,7 +23,7 @@ def command(rollout: Rollout, verb: Verb, who: str) -> Rollout:
 def _pause(rollout: Rollout, who: str) -> Rollout:
     if rollout.state not in ("scheduled", "waiting", "running"):
         raise _conflict(rollout, "cannot be paused")
-    return replace(rollout, state="paused", why=f"paused by {who}")
+    return replace(rollout, state="paused", reason=f"paused by {who}")
 
 
 def _resume(rollout: Rollout, who: str) -> Rollout:
@@ -31,19 +31,19 @@ def _resume(rollout: Rollout, who: str) -> Rollout:
     if rollout.state != "paused":
         raise _conflict(rollout, "is not paused")
     state = "running" if rollout.began else "scheduled"
-    return replace(rollout, state=state, why="", excused=rollout.stage)
+    return replace(rollout, state=state, reason="", excused=rollout.stage)
 
 
 def _approve(rollout: Rollout, who: str) -> Rollout:
     if rollout.state != "waiting":
         raise _conflict(rollout, "does not wait for approval")
-    return replace(rollout, state="running", why="", approved=rollout.stage + 1)
+    return replace(rollout, state="running", reason="", approved=rollout.stage + 1)
 
 
 def _abort(rollout: Rollout, who: str) -> Rollout:
     if rollout.has_ended or rollout.state in ("aborting", "rolling back"):
         raise _conflict(rollout, "cannot be aborted")
-    return replace(rollout, state="aborting", outcome="aborted", why=f"aborted by {who}")
+    return replace(rollout, state="aborting", outcome="aborted", reason=f"aborted by {who}")
 
 
 def _rollback(rollout: Rollout, who: str) -> Rollout:
@@ -53,7 +53,7 @@ def _rollback(rollout: Rollout, who: str) -> Rollout:
         raise _conflict(rollout, "needs no second word")
     if not rollout.began:
         raise Conflict(f"rollout {rollout.id} has not begun: `edgectl rollout abort {rollout.id}` ends it")
-    return replace(rollout, state="rolling back", why=f"rolled back by {who}", ended=0.0)
+    return replace(rollout, state="rolling back", reason=f"rolled back by {who}", ended=0.0)
 
 
 def _conflict(rollout: Rollout, what: str) -> Conflict:

@@ -141,11 +141,11 @@ def apply_assignments(
     members = dict(step.members)
     for name in step.to_assign:
         # A device that already had this release has nothing to roll back to.
-        assigned = replace(members[name], state="told", told_at=now, counter=counters[name])
+        assigned = replace(members[name], state="assigned", assigned_at=now, counter=counters[name])
         previous_release = previous.get(name, "")
         members[name] = replace(assigned, previous="" if previous_release == step.rollout.release else previous_release)
     for name in step.to_roll_back:
-        members[name] = replace(members[name], told_at=now, counter=counters[name])
+        members[name] = replace(members[name], assigned_at=now, counter=counters[name])
     return members
 
 
@@ -173,10 +173,10 @@ def _fail(look: _StepBuilder, why: str) -> None:
     """Fail the rollout: no further device is assigned the release; devices in progress are rolled back, and with
     `when_failed=rollback` also those that succeeded."""
     state = "rolling back" if look.rollout.terms.when_failed == "rollback" else "aborting"
-    look.update_rollout(state=state, outcome="failed", why=why)
+    look.update_rollout(state=state, outcome="failed", reason=why)
     # Unwinding concerns more states than this step loaded (see `states_to_load`), so another step follows at once.
     look.step.has_more = True
-    look.add_event("rollout.failing", why=why)
+    look.add_event("rollout.failing", reason=why)
 
 
 def _unwind(look: _StepBuilder) -> None:
@@ -214,7 +214,7 @@ def _roll_back(look: _StepBuilder, members: Iterable[Member]) -> None:
             look.step.has_more = True
             return
         # A device that timed out was unreachable: it is assigned its previous release, but not awaited.
-        look.update_member(replace(member, goes_back=member.state != "timed out", sent_back=True))
+        look.update_member(replace(member, rolls_back=member.state != "timed out", sent_back=True))
         look.step.to_roll_back.append(member.name)
 
 
@@ -225,9 +225,9 @@ def _begin_stages(look: _StepBuilder) -> None:
             return
         following = look.rollout.stage + 1
         if following in look.rollout.terms.approve and look.rollout.approved < following:
-            look.update_rollout(state="waiting", why="")
+            look.update_rollout(state="waiting", reason="")
             return look.add_event("rollout.waiting", stage=following + 1)
-        look.update_rollout(stage=following, why="")
+        look.update_rollout(stage=following, reason="")
         look.add_event("rollout.stage", stage=following + 1, devices=look.tallies.get(following, EMPTY_TALLY).size)
         if look.tallies.get(following, EMPTY_TALLY).states.get("queued"):
             return  # otherwise the stage is empty (fewer devices than stages), and the next one is considered
@@ -252,8 +252,8 @@ def _has_passed(look: _StepBuilder) -> bool:
     # No failure is not yet a success: if every device timed out, or no gate could be judged, an operator decides.
     missing = _missing_evidence(look, tally)
     if missing and look.rollout.excused < stage:
-        look.update_rollout(state="paused", why=f"stage {stage + 1}: {missing}; resume to go on all the same")
-        look.add_event("rollout.paused", why=look.rollout.why)
+        look.update_rollout(state="paused", reason=f"stage {stage + 1}: {missing}; resume to go on all the same")
+        look.add_event("rollout.paused", reason=look.rollout.reason)
         return False
     return True
 
@@ -271,7 +271,7 @@ def _assign_next(look: _StepBuilder) -> None:
     terms = look.rollout.terms
     if terms.hours is not None and not terms.hours.contains(look.now):
         return
-    most, rate_state = allowance(terms.rate, look.rollout.pace, look.now)
+    most, rate_state = allowance(terms.rate, look.rollout.rate_state, look.now)
     allowed = min(most, max(0, MOST_FETCHING - look.fetching))
     queue = [
         queued for queued in look.members.values() if queued.state == "queued" and queued.stage <= look.rollout.stage
@@ -283,12 +283,12 @@ def _assign_next(look: _StepBuilder) -> None:
         elif not facts.ours:
             look.update_member(replace(member, state="superseded"))
         elif len(look.step.to_assign) < allowed:
-            look.update_member(replace(member, state="told"))
+            look.update_member(replace(member, state="assigned"))
             look.step.to_assign.append(member.name)
     # Without a rate only `BATCH` limits the step, so the next batch may follow at once.
     look.step.has_more |= terms.rate is None and len(look.step.to_assign) == most
     if queue:
-        look.update_rollout(pace=consume(terms.rate, rate_state, len(look.step.to_assign)))
+        look.update_rollout(rate_state=consume(terms.rate, rate_state, len(look.step.to_assign)))
 
 
 def _check_end(look: _StepBuilder) -> None:
@@ -316,11 +316,11 @@ def _end_by_result(look: _StepBuilder) -> None:
         look.update_rollout(state="superseded", ended=look.now)
     elif threshold is not None and last.counted and last.succeeded < threshold.of(last.counted):
         why = f"stage {look.rollout.stages}: {last.succeeded} of {last.counted} devices succeeded, {threshold} wanted"
-        look.update_rollout(state="failed", why=why, ended=look.now)
+        look.update_rollout(state="failed", reason=why, ended=look.now)
     elif total.get("succeeded") or not sum(tally.failures for tally in look.tallies.values()):
-        look.update_rollout(state="finished", why="", ended=look.now)
+        look.update_rollout(state="finished", reason="", ended=look.now)
     else:
-        look.update_rollout(state="failed", why="no device runs it", ended=look.now)
+        look.update_rollout(state="failed", reason="no device runs it", ended=look.now)
 
 
 def _state_counts(look: _StepBuilder) -> dict[str, int]:

@@ -29,12 +29,12 @@ EvidenceOf = Callable[[Member], Evidence]
 def advance(member: Member, rollout: Rollout, facts: DeviceFacts, evidence_of: EvidenceOf, now: float) -> Member:
     """The device as it stands now. The caller assigns the previous release where the new state requires it (`failed`,
     not yet `goes_back`)."""
-    if member.state in ("skipped", "superseded", "gone back"):  # final
+    if member.state in ("skipped", "superseded", "rolled back"):  # final
         return member
     if facts.revoked:
-        return replace(member, state="skipped", cause="the device was revoked", goes_back=False, counts=False)
+        return replace(member, state="skipped", cause="the device was revoked", rolls_back=False, counts=False)
     if not facts.ours:
-        return replace(member, state="superseded", goes_back=False)
+        return replace(member, state="superseded", rolls_back=False)
     if member.sent_back:
         return _advance_rollback(member, rollout, facts.report, now)
     # A device that timed out may still report later. A failed one is heard again only if it keeps its assignment and
@@ -50,22 +50,26 @@ def _apply_report(
 ) -> Member:
     """Apply the device's report and its gates."""
     # A report on an older statement says nothing about this assignment (it may be still in flight).
-    if report is None or report.counter < member.counter or rollout.release not in (report.wanted, report.release):
+    if (
+        report is None
+        or report.statement_counter < member.counter
+        or rollout.release not in (report.desired_release, report.release)
+    ):
         return member
-    if report.state in REFUSED_STATES and report.wanted == rollout.release:
+    if report.state in REFUSED_STATES and report.desired_release == rollout.release:
         return fail(member, report.detail or report.state, failure_kind(report))
     if report.release == rollout.release and report.state in ("trial", "running"):
         return _apply_gates(member, rollout, report, evidence_of, now)
-    return replace(member, state="fetching") if member.state == "told" else member
+    return replace(member, state="fetching") if member.state == "assigned" else member
 
 
 def _apply_gates(member: Member, rollout: Rollout, report: ModelReport, evidence_of: EvidenceOf, now: float) -> Member:
     """The device runs the release: on trial until the agent and the gates have found it healthy."""
     running = member if member.ran_at else replace(member, ran_at=now)
-    evidence = replace(evidence_of(running), since_s=max(0.0, now - running.ran_at))
+    evidence = replace(evidence_of(running), active_s=max(0.0, now - running.ran_at))
     verdict = judge(rollout.terms.gates, evidence)
     if verdict.state == "fail":
-        return fail(running, verdict.why, f"gate {verdict.gate}")
+        return fail(running, verdict.reason, f"gate {verdict.gate}")
     # Both must agree: the gates pass, and the agent has ended its own trial.
     if verdict.state == "pass" and report.state == "running":
         return replace(running, state="succeeded", counts=False, cause="", kind="", unjudged=bool(verdict.unjudged))
@@ -77,12 +81,12 @@ def _apply_timeout(member: Member, rollout: Rollout, now: float) -> Member:
     if member.state not in IN_PROGRESS:
         return member
     timeout_s = rollout.terms.device_timeout_s
-    deadline = member.told_at + timeout_s
+    deadline = member.assigned_at + timeout_s
     if member.ran_at:
         deadline = max(deadline, member.ran_at + rollout.terms.gates.seconds + timeout_s)
     if now < deadline:
         return member
-    is_silent = member.state == "told"
+    is_silent = member.state == "assigned"
     # A device that never answered was perhaps switched off, which says nothing about the release (`heard`).
     counts = {"never": False, "heard": not is_silent, "all": True}[rollout.terms.timeouts_count]
     kind = "it did not answer in time" if is_silent else f"not done in time: {member.state}"
@@ -92,14 +96,14 @@ def _apply_timeout(member: Member, rollout: Rollout, now: float) -> Member:
 def _advance_rollback(member: Member, rollout: Rollout, report: ModelReport | None, now: float) -> Member:
     """Advance a device that is being rolled back. It has gone back as soon as it reports so, however late; it is
     awaited for `ROLLBACK_TIMEOUT_S`."""
-    if report is not None and report.counter >= member.counter and report.wanted == member.previous:
+    if report is not None and report.statement_counter >= member.counter and report.desired_release == member.previous:
         if report.state == "running" and report.release == member.previous:
-            return replace(member, state="gone back", goes_back=False)
-        if report.state in REFUSED_STATES and member.goes_back:
+            return replace(member, state="rolled back", rolls_back=False)
+        if report.state in REFUSED_STATES and member.rolls_back:
             return _end_rollback_wait(
                 member, f"it could not go back: {report.detail or report.state}", f"back: {failure_kind(report)}"
             )
-    if not member.goes_back or now < member.told_at + min(ROLLBACK_TIMEOUT_S, rollout.terms.device_timeout_s):
+    if not member.rolls_back or now < member.assigned_at + min(ROLLBACK_TIMEOUT_S, rollout.terms.device_timeout_s):
         return member
     return _end_rollback_wait(member, "it has not said yet that it went back", "it has not said yet that it went back")
 
@@ -108,7 +112,7 @@ def _end_rollback_wait(member: Member, cause: str, kind: str) -> Member:
     """Stop awaiting the rollback of a device. The cause of its original failure comes first."""
     cause = f"{member.cause}; {cause}" if member.cause else cause
     state = member.state if member.state == "failed" else "timed out"
-    return replace(member, state=state, goes_back=False, cause=cause[:LONGEST_CAUSE], kind=member.kind or kind)
+    return replace(member, state=state, rolls_back=False, cause=cause[:LONGEST_CAUSE], kind=member.kind or kind)
 
 
 def fail(member: Member, cause: str, kind: str) -> Member:

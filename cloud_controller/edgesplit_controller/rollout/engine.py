@@ -318,7 +318,7 @@ class Rollouts:
         for name, why in refused.items():
             log.error("%s is not told of release %s: %s", name, rollout.release[:12], why)
             members[name] = fail(members[name], f"it cannot be told: {why}", "it cannot be told")
-            members[name] = msgspec.structs.replace(members[name], sent_back=True, goes_back=False)
+            members[name] = msgspec.structs.replace(members[name], sent_back=True, rolls_back=False)
         return _StepResult(
             list(members.values()), [name for name in releases if name not in refused], planned_step.has_more
         )
@@ -388,7 +388,8 @@ class RolloutLoop:
 def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float) -> RolloutRow:
     return RolloutRow(
         id=deployment.id, model=model, release=deployment.release, terms=msgspec.to_builtins(terms), state="scheduled",
-        stage=-1, approved=-1, excused=-1, why="", outcome="", following=terms.follow, superseded_by=0, pace={},
+        stage=-1, approved=-1, excused=-1, reason="", outcome="", following=terms.follow, superseded_by=0,
+        rate_state={},
         who=who, created=now, began=0.0, ended=0.0, changed=now,
     )  # fmt: skip
 
@@ -400,7 +401,7 @@ def _add_devices(session: Session, number: int, terms: Terms, devices: Sequence[
     position = {name: index for index, name in enumerate(ordered)}
     stages = split_into_stages(terms.stages, ordered)
     for stage, portion in enumerate(terms.stages):
-        session.add(RolloutStageRow(rollout=number, number=stage, asked=str(portion), began=0.0))
+        session.add(RolloutStageRow(rollout=number, number=stage, size=str(portion), began=0.0))
     members = [
         Member(name=name, stage=stage, position=position[name]) for stage, names in enumerate(stages) for name in names
     ]

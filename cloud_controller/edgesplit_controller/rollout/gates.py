@@ -79,7 +79,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Largest relative difference of outputs from those of the previous release, over the golden inputs."""
     golden_ok: bool | None = None
     """Whether the golden inputs gave the expected outputs."""
-    since_s: float | None = None
+    active_s: float | None = None
     """Seconds for which the release has run."""
 
 
@@ -87,7 +87,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """Result of the gates for one release on one device."""
 
     state: Literal["pass", "fail", "wait"]
-    why: str = ""
+    reason: str = ""
     """Which gate failed, or what evidence is missing; for people."""
     gate: str = ""
     """The failed gate as the operator wrote it; failures are grouped by it."""
@@ -136,9 +136,9 @@ def judge(gates: Gates, evidence: Evidence) -> Verdict:
         )
     unjudged = tuple(gate.text for gate in gates.gates if _measured_value(gate.subject, evidence) is None)
     enough = _total_requests(evidence) >= gates.requests or not _needs_requests(gates)
-    if (evidence.since_s or 0.0) >= gates.seconds or (enough and not unjudged):
+    if (evidence.active_s or 0.0) >= gates.seconds or (enough and not unjudged):
         return Verdict("pass", unjudged=unjudged)
-    left_s = gates.seconds - (evidence.since_s or 0.0)
+    left_s = gates.seconds - (evidence.active_s or 0.0)
     missing = (
         f"{_total_requests(evidence)} of {gates.requests} requests" if not enough else f"for {', '.join(unjudged)}"
     )
@@ -181,7 +181,7 @@ def _certain_value(gate: Gate, gates: Gates, evidence: Evidence) -> float | None
     if gate.subject not in NEED_REQUESTS or value is None:
         return value
     requests = _total_requests(evidence)
-    time_is_up = (evidence.since_s or 0.0) >= gates.seconds
+    time_is_up = (evidence.active_s or 0.0) >= gates.seconds
     if gate.subject in ("errors", "fallbacks"):
         # value * requests is the count so far; over the larger denominator the rate is a lower bound of the final one.
         return value if time_is_up else value * requests / max(requests, gates.requests)

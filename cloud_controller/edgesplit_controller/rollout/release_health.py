@@ -78,7 +78,7 @@ def evidence_from_row(row: RunningRow, release: str) -> Evidence:
     """Evidence on a release from a row; empty if the row is about another release."""
     health = row.health or {}
     if health.get("release") != release:
-        golden_ok = False if row.wanted == release and _golden_failed(row) else None
+        golden_ok = False if row.desired_release == release and _golden_failed(row) else None
         return Evidence(model=row.model, release=release, golden_ok=golden_ok)
     return evidence_from_health(row.model, health)
 
@@ -97,7 +97,7 @@ def evidence_from_health(model: str, health: Mapping[str, Any]) -> Evidence:
         joules=health.get("joules"),
         drift=health.get("drift"),
         golden_ok=health.get("golden_ok"),
-        since_s=float(health.get("since_s", 0.0)),
+        active_s=float(health.get("active_s", 0.0)),
     )
 
 

@@ -16,12 +16,21 @@ RolloutState = Literal[
     "failed", "superseded",
 ]  # fmt: skip
 MemberState = Literal[
-    "queued", "told", "fetching", "trial", "succeeded", "failed", "timed out", "gone back", "skipped", "superseded"
+    "queued",
+    "assigned",
+    "fetching",
+    "trial",
+    "succeeded",
+    "failed",
+    "timed out",
+    "rolled back",
+    "skipped",
+    "superseded",
 ]
 MEMBER_STATES: tuple[MemberState, ...] = get_args(MemberState)
 ENDED: frozenset[RolloutState] = frozenset(("aborted", "rolled back", "finished", "failed", "superseded"))
 """States in which a rollout does nothing by itself."""
-IN_PROGRESS: frozenset[MemberState] = frozenset(("told", "fetching", "trial"))
+IN_PROGRESS: frozenset[MemberState] = frozenset(("assigned", "fetching", "trial"))
 """States of a device that was assigned the release and has neither succeeded nor failed."""
 OPEN: frozenset[MemberState] = frozenset(("queued", *IN_PROGRESS))
 """States of a device that still has to be assigned the release, or is in progress."""
@@ -45,11 +54,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The cause without what differs from device to device, by which failures are grouped."""
     counter: int = 0
     """Counter of the device's last statement in this rollout; a report on an earlier statement is ignored."""
-    told_at: float = 0.0
+    assigned_at: float = 0.0
     """Unix time of that statement."""
     ran_at: float = 0.0
     """Unix time of the first report that the release runs, from which gates are judged; 0 before."""
-    goes_back: bool = False
+    rolls_back: bool = False
     """A rollback was assigned and its end is awaited."""
     sent_back: bool = False
     """A rollback was assigned. Never reset."""
@@ -61,18 +70,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Whether an outcome of this device is still awaited."""
-        return self.state in OPEN or self.goes_back
+        return self.state in OPEN or self.rolls_back
 
 
 class ModelReport(msgspec.Struct, frozen=True):
     """What a device reports of the rollout's model, on the statement of that counter."""
 
-    counter: int
+    statement_counter: int
     state: str
     """`messages.ModelState.state`."""
     release: str
     """The release that runs."""
-    wanted: str
+    desired_release: str
     """The release that the device's statement assigns."""
     detail: str = ""
 
@@ -134,13 +143,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """The last stage that was approved."""
     excused: int = -1
     """Up to this stage an operator has waived missing evidence."""
-    why: str = ""
+    reason: str = ""
     """Why it is paused, or why it ended."""
     outcome: Literal["", "aborted", "failed"] = ""
     """Final state once aborting is done."""
     following: bool = False
     """Devices that match the targets later are added; the rollout goes on until a newer one or an operator ends it."""
-    pace: RateState = RateState()
+    rate_state: RateState = RateState()
     began: float = 0.0
     ended: float = 0.0
 

@@ -28,7 +28,7 @@ from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
 
-_ROLLOUT_FIELDS = ("state", "stage", "approved", "excused", "why", "outcome", "following", "began", "ended")
+_ROLLOUT_FIELDS = ("state", "stage", "approved", "excused", "reason", "outcome", "following", "began", "ended")
 """Fields of `Rollout` that are columns of the same name."""
 _MEMBER_FIELDS = tuple(name for name in Member.__struct_fields__ if name != "name")
 """Fields of `Member` that are columns of the same name."""
@@ -41,9 +41,15 @@ def rollout_from_row(row: RolloutRow) -> Rollout:
     """The rollout stored in a row."""
     terms = msgspec.convert(row.terms, Terms)
     fields: dict[str, Any] = {name: getattr(row, name) for name in _ROLLOUT_FIELDS}
-    pace = msgspec.convert(row.pace, RateState)
+    pace = msgspec.convert(row.rate_state, RateState)
     return Rollout(
-        id=row.id, model=row.model, release=row.release, terms=terms, stages=len(terms.stages), pace=pace, **fields
+        id=row.id,
+        model=row.model,
+        release=row.release,
+        terms=terms,
+        stages=len(terms.stages),
+        rate_state=pace,
+        **fields,
     )
 
 
@@ -55,7 +61,7 @@ def save_rollout(session: Session, row: RolloutRow, rollout: Rollout, now: float
             stage.began = now
     for name in _ROLLOUT_FIELDS:
         setattr(row, name, getattr(rollout, name))
-    row.pace = msgspec.to_builtins(rollout.pace)
+    row.rate_state = msgspec.to_builtins(rollout.rate_state)
     row.changed = now
 
 
@@ -86,7 +92,7 @@ def members_for_step(session: Session, rollout: Rollout, now: float, since: floa
     before this Unix time were inspected already; None: none were."""
     states = states_to_load(rollout)
     query = select(_Device).where(_Device.rollout == rollout.id)
-    moving = query.where(or_(_Device.state.in_(states), _Device.goes_back))
+    moving = query.where(or_(_Device.state.in_(states), _Device.rolls_back))
     if since is not None and rollout.state in REPORT_DRIVEN:
         moving = _only_changed(moving, rollout, now, since)
     queue: Sequence[RolloutDeviceRow] = ()
@@ -106,14 +112,14 @@ def _only_changed(
     joined = moving.join(Device, Device.name == _Device.device).outerjoin(
         DeviceSessionRow, DeviceSessionRow.device == _Device.device
     )
-    is_overdue = _Device.state.in_(IN_PROGRESS) & (_Device.told_at <= now - rollout.terms.device_timeout_s)
+    is_overdue = _Device.state.in_(IN_PROGRESS) & (_Device.assigned_at <= now - rollout.terms.device_timeout_s)
     needs_rollback = (_Device.state == "failed") & (_Device.previous != "") & ~_Device.sent_back
     is_lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
     return joined.outerjoin(Desired, desired).where(
         or_(
             DeviceSessionRow.reported_at >= since,
             _Device.state == "trial",
-            _Device.goes_back,
+            _Device.rolls_back,
             is_overdue,
             needs_rollback,
             is_lost,
@@ -125,8 +131,8 @@ def count_fetching(session: Session, rollout: int, now: float) -> int:
     """Number of a rollout's online devices that were assigned the release lately and do not run it yet."""
     conditions = (
         _Device.rollout == rollout,
-        _Device.state.in_(("told", "fetching")),
-        _Device.told_at > now - FETCHING_S,
+        _Device.state.in_(("assigned", "fetching")),
+        _Device.assigned_at > now - FETCHING_S,
     )
     query = select(func.count()).select_from(_Device).join(Device, Device.name == _Device.device)
     return session.scalar(query.where(*conditions, Device.alive)) or 0
@@ -136,7 +142,7 @@ def tallies(session: Session, rollout: int) -> dict[int, Tally]:
     """Tally of each stage, counted by the database."""
     lenient = (_Device.state == "timed out") & ~_Device.counts
     judged = (_Device.state == "succeeded") & ~_Device.unjudged
-    is_open = _Device.state.in_(OPEN) | _Device.goes_back
+    is_open = _Device.state.in_(OPEN) | _Device.rolls_back
     counted = (func.sum(case((condition, 1), else_=0)) for condition in (_Device.counts, lenient, judged, is_open))
     rows = session.execute(
         select(_Device.stage, _Device.state, func.count(), *counted)
@@ -178,7 +184,11 @@ def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | Non
     for entry in reported.get("models", ()):
         if entry["model"] == model:
             return ModelReport(
-                int(reported["counter"]), entry["state"], entry["release"], entry["wanted"], entry.get("detail", "")
+                int(reported["statement_counter"]),
+                entry["state"],
+                entry["release"],
+                entry["desired_release"],
+                entry.get("detail", ""),
             )
     return None
 
@@ -265,9 +275,9 @@ def last_activity(session: Session) -> float:
 
 def extend_timeouts(session: Session, seconds: float) -> None:
     """Give devices in progress, or being rolled back, that many more seconds."""
-    conditions = _Device.rollout.in_(active_rollouts(session)), _Device.state.in_(IN_PROGRESS) | _Device.goes_back
+    conditions = _Device.rollout.in_(active_rollouts(session)), _Device.state.in_(IN_PROGRESS) | _Device.rolls_back
     shifted = {
-        "told_at": _Device.told_at + seconds,
+        "assigned_at": _Device.assigned_at + seconds,
         "ran_at": case((_Device.ran_at > 0, _Device.ran_at + seconds), else_=0.0),
     }
     session.execute(update(_Device).where(*conditions).values(shifted).execution_options(synchronize_session=False))

@@ -125,7 +125,7 @@ class RateState(msgspec.Struct, frozen=True):
     at: float = 0.0
     """Constant rate: the time up to which the rate is used. Exponential rate: the begin of the current period."""
     period: int = 0
-    told: int = 0
+    assigned: int = 0
     """Devices assigned in this period."""
 
 
@@ -149,7 +149,7 @@ def allowance(rate: Rate | None, rate_state: RateState, now: float) -> tuple[int
     in_period = (
         min(rate.base * rate.factor**rate_state.period, MOST_DEVICES) if rate_state.period < 64 else MOST_DEVICES
     )
-    return max(0, min(BATCH, int(in_period) - rate_state.told)), rate_state
+    return max(0, min(BATCH, int(in_period) - rate_state.assigned)), rate_state
 
 
 def consume(rate: Rate | None, rate_state: RateState, assigned: int) -> RateState:
@@ -157,7 +157,7 @@ def consume(rate: Rate | None, rate_state: RateState, assigned: int) -> RateStat
     if rate is None or not assigned:
         return rate_state
     if rate.base:
-        return msgspec.structs.replace(rate_state, told=rate_state.told + assigned)
+        return msgspec.structs.replace(rate_state, assigned=rate_state.assigned + assigned)
     return msgspec.structs.replace(rate_state, at=rate_state.at + assigned / rate.per_s)
 
 

@@ -32,7 +32,7 @@ def rollout_view(session: Session, row: RolloutRow, now: float) -> dict[str, Any
     return {
         "id": row.id,
         "state": row.state,
-        "why": row.why,
+        "reason": row.reason,
         "waits_for": reason_to_wait(rollout, tallies, now),
         "model": deployment.model,
         "release": row.release,
@@ -98,9 +98,9 @@ def device_views(
             "kind": row.kind,
             "previous": row.previous or None,
             "counter": row.counter,
-            "told_at": row.told_at or None,
+            "assigned_at": row.assigned_at or None,
             "ran_at": row.ran_at or None,
-            "goes_back": row.goes_back,
+            "rolls_back": row.rolls_back,
             "counts": row.counts,
         }
         for row, emulated, simulated in results
@@ -133,7 +133,7 @@ def _stages(
         views.append(
             {
                 "number": row.number + 1,
-                "asked": row.asked,
+                "size": row.size,
                 "devices": tally.size,
                 **{kind: origins[row.number][kind] for kind in ORIGINS},
                 "began": row.began or None,

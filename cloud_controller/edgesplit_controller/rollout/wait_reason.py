@@ -44,7 +44,7 @@ def _reasons_while_running(
     return parts or (["devices that come to be meant"] if rollout.following else [])
 
 
-STATE_LABELS = (("told", "told"), ("fetching", "fetching"), ("trial", "on trial"))
+STATE_LABELS = (("assigned", "assigned"), ("fetching", "fetching"), ("trial", "on trial"))
 
 
 def _state_counts(tallies: Mapping[int, Tally]) -> Counter[str]:

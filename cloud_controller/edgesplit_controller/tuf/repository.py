@@ -260,7 +260,7 @@ class Repository:
         if recut.recut_of:
             base = self.manifest(recut.recut_of)
             files[f"targets/{target_path(recut.recut_of)}"] = base
-            anatomy = release.decode_manifest(base).anatomy
+            anatomy = release.decode_manifest(base).fingerprint
             if anatomy is not None:
                 path_of_anatomy = f"targets/{fingerprint_path(anatomy.sha256)}"
                 files[path_of_anatomy] = self.read(path_of_anatomy)
@@ -316,7 +316,7 @@ class Repository:
         """The manifest of a recut's base, and its anatomy, by the file names under which they are stored beside the
         recut."""
         raw_base = self.read(f"targets/{target_path(release.decode_manifest(raw_recut).recut_of)}")
-        anatomy = release.decode_manifest(raw_base).anatomy
+        anatomy = release.decode_manifest(raw_base).fingerprint
         files = {BASE_FILE: raw_base}
         if anatomy is not None:
             files[FINGERPRINT_FILE] = self.read(f"targets/{fingerprint_path(anatomy.sha256)}")
@@ -328,10 +328,10 @@ class Repository:
             raise TrustError("this is no recut of a release that the release key signed")
         try:
             base = release.decode_manifest(self.manifest(recut.recut_of))
-            raw = self.read(f"targets/{fingerprint_path(base.anatomy.sha256)}") if base.anatomy else b""
+            raw = self.read(f"targets/{fingerprint_path(base.fingerprint.sha256)}") if base.fingerprint else b""
         except (FileNotFoundError, MalformedMessage) as error:
             raise UsageError(f"the repository lacks release {recut.recut_of}: restore it from a backup") from error
-        return base, decode_fingerprint(raw, base.anatomy) if base.anatomy else None
+        return base, decode_fingerprint(raw, base.fingerprint) if base.fingerprint else None
 
     # For changes of the keys, always under the lock
 

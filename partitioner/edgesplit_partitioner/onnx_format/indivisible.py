@@ -25,7 +25,7 @@ class IndivisibleLayer(msgspec.Struct, frozen=True, kw_only=True):
     """Operator types, in order."""
     boundaries: int
     """Number of positions between operators that no cut uses, including those inside an If, Loop or Scan."""
-    why: str
+    reason: str
     """The reason, as a phrase for the report."""
 
 
@@ -44,7 +44,7 @@ def _plain_layer(model: PreparedModel, layer: Layer) -> IndivisibleLayer | None:
         return None
     operators = tuple(work.operator for work in layer.work)
     return IndivisibleLayer(
-        layer=layer.name, operators=operators, boundaries=len(layer.nodes) - 1, why="the runtime runs them as one"
+        layer=layer.name, operators=operators, boundaries=len(layer.nodes) - 1, reason="the runtime runs them as one"
     )
 
 
@@ -56,7 +56,7 @@ def _onnx_layer(model: OnnxModel, layer: Layer) -> IndivisibleLayer | None:
         return None
     operators = tuple(node.op_type for node in nodes)
     return IndivisibleLayer(
-        layer=layer.name, operators=operators, boundaries=boundaries, why=_onnx_reason(model, nodes)
+        layer=layer.name, operators=operators, boundaries=boundaries, reason=_onnx_reason(model, nodes)
     )
 
 

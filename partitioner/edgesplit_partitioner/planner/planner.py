@@ -139,10 +139,10 @@ class PlanResult:
             fallback=self.limits.fallback if any(row.is_local for row in rows) else "none",
             objective=self.objective,
             limits=self.limits.as_text(),
-            never_leaves=self._raw_tensors if self.limits.keep_raw_input else (),
-            earliest_cut=earliest_cut(self.costs, self.limits),
+            private_tensors=self._raw_tensors if self.limits.keep_raw_input else (),
+            required_local_layers=earliest_cut(self.costs, self.limits),
             basis=(self.costs.basis.get(self.tiers[0], "").split() or ["predicted"])[0],
-            forced=rows[0].name if self.limits.forced else "",
+            forced_row=rows[0].name if self.limits.forced else "",
             weights=objective.row_weights,
             power=self._power,
             regret=self.regret if self._is_sampled else 0.0,
@@ -270,7 +270,7 @@ def _split(row: Row, link: Link) -> dict[str, float]:
     return {
         "device": row.device_s,
         "encode": row.encode_s + encode_s,
-        "link": plan_table.link_s(row, link) + row.beyond_s,
+        "link": plan_table.link_s(row, link) + row.further_links_s,
         "decode": row.decode_s + decode_s,
         "remote": row.remote_s - encode_s - decode_s,
     }

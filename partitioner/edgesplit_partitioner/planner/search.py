@@ -433,7 +433,7 @@ def _on_links(row: Row, links: Sequence[Link]) -> Row:
         for hop, link in zip(row.hops, links[1:], strict=False)
     ]
     took_s = sum((hop.up_s + hop.down_s + link.rtt_s for hop, link in zip(hops, links[1:], strict=False)), 0.0)
-    return msgspec.structs.replace(row, hops=tuple(hops), beyond_s=took_s)
+    return msgspec.structs.replace(row, hops=tuple(hops), further_links_s=took_s)
 
 
 def _cost_in(row: Row, scenario: LinkScenario, power: Power) -> float:

@@ -121,9 +121,9 @@ def label(cut: dict[str, Any], tiers: Sequence[str] = ()) -> str:
     if cut["name"] == plan_table.LOCAL:
         return "all on the device"
     further = " and ".join(reached(cut, tiers)) if len(tiers) > 2 else ""
-    if not cut.get("after"):
+    if not cut.get("split_after"):
         return f"all on {further}{packed}" if further else f"all remote{packed}"
-    return f"after {shortened(cut['after'], MAX_NAME_CHARS)}{packed}{f', rest on {further}' if further else ''}"
+    return f"after {shortened(cut['split_after'], MAX_NAME_CHARS)}{packed}{f', rest on {further}' if further else ''}"
 
 
 def reached(cut: dict[str, Any], tiers: Sequence[str]) -> list[str]:
@@ -312,7 +312,7 @@ def line_colours(rows: Sequence[Row]) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in rows:
         inside = sum(colour in CUTS for colour in found.values())
-        remote = "" if row.after else REMOTE_PACKED if row.compress else REMOTE
+        remote = "" if row.split_after else REMOTE_PACKED if row.compress else REMOTE
         found[row.name] = LOCAL if row.is_local else remote or CUTS[inside % len(CUTS)]
     return found
 

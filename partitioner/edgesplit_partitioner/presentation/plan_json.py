@@ -18,7 +18,7 @@ from edgesplit_partitioner.planner.planner import PlanResult, plan
 
 ROW_FIELDS = (
     "name",
-    "after",
+    "split_after",
     "sends",
     "receives",
     "codecs",
@@ -64,7 +64,7 @@ def _candidate(candidate: Candidate, made: PlanResult) -> dict[str, Any]:
         fields
         | hops
         | {
-            "link_s": link_s(row, made.link) + row.beyond_s,
+            "link_s": link_s(row, made.link) + row.further_links_s,
             "total_s": candidate.seconds,
             "value": candidate.value,
             "between": msgspec.to_builtins(row_interval(made.costs, made.tiers, row, candidate.seconds)),
@@ -90,4 +90,4 @@ def _range(name: str, rates: tuple[float, float] | None) -> dict[str, Any]:
 
 
 def _row_name(row: Any) -> dict[str, Any]:
-    return {"name": row.name, "after": row.after, "compress": row.compress, "up_bytes": row.up_bytes}
+    return {"name": row.name, "split_after": row.split_after, "compress": row.compress, "up_bytes": row.up_bytes}

@@ -65,7 +65,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     """Name of the plan's row; empty for the boundary after a layer."""
-    after: str
+    split_after: str
     """The last layer on the device; empty where all layers run remotely."""
     device_layers: int
     """Number of layers on the device."""
@@ -84,7 +84,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict in fast mode, against the whole model in fast mode; None where the engine has only one mode."""
     fast_error: float | None = None
     """Relative error in fast mode; None where there is none or the outputs cannot be compared."""
-    why: str = ""
+    reason: str = ""
     """Why the cut was refused or its outputs differ; empty otherwise."""
 
     @property
@@ -280,7 +280,7 @@ class _Workspace:
         exact, fast = result.modes.get("exact"), result.modes.get("fast")
         return Cut(
             name=cut.name,
-            after=device_layers[-1] if device_layers else "",
+            split_after=device_layers[-1] if device_layers else "",
             device_layers=len(device_layers),
             sends=sends,
             up_bytes=sum(tensor.bytes for tensor in tensors),
@@ -289,7 +289,7 @@ class _Workspace:
             error=exact.error if exact else None,
             fast=verdict(fast, self.allowed) if fast else None,
             fast_error=fast.error if fast else None,
-            why=result.refused or _difference_reason(exact),
+            reason=result.refused or _difference_reason(exact),
         )
 
     def _crossing_tensors(self, device: frozenset[str]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def make_bundle(api: Controller, request: BundleRequest, sink: Sink, progress: P
     """Write the release bundle for `request` to `sink`; returns its index. `progress` receives bytes done and bytes in
     all."""
     body = {"devices": list(request.devices), "models": list(request.models), "valid_s": request.valid_s}
-    answer = api.post("/v1/offline/papers", body)
+    answer = api.post("/v1/release-bundles", body)
     files = {_checked_path(path): b64decode(text) for path, text in answer["files"].items()}
     files |= {statement_path(name): b64decode(text) for name, text in answer["statements"].items()}
     manifests = {
@@ -83,7 +83,8 @@ def make_bundle(api: Controller, request: BundleRequest, sink: Sink, progress: P
     kit_names = _put_kit(sink, request.kit)
     _put_chunks(api, sink, manifests, lacking, progress)
     index = BundleIndex(
-        controller=api.url, made=answer["made"], valid_until=answer["valid_until"], limited_by=answer["limited_by"],
+        controller=api.url, created=answer["created"], valid_until=answer["valid_until"],
+        limited_by=answer["limited_by"],
         devices=answer["devices"], kit=request.kit_for,
         releases=tuple(
             BundledRelease(release=release, model=manifests[release].model, bytes=sum(need.values()))
@@ -161,7 +162,7 @@ def _download_chunks(
     wanted = sorted(need, key=lambda sha256: indices[sha256])
     for batch in _batches(wanted, indices):
         fetch = FetchChunks.from_indexes(release, [indices[sha256] for sha256 in batch])
-        raw = api.download(f"/v1/offline/{release}/chunks", first=fetch.first, bitmap=fetch.bitmap.hex())
+        raw = api.download(f"/v1/release-bundles/{release}/chunks", first=fetch.first, bitmap=fetch.bitmap.hex())
         if len(raw) != sum(need[sha256] for sha256 in batch):
             raise LinkError(f"the chunks of release {release[:12]} do not come whole: try again")
         start = 0

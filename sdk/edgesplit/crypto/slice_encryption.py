@@ -190,7 +190,7 @@ def encrypt_slice(
             chunks.append(chunk_of(run))
         plain_file = PlaintextInfo(file.bytes, digest.hexdigest())
         listed.append(SliceFile(file.name, size, whole.hexdigest(), tuple(chunks), plain_file))
-    return msgspec.structs.replace(plain, files=tuple(listed), sealed=key.sealed), contents
+    return msgspec.structs.replace(plain, files=tuple(listed), encryption=key.sealed), contents
 
 
 def encrypt_golden(bodies: Sequence[bytes], controller_secret: bytes) -> tuple[EncryptionInfo, list[bytes]]:
@@ -296,7 +296,7 @@ SliceSource = Path | SliceInMemory
 def decrypt_slice(slice_: Slice, open_file: Callable[[SliceFile], BinaryIO], keys: Keys) -> SliceInMemory:
     """Decrypt the slice's files into memory. `open_file` opens a file's ciphertext. TrustError where it is incomplete,
     not this slice's, or its key is not in `keys`."""
-    sealed = slice_.sealed
+    sealed = slice_.encryption
     if sealed is None:
         raise TrustError(f"slice {slice_.name} is not encrypted")
     box = _ChunkCipher(slice_.name, require_key(sealed, keys, f"slice {slice_.name}"))
@@ -321,9 +321,9 @@ def _decrypted_chunks(box: _ChunkCipher, number: int, file: SliceFile, source: B
         yield piece
     # The AEAD tags prove each chunk; this proves that together they are the file that was signed, and all of it.
     if (
-        file.plain is None
-        or total != file.plain.bytes
-        or not hmac.compare_digest(digest.hexdigest(), file.plain.digest)
+        file.plaintext is None
+        or total != file.plaintext.bytes
+        or not hmac.compare_digest(digest.hexdigest(), file.plaintext.digest)
     ):
         raise TrustError(f"{file.name} decrypts to other bytes than were signed for")
 
@@ -357,16 +357,16 @@ def _golden_positions(
     golden: Sequence[GoldenExample],
 ) -> Iterable[tuple[str, tuple[EncryptionInfo, tuple[int, int, int]]]]:
     for number, example in enumerate(golden):
-        if example.sealed is not None:
-            yield example.request.sha256, (example.sealed, (0, 2 * number, 2 * len(golden)))
-            yield example.response.sha256, (example.sealed, (0, 2 * number + 1, 2 * len(golden)))
+        if example.encryption is not None:
+            yield example.request.sha256, (example.encryption, (0, 2 * number, 2 * len(golden)))
+            yield example.response.sha256, (example.encryption, (0, 2 * number + 1, 2 * len(golden)))
 
 
 def needed_keys(manifest: Manifest, slices: Iterable[str], *, golden: bool = True) -> dict[str, EncryptionInfo]:
     """Content keys needed for these slices, and by default for the golden inputs, by key id; empty where nothing is
     encrypted."""
-    wanted = [manifest.slice(name).sealed for name in slices]
-    wanted += [sealed.sealed for sealed in manifest.golden] if golden else []
+    wanted = [manifest.slice(name).encryption for name in slices]
+    wanted += [sealed.encryption for sealed in manifest.golden] if golden else []
     return {sealed.key_id: sealed for sealed in wanted if sealed is not None}
 
 

@@ -8,12 +8,12 @@ bytes. `{device}` is the common name in the certificate: the broker lets a devic
                                                                                the desired state
     edgesplit/v1/{device}/reported    device -> controller   QoS 1, retained   Reported: the reported state
     edgesplit/v1/{device}/telemetry   device -> controller   QoS 0             Telemetry
-    edgesplit/v1/{device}/late        device -> controller   QoS 1             Backlog: telemetry that could not be sent
-    edgesplit/v1/{device}/kept        controller -> device   QoS 0             Ack: telemetry that was stored
+    edgesplit/v1/{device}/backlog     device -> controller   QoS 1             Backlog: telemetry that could not be sent
+    edgesplit/v1/{device}/ack         controller -> device   QoS 0             Ack: telemetry that was stored
     edgesplit/v1/{device}/job         controller -> device   QoS 1             DeviceJob: a request for diagnostics
-    edgesplit/v1/{device}/bundle      device -> controller   QoS 1             LogPiece or JobRefused
+    edgesplit/v1/{device}/log         device -> controller   QoS 1             LogPiece or JobRefused
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
-    edgesplit/v1/{device}/fetched     controller -> device   QoS 0             Fetched (answer to FetchMetadata), or a
+    edgesplit/v1/{device}/fetch_reply controller -> device   QoS 0             Fetched (answer to FetchMetadata), or a
                                                                                chunk's bytes for this device alone
     edgesplit/v1/chunk/{sha256}       controller -> all      QoS 0             the chunk's bytes
 """
@@ -37,7 +37,7 @@ TELEMETRY_INTERVAL_RANGE_S = (1.0, 3_600.0)
 BucketIndex = Annotated[int, Meta(ge=0, lt=64)]
 """Index of a histogram bucket."""
 TopicKind = Literal[
-    "birth", "desired", "reported", "telemetry", "fetch", "fetched", "late", "kept", "job", "bundle"
+    "birth", "desired", "reported", "telemetry", "fetch", "fetch_reply", "backlog", "ack", "job", "log"
 ]  # fmt: skip
 """Last level of a device's topics."""
 
@@ -65,23 +65,23 @@ class Birth(msgspec.Struct, frozen=True, tag="birth"):
 
     session: Count
     """Session number, which increases with every connection; messages of an older session are ignored."""
-    boot_s: Amount
+    agent_uptime_s: Amount
     """Seconds since the agent started, by the monotonic clock."""
-    version: str
+    agent_version: str
     """Version of the agent."""
     device_class: str
     """Name of its device profile."""
     emulated: bool
     local_url: str
     """URL at which applications on the device reach the agent."""
-    start: str = ""
+    start_id: str = ""
     """Random id of this start of the agent. Births that alternate between two ids mean two agents with one identity (a
     copied SD card)."""
-    certificate: str = ""
+    certificate_serial: str = ""
     """Serial number (decimal) of the certificate in use; confirms that a renewed one has been installed."""
     simulated: bool = False
     """The device is simulated: its agent's decisions are real, its runtime and perhaps its time are not."""
-    built_for: Annotated[str, Meta(max_length=40)] = ""
+    build_tag: Annotated[str, Meta(max_length=40)] = ""
     """Tag of the agent builds that fit the device (`agent_release.Target.tag`), for example `cp311-aarch64`; empty: the
     agent cannot update itself."""
 
@@ -98,7 +98,7 @@ class ModelState(msgspec.Struct, frozen=True):
     model: str
     release: str
     """Digest of the running release; empty if none runs."""
-    wanted: str
+    desired_release: str
     """Digest of the desired release, by the newest valid statement."""
     state: Literal["fetching", "staged", "trial", "running", "failed", "rolled back", "safe mode"]
     """`trial`: runs and has not been found healthy yet. `rolled back`: it was unhealthy, and the previous release runs
@@ -111,16 +111,16 @@ class Reported(msgspec.Struct, frozen=True, tag="reported"):
     """Reported state: the models that a device really runs."""
 
     session: Count
-    counter: Count
+    statement_counter: Count
     """Counter of the statement that this state results from."""
     models: tuple[ModelState, ...]
     safe_mode: str = ""
     """Reason why no model is loaded; empty outside of safe mode."""
-    trouble: str = ""
+    statement_problem: str = ""
     """Reason why the newest statement is not followed; empty where it is."""
-    kept: tuple[ModelState, ...] = ()
+    gateway_models: tuple[ModelState, ...] = ()
     """For a gateway: releases that it stores for the devices behind it; only those in state `staged` are listed."""
-    number: Count = 0
+    report_number: Count = 0
     """Sequence number of this report in its session, increasing; a report with a lower number that arrives later is
     ignored."""
 
@@ -158,7 +158,7 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     failed: Count = 0
     fallbacks: Count = 0
     switches: Count = 0
-    late: Count = 0
+    emulation_overruns: Count = 0
     """Emulated runs for which this host was slower than the emulated device."""
     up_bytes: Count = 0
     latency_p50_s: Amount = 0.0
@@ -168,7 +168,7 @@ class TelemetryWindow(msgspec.Struct, frozen=True, kw_only=True):
     device_s: Amount = 0.0
     link_s: Amount = 0.0
     remote_s: Amount = 0.0
-    trouble: Annotated[str, Meta(max_length=400)] = ""
+    problem: Annotated[str, Meta(max_length=400)] = ""
     """Why the release runs differently than it should: worker processes lost, an accelerator gone."""
     phases: Annotated[tuple[PhaseSeconds, ...], Meta(max_length=24)] = ()
     """Breakdown of the requests' time; omitted where the message would become too long, and by agents before 0.2."""
@@ -185,16 +185,16 @@ class PowerState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The device's power and temperature, and the power mode that it chose. None: unknown."""
 
     mode: Literal["performance", "balanced", "saver"] = "performance"
-    why: Annotated[str, Meta(max_length=80)] = ""
+    mode_reason: Annotated[str, Meta(max_length=80)] = ""
     budget_watts: Amount | None = None
-    updates_wait: Annotated[str, Meta(max_length=80)] = ""
+    updates_deferred_reason: Annotated[str, Meta(max_length=80)] = ""
     watts: Amount | None = None
-    watts_from: Annotated[str, Meta(max_length=16)] = ""
+    watts_source: Annotated[str, Meta(max_length=16)] = ""
     """Sensor of `watts`: `rails` or `battery`."""
     battery_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
     discharging: bool | None = None
     celsius: Annotated[float, Meta(ge=-300, le=1000)] | None = None
-    speed: Annotated[float, Meta(ge=0, le=1)] | None = None
+    clock_ratio: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Ratio of the currently allowed CPU clock to the maximum one."""
     under_voltage: bool = False
     under_voltage_since_boot: bool = False
@@ -210,46 +210,48 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, tag="telemetry"):
     emulated: bool
     up_bytes_per_s: Amount
     rtt_s: Amount
-    remote_ok: bool
+    remote_usable: bool
     models: tuple[TelemetryWindow, ...]
     down_bytes_per_s: Amount = 0.0
     """0: not reported."""
     power: PowerState | None = None
-    moment: DeviceTime | None = None
+    measured_at: DeviceTime | None = None
     """Time of the measurement."""
-    agent: Annotated[str, Meta(max_length=40)] = ""
+    agent_version: Annotated[str, Meta(max_length=40)] = ""
     """Version of the agent."""
-    statement: Count = 0
+    statement_counter: Count = 0
     """Counter of the newest verified statement."""
     statement_expires: Count = 0
     """Expiry of that statement in Unix seconds; 0: there is none."""
     queue: QueueState | None = None
-    board: MachineState | None = None
+    machine: MachineState | None = None
     health: Annotated[tuple[ReleaseHealth, ...], Meta(max_length=64)] = ()
-    store: BacklogState | None = None
+    backlog: BacklogState | None = None
 
 
-class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog"):
     """Telemetry that was measured while the link was down, oldest first. Acknowledged by `Ack`, and sent again until
     then."""
 
-    number: Count
+    batch: Count
     """Number of this batch."""
-    sent: DeviceTime
+    sent_at: DeviceTime
     """Time of sending, by the same clocks as the messages in it: the age of each is known even if the wall clock is
     wrong."""
-    measured: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
+    messages: Annotated[tuple[Telemetry, ...], Meta(min_length=1, max_length=256)]
 
 
-class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="kept"):
+class Ack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ack"):
     """Acknowledgement of telemetry that the controller has stored: the device may delete it."""
 
-    late: Count | None = None
+    batch: Count | None = None
     """Number of the acknowledged backlog batch."""
     session: Count = 0
     sequence: Count | None = None
     """Acknowledges the telemetry of `session` up to this sequence number."""
-    every_s: Annotated[float, Meta(ge=TELEMETRY_INTERVAL_RANGE_S[0], le=TELEMETRY_INTERVAL_RANGE_S[1])] | None = None
+    telemetry_interval_s: (
+        Annotated[float, Meta(ge=TELEMETRY_INTERVAL_RANGE_S[0], le=TELEMETRY_INTERVAL_RANGE_S[1])] | None
+    ) = None
     """Requested interval between telemetry messages in seconds, until changed."""
 
 
@@ -258,12 +260,12 @@ class DeviceJob(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     behalf."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-    what: Literal["logs"]
-    most_bytes: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 524_288
+    kind: Literal["logs"]
+    max_bytes: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 524_288
     """Maximum size of the compressed answer."""
 
 
-class LogPiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+class LogPiece(msgspec.Struct, frozen=True, kw_only=True, tag="log_piece"):
     """Piece of a job's answer, a log bundle: gzip of one JSON object, `total` bytes in all, with that SHA-256."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
@@ -273,21 +275,21 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
     data: Annotated[bytes, Meta(min_length=1, max_length=65_536)]
 
 
-class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class JobRefused(msgspec.Struct, frozen=True, kw_only=True, tag="job_refused"):
     """Reason why a job gets no answer."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
-    why: Annotated[str, Meta(max_length=200)]
+    reason: Annotated[str, Meta(max_length=200)]
 
 
-class FetchMetadata(msgspec.Struct, frozen=True, tag="metadata"):
+class FetchMetadata(msgspec.Struct, frozen=True, tag="fetch_metadata"):
     """Request for one TUF metadata file or one manifest, by name; the answer carries the same correlation data."""
 
     path: str
     """`metadata/ROLE.json`, `metadata/N.root.json`, or `targets/NAME`."""
 
 
-class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="chunks"):
+class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="fetch_chunks"):
     """Request for chunks of a release; each is published on its own topic. At most `LIMITS.fetch_window_chunks` at a
     time.
 
@@ -300,8 +302,8 @@ class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="chunks")
     """Index that the first bit stands for."""
     bitmap: Annotated[bytes, msgspec.Meta(min_length=1, max_length=LIMITS.bitmap_bytes)]
     """Bit i (of byte i // 8, least significant first) is set where the chunk at index `first` + i is requested."""
-    own: bool = False
-    """The device also accepts a copy on its own `fetched` topic: raw bytes, with the digest as correlation data."""
+    direct: bool = False
+    """The device also accepts a copy on its own `fetch_reply` topic: raw bytes, with the digest as correlation data."""
 
     @classmethod
     def from_indexes(cls, release: str, indexes: Collection[int]) -> FetchChunks:
@@ -323,7 +325,7 @@ class FetchChunks(msgspec.Struct, frozen=True, omit_defaults=True, tag="chunks")
         return [self.first + bit for bit in range(bits.bit_length()) if bits >> bit & 1]
 
 
-class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
+class FetchReply(msgspec.Struct, frozen=True, tag="fetch_reply"):
     """Piece of a metadata file: `data` begins at `offset` of `total` bytes; a `total` of -1 means that there is no such
     file."""
 
@@ -335,7 +337,7 @@ class Fetched(msgspec.Struct, frozen=True, tag="fetched"):
 
 Message = (
     Birth | Death | Reported | Telemetry | Backlog | Ack | DeviceJob | LogPiece | JobRefused
-    | FetchMetadata | FetchChunks | Fetched
+    | FetchMetadata | FetchChunks | FetchReply
 )  # fmt: skip
 T = TypeVar("T")
 

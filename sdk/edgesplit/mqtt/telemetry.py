@@ -26,18 +26,18 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     """A time by the device's own clocks. The wall clock may be wrong; the time since boot is always right, but only
     comparable within one boot."""
 
-    at: Amount = 0.0
+    unix_s: Amount = 0.0
     """Unix seconds; 0: not reported."""
-    boot: Annotated[str, Meta(max_length=16)] = ""
+    boot_id: Annotated[str, Meta(max_length=16)] = ""
     """Id of the machine's boot."""
-    up_s: Amount = 0.0
+    since_boot_s: Amount = 0.0
     """Seconds since that boot, including sleep."""
 
 
 class QueueState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests on the device now."""
 
-    here: Count = 0
+    in_flight: Count = 0
     """Requests in the agent: running, queued or offloaded."""
     dropped: Count = 0
     """Frames that were dropped in favour of others since the agent started."""
@@ -55,16 +55,16 @@ class MachineState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class BacklogState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Backlog of telemetry that is stored on the device because the link was down."""
 
-    waiting: Count = 0
+    messages: Count = 0
     """Messages in the backlog."""
-    waiting_bytes: Count = 0
+    bytes: Count = 0
     dropped_idle: Count = 0
     """Messages without events that were dropped for lack of room or because of their age, since the agent started."""
     dropped_busy: Count = 0
     """Messages with requests that were dropped, since the agent started."""
-    dropped_trouble: Count = 0
+    dropped_failures: Count = 0
     """Messages with failures that were dropped, since the agent started."""
-    spoilt: Count = 0
+    corrupt: Count = 0
     """Records that could not be read back (power cut, worn card)."""
 
 
@@ -73,7 +73,7 @@ class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     model: Annotated[str, Meta(max_length=80)]
     release: Annotated[str, Meta(max_length=64)]
-    since_s: Amount = 0.0
+    active_s: Amount = 0.0
     """Seconds since this agent activated it."""
     requests: Count = 0
     """Answered requests."""
@@ -91,7 +91,7 @@ class ReleaseHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     drift: Amount | None = None
     """Largest difference between the outputs of the previous release and of this one on golden inputs, relative to the
     largest output."""
-    top_agrees: bool | None = None
+    top1_agrees: bool | None = None
     """True if the largest output has the same index for each golden input; None where no output is a vector of scores.
     """
     golden_ok: bool | None = None

@@ -21,7 +21,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     release: str
     row: str
     """Row of the plan that was used."""
-    after: str = ""
+    split_after: str = ""
     """Last layer that ran on the device in that row (the split point)."""
     fallback: bool = False
     """The cloud did not answer in time or at all, and the device finished alone."""
@@ -39,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float = 0.0
     """Of a stale answer: seconds since its request arrived."""
     emulated: bool = False
-    late: bool = False
+    emulation_overrun: bool = False
     """Emulated, and this host was slower than the emulated profile."""
     latency_s: float = 0.0
     predicted_s: float = 0.0
@@ -49,7 +49,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All slices that ran on the device, including `decode_s` and `tail_s`."""
     decode_s: float = 0.0
     """The input decoder's slice."""
-    tail_s: float = 0.0
+    local_finish_s: float = 0.0
     """Slices that the device ran to finish alone."""
     encode_s: float = 0.0
     link_s: float = 0.0
@@ -63,15 +63,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     remote_encode_s: float = 0.0
     answer_decode_s: float = 0.0
     """Decoding the tensors of the cloud's answer."""
-    waited_s: float = 0.0
+    remote_wait_s: float = 0.0
     """Waiting for a cloud that did not help, until the device began to finish alone."""
     trace_id: str = ""
     """Id of the W3C trace that contains this request; empty without one."""
-    hop_s: float = 0.0
+    next_tier_s: float = 0.0
     """Part of `remote_s`: the gateway's wait for the cloud, including their link."""
-    hop_server_s: float = 0.0
+    next_tier_server_s: float = 0.0
     """Part of `hop_s`: in the cloud's server."""
-    hop_cause: str = ""
+    next_tier_cause: str = ""
     """Why the gateway finished without the cloud: timeout, refused, link, server, rejected, or `open` (its circuit
     breaker)."""
     up_bytes: int = 0
@@ -128,23 +128,23 @@ PHASES = (
 def phases(report: Report) -> dict[str, float]:
     """Seconds by phase, without phases of zero length; their sum is the request's latency."""
     parts = (report.remote_queue_s, report.remote_decode_s, report.remote_load_s, report.remote_encode_s)
-    within = report.hop_s + sum(parts)
+    within = report.next_tier_s + sum(parts)
     seconds = {
         "queue": report.queue_s,
         "decode": report.decode_s,
-        "device": report.device_s - report.decode_s - report.tail_s,
+        "device": report.device_s - report.decode_s - report.local_finish_s,
         "encode": report.encode_s,
         "link": report.link_s,
         "remote_queue": report.remote_queue_s,
         "remote_decode": report.remote_decode_s,
         "remote_load": report.remote_load_s,
         "remote": report.remote_s - within,
-        "hop_link": report.hop_s - report.hop_server_s,
-        "hop": report.hop_server_s,
+        "hop_link": report.next_tier_s - report.next_tier_server_s,
+        "hop": report.next_tier_server_s,
         "remote_encode": report.remote_encode_s,
         "answer_decode": report.answer_decode_s,
-        "waited": report.waited_s,
-        "tail": report.tail_s,
+        "waited": report.remote_wait_s,
+        "tail": report.local_finish_s,
     }
     seconds["other"] = report.latency_s - sum(seconds.values())
     return {name: value for name, value in seconds.items() if value > 0.0}

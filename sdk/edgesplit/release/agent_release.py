@@ -106,6 +106,6 @@ def _parse_build(slice_: Slice) -> Build:
     match = _BUILD.fullmatch(slice_.name)
     if match is None or slice_.format != "agent" or [file.name for file in slice_.files] != [WHEELS_FILE]:
         raise MalformedMessage(f"{slice_.name!r} is no build of the agent")
-    if slice_.sealed is not None:
+    if slice_.encryption is not None:
         raise MalformedMessage("an agent release is not encrypted")
     return Build(match["version"], Target(f"3.{match['minor']}", match["machine"]), slice_)

@@ -44,7 +44,7 @@ class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     format: str = FORMAT
     controller: str
-    made: int
+    created: int
     """Unix seconds."""
     valid_until: int
     """Unix seconds; afterwards the bundle installs nothing."""

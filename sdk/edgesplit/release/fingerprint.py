@@ -19,7 +19,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.release.manifest import FingerprintFile, TensorSpec
 
-FORMAT: Final = "edgesplit.anatomy/1"
+FORMAT: Final = "edgesplit.fingerprint/1"
 
 
 class LayerFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +44,7 @@ class TensorFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fingerprint of one ONNX model."""
 
-    format: Literal["edgesplit.anatomy/1"] = FORMAT
+    format: Literal["edgesplit.fingerprint/1"] = FORMAT
     ir_version: int
     opsets: tuple[tuple[str, int], ...]
     """Domain and version of each operator set."""

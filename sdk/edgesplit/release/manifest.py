@@ -19,7 +19,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.plan import Plan, Row
 
-FORMAT: Final = "edgesplit.release/1"
+FORMAT: Final = "edgesplit.release/2"
 SliceFormat = Literal["input", "onnx", "tflite", "agent"]
 FileName = Literal["graph.onnx", "weights.bin", "model.tflite", "wheels.tar"]
 Cipher = Literal["chacha20-poly1305"]
@@ -65,7 +65,7 @@ class SliceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
     sha256: str
     chunks: tuple[Chunk, ...]
-    plain: PlaintextInfo | None = None
+    plaintext: PlaintextInfo | None = None
     """For an encrypted slice."""
 
 
@@ -94,7 +94,7 @@ class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`plain`: without the engine's default delegate (XNNPACK), which refuses the whole model; it might accept a single
     slice and then compute other bits than the whole model does. `edgetpu`: compiled for the Edge TPU, runs there only.
     """
-    sealed: EncryptionInfo | None = None
+    encryption: EncryptionInfo | None = None
     """None: not encrypted."""
 
     @property
@@ -117,7 +117,7 @@ class GoldenExample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     request: Chunk
     response: Chunk
-    sealed: EncryptionInfo | None = None
+    encryption: EncryptionInfo | None = None
     """None: not encrypted. They are sample pictures."""
 
 
@@ -131,7 +131,7 @@ class FingerprintFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Signed description of a release. The SHA-256 of its exact bytes is the release's digest."""
 
-    format: Literal["edgesplit.release/1"] = FORMAT
+    format: Literal["edgesplit.release/2"] = FORMAT
     model: str
     """`name@version`."""
     model_sha256: str
@@ -149,7 +149,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     golden: tuple[GoldenExample, ...] = ()
     compiled: tuple[CompiledSlice, ...] = ()
     """Compiled slices. They are in no row: a device that can run one runs it in place of the slices that it covers."""
-    anatomy: FingerprintFile | None = None
+    fingerprint: FingerprintFile | None = None
     """The model's fingerprint, with which it can be cut elsewhere without the release key; None where a recut may only
     rearrange the existing slices."""
     recut_of: str = ""
@@ -164,7 +164,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def is_encrypted(self) -> bool:
         """True if any of its slices needs a content key."""
-        return any(slice_.sealed is not None for slice_ in self.all_slices)
+        return any(slice_.encryption is not None for slice_ in self.all_slices)
 
     def slice(self, name: str) -> Slice:
         """The slice of that name; KeyError if there is none."""
@@ -195,7 +195,7 @@ class DesiredRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model's name without its version, as applications request it."""
     release: str
     """SHA-256 of the manifest."""
-    now: bool = False
+    fetch_now: bool = False
     """Fetch at once, regardless of the device's download window."""
     keys: bytes = b""
     """For an encrypted release: content keys of the slices that this device runs, and of the golden examples, wrapped
@@ -222,7 +222,7 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Unix seconds; afterwards the statement installs nothing new."""
     gateway: Gateway | None = None
     """The device's offload target; None: the cloud's offload server."""
-    keeps: tuple[DesiredRelease, ...] = ()
+    gateway_releases: tuple[DesiredRelease, ...] = ()
     """For a gateway: releases whose remote halves it runs for the devices behind it."""
 
 
@@ -272,18 +272,18 @@ def _check_manifest(manifest: Manifest) -> None:
         raise MalformedMessage("manifest: slice names repeat, or too many slices")
     if manifest.recut_of:
         identifiers.sha256_hex(manifest.recut_of)
-    if manifest.anatomy is not None:
-        identifiers.sha256_hex(manifest.anatomy.sha256)
-        if not 0 < manifest.anatomy.bytes <= LIMITS.fingerprint_bytes:
-            raise MalformedMessage(f"manifest: an anatomy of {manifest.anatomy.bytes} bytes")
+    if manifest.fingerprint is not None:
+        identifiers.sha256_hex(manifest.fingerprint.sha256)
+        if not 0 < manifest.fingerprint.bytes <= LIMITS.fingerprint_bytes:
+            raise MalformedMessage(f"manifest: an anatomy of {manifest.fingerprint.bytes} bytes")
     if any(not compiled.covers or not set(compiled.covers) <= set(known) for compiled in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
     for slice_ in manifest.all_slices:
-        _check_sealed(slice_.name, slice_.sealed)
+        _check_sealed(slice_.name, slice_.encryption)
         for file in slice_.files:
-            _check_file(slice_.name, file, slice_.sealed)
+            _check_file(slice_.name, file, slice_.encryption)
     for golden in manifest.golden:
-        _check_sealed("golden inputs", golden.sealed)
+        _check_sealed("golden inputs", golden.encryption)
     for plan in manifest.plans.values():
         if not plan.rows or len(plan.rows) > LIMITS.rows:
             raise MalformedMessage(f"manifest: a plan of {len(plan.rows)} rows")
@@ -292,11 +292,11 @@ def _check_manifest(manifest: Manifest) -> None:
         for row in plan.rows:
             if sorted((*row.device, *row.remote)) != sorted(known):
                 raise MalformedMessage(f"manifest: row {row.name!r} does not place every slice exactly once")
-            if set(row.sends) & set(plan.never_leaves):
+            if set(row.sends) & set(plan.private_tensors):
                 raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
             _check_hops(row, plan)
             local_layers = {layer for slice_ in manifest.slices if slice_.name in row.device for layer in slice_.layers}
-            if not local_layers.issuperset(plan.earliest_cut):
+            if not local_layers.issuperset(plan.required_local_layers):
                 raise MalformedMessage(f"manifest: row {row.name!r} cuts earlier than its plan says is allowed")
 
 
@@ -318,7 +318,7 @@ def _check_hops(row: Row, plan: Plan) -> None:
         further = set(hop.remote)
         if tuple(name for name in beyond if name in further) != hop.remote or not set(hop.receives) <= set(outputs):
             raise MalformedMessage(f"manifest: row {row.name!r} runs or answers beyond a link what does not cross it")
-        if set(hop.sends) & set(plan.never_leaves):
+        if set(hop.sends) & set(plan.private_tensors):
             raise MalformedMessage(f"manifest: row {row.name!r} sends what may never leave the device")
         beyond, outputs = hop.remote, hop.receives
 
@@ -341,11 +341,11 @@ def _check_file(owner: str, file: SliceFile, sealed: EncryptionInfo | None) -> N
             raise MalformedMessage(f"manifest: a chunk of {chunk.bytes} bytes in {owner}")
     if sum(chunk.bytes for chunk in file.chunks) != file.bytes or file.bytes > LIMITS.slice_bytes:
         raise MalformedMessage(f"manifest: sizes of {owner}/{file.name} do not add up")
-    if (file.plain is None) != (sealed is None):
+    if (file.plaintext is None) != (sealed is None):
         raise MalformedMessage(f"manifest: {owner}/{file.name} is neither in clear nor encrypted")
-    if file.plain is not None:
-        identifiers.sha256_hex(file.plain.digest)
-        if file.plain.bytes != file.bytes - tag * len(file.chunks):
+    if file.plaintext is not None:
+        identifiers.sha256_hex(file.plaintext.digest)
+        if file.plaintext.bytes != file.bytes - tag * len(file.chunks):
             raise MalformedMessage(f"manifest: sizes of {owner}/{file.name}, encrypted and not, do not fit each other")
 
 

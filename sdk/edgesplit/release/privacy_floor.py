@@ -1,7 +1,8 @@
 """Privacy floor: the tensors and layers that must stay on the device, by the plan and by the device's own
 configuration.
 
-A plan's floor is signed with it (`Plan.never_leaves`, `Plan.earliest_cut`), and every reader of a manifest checks its
+A plan's floor is signed with it (`Plan.private_tensors`, `Plan.required_local_layers`),
+and every reader of a manifest checks its
 rows against it. A device can have a floor of its own, which no plan overrides: it protects against a stolen planner key
 as well as against an operator's mistake. Both refer to tensors and layers by name: the holder of the release key, who
 may sign a whole model, could also sign one that hides its input in another tensor.
@@ -43,13 +44,13 @@ def floor_violation(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloo
     """Why this row violates the plan's or the device's privacy floor; empty where it does not."""
     if row.is_local:
         return ""
-    private = set(plan.never_leaves) | (raw_input_tensors(manifest) if floor.keep_raw_input else set())
+    private = set(plan.private_tensors) | (raw_input_tensors(manifest) if floor.keep_raw_input else set())
     if leaked := sorted(private & set(row.sends)):
         return f"it sends {', '.join(leaked)}, which may never leave this device"
     on_device = set(row.device)
     local_layers = {layer for slice_ in manifest.slices if slice_.name in on_device for layer in slice_.layers}
     first = islice((layer for slice_ in manifest.slices for layer in slice_.layers), floor.keep_first)
-    missing = [layer for layer in chain(plan.earliest_cut, first) if layer not in local_layers]
+    missing = [layer for layer in chain(plan.required_local_layers, first) if layer not in local_layers]
     return f"layer {missing[0]!r} must run on this device before anything leaves" if missing else ""
 
 

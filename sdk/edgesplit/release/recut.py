@@ -7,7 +7,7 @@ offload server. Each side has only its own slices: by the manifest every layer i
 a slice contains exactly its layers' operators, so the files of other slices need not be examined.
 
 Equal operators with equal tensor names are the same computation, because a graph names each tensor once and everything
-is wired by name; so tensors named in `never_leaves` and `sends` keep their meaning
+is wired by name; so tensors named in `private_tensors` and `sends` keep their meaning
 (docs/decisions/0015-planner-role.md).
 """
 
@@ -51,13 +51,13 @@ def check_recut(recut: Manifest, base: Manifest, fingerprint: Fingerprint | None
     for name in UNCHANGED_FIELDS:
         if getattr(recut, name) != getattr(base, name):
             raise TrustError(f"a recut may not change the release's {name}: that needs the release key")
-    if recut.anatomy is not None:
+    if recut.fingerprint is not None:
         raise TrustError("a recut may not bring an anatomy of its own")
     if not recut.plans:
         raise TrustError("a recut without a plan")
     _check_slices(recut, base, fingerprint)
     if unencrypted := [
-        slice_.name for slice_ in recut.slices if slice_.files and slice_.sealed is None and base.is_encrypted
+        slice_.name for slice_ in recut.slices if slice_.files and slice_.encryption is None and base.is_encrypted
     ]:
         raise TrustError(f"the slice {unencrypted[0]!r} of a recut is in clear, and its base is encrypted")
     _check_order(recut)
@@ -116,7 +116,7 @@ def _check_slice_entry(
 ) -> None:
     """Check that the slice's manifest entry (files, tensors) follows from its layers."""
     files = [file.name for file in slice_.files]
-    same_kind = slice_.format == "onnx" and (slice_.format, slice_.kernels) in kinds and slice_.sealed is None
+    same_kind = slice_.format == "onnx" and (slice_.format, slice_.kernels) in kinds and slice_.encryption is None
     if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
         raise TrustError(f"the slice {slice_.name!r} of a recut does not run as its base's slices do")
     if slice_.files[0].bytes > LIMITS.graph_bytes:
@@ -167,13 +167,15 @@ def _check_plan(device_class: str, plan: Plan, recut: Manifest, base: Manifest) 
     reference_plans = list(base.plans.values()) if base_plan is None else [base_plan]
     if plan.device_class != device_class or plan.model not in {reference.model for reference in base.plans.values()}:
         raise TrustError(f"the plan for {device_class!r} says it is for something else")
-    if unprotected := {name for reference in reference_plans for name in reference.never_leaves} - set(
-        plan.never_leaves
+    if unprotected := {name for reference in reference_plans for name in reference.private_tensors} - set(
+        plan.private_tensors
     ):
         raise TrustError(
             f"the plan for {device_class!r} lets {sorted(unprotected)[0]!r} leave the device, which its base forbids"
         )
-    if movable := {layer for reference in reference_plans for layer in reference.earliest_cut} - set(plan.earliest_cut):
+    if movable := {layer for reference in reference_plans for layer in reference.required_local_layers} - set(
+        plan.required_local_layers
+    ):
         raise TrustError(
             f"the plan for {device_class!r} lets layer {sorted(movable)[0]!r} run elsewhere, which its base forbids"
         )

@@ -21,9 +21,9 @@ from edgesplit.testing.virtual_time import Hub, Timer
 
 KEEPALIVE_FACTOR = 1.5
 """A client that is silent for this many keepalive intervals is considered dead (MQTT 5, 3.1.2.10)."""
-DEVICE_WRITES = ("birth", "reported", "telemetry", "fetch", "late", "bundle")
+DEVICE_WRITES = ("birth", "reported", "telemetry", "fetch", "backlog", "log")
 """Topic kinds that a device may publish under its own name."""
-DEVICE_READS = ("desired", "fetched", "kept", "job")
+DEVICE_READS = ("desired", "fetch_reply", "ack", "job")
 """Topic kinds that a device may receive under its own name."""
 
 

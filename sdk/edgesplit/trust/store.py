@@ -130,10 +130,10 @@ def _verify_recut(recut: Manifest, proof: Proof, targets: Targets) -> VerifiedRe
         raise TrustError("the proof has no manifest of the release that this is a recut of")
     check_listed(raw_base, recut.recut_of, targets)
     base, anatomy = decode_manifest(raw_base), None
-    if base.anatomy is not None:
+    if base.fingerprint is not None:
         if FINGERPRINT_FILE not in proof:
             raise TrustError("the proof has no anatomy of the model that this is a recut of")
-        anatomy = decode_fingerprint(proof[FINGERPRINT_FILE], base.anatomy)
+        anatomy = decode_fingerprint(proof[FINGERPRINT_FILE], base.fingerprint)
     check_recut(recut, base, anatomy)
     return VerifiedRelease(recut, base, anatomy)
 
@@ -390,8 +390,8 @@ class TrustStore:
             _require_base(recut)
             proof[BASE_FILE] = _fetch_manifest(recut.recut_of, TrustChain(chain.root, chain.targets), fetch)
             base = decode_manifest(proof[BASE_FILE])
-            if base.anatomy is not None:
-                proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.anatomy, fetch)
+            if base.fingerprint is not None:
+                proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.fingerprint, fetch)
         verify_release(raw, proof, self._bootstrap)
         return raw, proof
 

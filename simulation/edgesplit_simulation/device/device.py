@@ -361,7 +361,7 @@ class _PoweredAgent:
     def _sample(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         engine = self.engine
         now = engine.conditions
-        marker = (now.remote_ok, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
+        marker = (now.remote_usable, tuple((model, engine.row_of(model)) for model in sorted(engine.serving)))
         if not take or self._device.is_hanging:
             return None, marker
         power = engine.power_model.sample(
@@ -370,7 +370,7 @@ class _PoweredAgent:
         windows, health = engine.windows.close_windows(engine.serving, now), self._health(power.celsius)
         more = {
             "health": health,
-            **({"moment": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}),
+            **({"measured_at": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}),
         }
         return build_telemetry(session, sequence, True, now, windows, power, **more), marker
 
@@ -398,7 +398,9 @@ class _PoweredAgent:
         """The time by the device's clocks: a wall clock that may be wrong and a monotonic clock that counts from this
         boot."""
         return DeviceTime(
-            at=self._time(), boot=f"{self._device.start_count}", up_s=self._hub.monotonic() - self._booted_at
+            unix_s=self._time(),
+            boot_id=f"{self._device.start_count}",
+            since_boot_s=self._hub.monotonic() - self._booted_at,
         )
 
     def _time(self) -> float:

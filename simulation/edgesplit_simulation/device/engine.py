@@ -291,7 +291,7 @@ class SimulatedEngine:
     ) -> Report:
         energy_j = joules(device_s, latency_s, host_of(release).energy_factor)
         return Report(
-            release=release.digest, row=row.name, after=row.after, emulated=True, predicted_s=expected_s,
+            release=release.digest, row=row.name, split_after=row.split_after, emulated=True, predicted_s=expected_s,
             latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=energy_j,
             joules_basis=BASIS, **fields,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -34,7 +34,7 @@ class PowerModel:
         self.since, self._busy_s = now, 0.0
         return PowerState(
             watts=IDLE_WATTS + (BUSY_WATTS - IDLE_WATTS) * load,
-            watts_from=BASIS,
+            watts_source=BASIS,
             celsius=COOL_CELSIUS + LOAD_CELSIUS * load + max(extra_celsius, default=0.0),
         )
 

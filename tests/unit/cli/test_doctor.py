@@ -23,16 +23,18 @@ NOW = 1_800_000_000.0
 
 def part(name: str, state: str = "good", subject: str = "") -> dict[str, str]:
     """As the controller shows one."""
-    return {"name": name, "subject": subject, "state": state, "text": f"{name} is {state}", "do": f"see to {name}"}
+    return {"name": name, "subject": subject, "state": state, "text": f"{name} is {state}", "remedy": f"see to {name}"}
 
 
 WELL: dict[str, Any] = {
     "/v1/session": {"operator": "ada", "role": "admin", "groups": None},
-    "/v1/condition": {
+    "/v1/status": {
         "version": edgesplit.__version__,
         "addresses": {"broker": "hub:8883", "offload": "https://hub:8500"},
     },
-    "/v1/parts": [part(name) for name in ("broker", "database", "disk", "histories", "offload server", "processes")],
+    "/v1/components": [
+        part(name) for name in ("broker", "database", "disk", "histories", "offload server", "processes")
+    ],
     "/v1/keys": {"notices": []},
     "/v1/fleet": {"devices": {"online": 3, "offline": 1, "revoked": 0}},
 }
@@ -85,7 +87,7 @@ def test_a_controller_that_is_well_is_found_well(controller: Controller) -> None
 @pytest.mark.parametrize(
     ("path", "change", "name", "level"),
     [
-        ("/v1/condition", {"version": "9.9"}, "version", "warning"),
+        ("/v1/status", {"version": "9.9"}, "version", "warning"),
         ("/v1/keys", {"notices": ["the root key lies on this controller"]}, "keys", "warning"),
     ],
 )
@@ -114,10 +116,10 @@ def test_a_part_that_is_not_well_is_told_in_the_controllers_words(
     controller: Controller, said: dict[str, str], name: str, level: str
 ) -> None:
     """As the dashboard and `edgectl fleet` tell it; what only devices depend on is no fault of the controller."""
-    parts = {one["name"]: one for one in controller.answers["/v1/parts"]}
-    controller.answers["/v1/parts"] = list({**parts, said["name"]: said}.values())
+    parts = {one["name"]: one for one in controller.answers["/v1/components"]}
+    controller.answers["/v1/components"] = list({**parts, said["name"]: said}.values())
     seen = found()
-    assert seen[name].level == level and (seen[name].said, seen[name].todo) == (said["text"], said["do"])
+    assert seen[name].level == level and (seen[name].said, seen[name].todo) == (said["text"], said["remedy"])
     assert [one.name for one in seen.values() if one.level != "good"] == [name]
 
 
@@ -147,7 +149,7 @@ def test_its_exit_code_says_whether_something_is_bad(controller: Controller) -> 
     """A warning is none."""
     controller.answers["/v1/keys"]["notices"] = ["due"]
     assert CliRunner().invoke(cli, ["doctor"]).exit_code == 0
-    controller.answers["/v1/parts"] = [part("broker", "bad")]
+    controller.answers["/v1/components"] = [part("broker", "bad")]
     done = CliRunner().invoke(cli, ["doctor", "--json"])
     assert done.exit_code == 1 and json.loads(done.output)["healthy"] is False
 

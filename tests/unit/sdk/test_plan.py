@@ -105,7 +105,7 @@ def test_a_dead_link_is_left_even_with_hysteresis() -> None:
 
 def test_a_forced_row_is_kept_while_it_is_usable() -> None:
     """The operator chose it: no faster row is taken, but without the cloud the device answers alone."""
-    forced = msgspec.structs.replace(TABLE, forced="cut-1")
+    forced = msgspec.structs.replace(TABLE, forced_row="cut-1")
     assert chosen(now(up=1e6), "remote", plan=forced) == "cut-1"
     assert chosen(now(up=1.0), "local", plan=forced) == "cut-1"
     assert chosen(now(remote_ok=False), "cut-1", plan=forced) == "local"

@@ -93,7 +93,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _to_dict(index: BundleIndex) -> dict[str, Any]:
     return {
-        "made": index.made, "valid_until": index.valid_until, "limited_by": index.limited_by,
+        "created": index.created, "valid_until": index.valid_until, "limited_by": index.limited_by,
         "controller": index.controller, "devices": dict(index.devices), "kit": index.kit,
         "releases": [{"model": item.model, "release": item.release, "bytes": item.bytes} for item in index.releases],
     }  # fmt: skip

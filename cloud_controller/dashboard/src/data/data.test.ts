@@ -18,12 +18,12 @@ const row = (name: string, more: Partial<FleetRow> = {}): FleetRow => ({
   simulated: false,
   version: "0.1.0",
   last_seen: 100,
-  models: [{ model: "people@1", release: "aaaa", wanted: "aaaa", state: "running", row: "cut-1", detail: "" }],
+  models: [{ model: "people@1", release: "aaaa", desired_release: "aaaa", state: "running", row: "cut-1", detail: "" }],
   p95_s: 0.1,
   requests: 10,
   failed: 0,
   fallbacks: 0,
-  remote_ok: true,
+  remote_usable: true,
   celsius: 50,
   causes: [],
   ...more,
@@ -63,7 +63,7 @@ describe("the fleet", () => {
   });
 
   test("is counted: releases that run and that come, cuts of who is online, causes once per device", () => {
-    const coming = { model: "people", release: "", wanted: "bbbb", state: "told", row: "", detail: "" };
+    const coming = { model: "people", release: "", desired_release: "bbbb", state: "assigned", row: "", detail: "" };
     const twice = { cause: "failed: x", detail: "" };
     const fleet = [row("a"), row("b", { state: "stale" }), row("c", { models: [coming], causes: [twice, twice] })];
     expect(byState(fleet)).toMatchObject({ online: 2, stale: 1, offline: 0 });
@@ -109,7 +109,7 @@ describe("a device's history", () => {
     emulated: true,
     up_bytes_per_s: 1e6,
     rtt_s: 0.05,
-    remote_ok: true,
+    remote_usable: true,
     models: [
       {
         model: "m@1",
@@ -119,7 +119,7 @@ describe("a device's history", () => {
         failed: 0,
         fallbacks: 0,
         switches: 0,
-        late: 0,
+        emulation_overruns: 0,
         up_bytes: 0,
         latency_p50_s: 0.1,
         latency_p95_s: 0.2,
@@ -169,7 +169,7 @@ describe("a rollout", () => {
   const rollout = (state: string, more: Partial<Rollout> = {}): Rollout => ({
     id: 7,
     state,
-    why: "",
+    reason: "",
     waits_for: "",
     model: "people@2",
     release: "b".repeat(64),
@@ -188,7 +188,7 @@ describe("a rollout", () => {
     stages: [
       {
         number: 1,
-        asked: "2",
+        size: "2",
         devices: 2,
         emulated: 0,
         simulated: 2,
@@ -201,7 +201,7 @@ describe("a rollout", () => {
       },
       {
         number: 2,
-        asked: "100%",
+        size: "100%",
         devices: 8,
         emulated: 0,
         simulated: 8,
@@ -254,7 +254,7 @@ describe("a proposal", () => {
     decided: null,
     who: null,
     result: null,
-    why: "slower",
+    reason: "slower",
     gain: 0.25,
     gain_between: [-0.02, 0.4],
     heard: 2,

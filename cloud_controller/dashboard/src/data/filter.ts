@@ -65,6 +65,6 @@ function marks(row: FleetRow): string[] {
   if (row.simulated) found.push("simulated");
   if (row.causes.length > 0) found.push("troubled");
   if (row.fallbacks > 0) found.push("falling-back");
-  if (row.models.some((one) => one.release !== one.wanted)) found.push("behind");
+  if (row.models.some((one) => one.release !== one.desired_release)) found.push("behind");
   return found;
 }

@@ -109,7 +109,7 @@ async function followOnce(signal: AbortSignal): Promise<number> {
   let silent = setTimeout(end, 20_000);
   try {
     const headers = { Accept: "text/event-stream" };
-    const answer = await fetch("/v1/live", { headers, cache: "no-store", signal: ended.signal });
+    const answer = await fetch("/v1/events/stream", { headers, cache: "no-store", signal: ended.signal });
     if (!answer.ok || answer.body === null) return answer.status;
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     const events = new EventReader();

@@ -45,7 +45,7 @@ function share(part: number): string {
 /** Cuts of a table, one after the other. */
 export function cuts(rows: readonly ProposedRow[]): string {
   const words = rows.map((row) =>
-    row.up_bytes === 0 ? "all on the device" : row.after === "" ? "all remote" : `after ${row.after}`,
+    row.up_bytes === 0 ? "all on the device" : row.split_after === "" ? "all remote" : `after ${row.split_after}`,
   );
   return [...new Set(words)].join(", ") || "none";
 }

@@ -42,7 +42,7 @@ export function consequences(rollout: Rollout, verb: Verb): string[] {
       return [
         next === undefined
           ? "The next stage begins."
-          : `Stage ${next.number} (${next.asked}) begins: ${plural(next.devices, "device")} will be told to run ${what}.`,
+          : `Stage ${next.number} (${next.size}) begins: ${plural(next.devices, "device")} will be told to run ${what}.`,
         ...(rollout.failures.length > 0 ? [`${plural(failed(rollout), "device")} failed so far.`] : []),
       ];
     case "resume":
@@ -75,8 +75,8 @@ export function failed(rollout: Rollout): number {
 /** Parts of a bar, in the order in which a device passes through them. */
 export const SHARES: readonly { tone: string; title: string; states: readonly string[] }[] = [
   { tone: "good", title: "succeeded", states: ["succeeded"] },
-  { tone: "busy", title: "on the way", states: ["told", "fetching", "trial"] },
-  { tone: "bad", title: "failed", states: ["failed", "timed out", "gone back"] },
+  { tone: "busy", title: "on the way", states: ["assigned", "fetching", "trial"] },
+  { tone: "bad", title: "failed", states: ["failed", "timed out", "rolled back"] },
   { tone: "left", title: "left out", states: ["skipped", "superseded"] },
   { tone: "queued", title: "queued", states: ["queued"] },
 ];

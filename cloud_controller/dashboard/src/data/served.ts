@@ -35,7 +35,7 @@ export function served(device: Device): Served[] {
       model: one.model,
       wanted: one.release,
       running: "",
-      state: "told",
+      state: "assigned",
       cut: "",
       why: why(differences.get(one.model), "the device has not spoken of it"),
     })),
@@ -43,8 +43,8 @@ export function served(device: Device): Served[] {
 }
 
 function why(difference: Difference | undefined, detail: string): string {
-  if (difference === undefined || difference.reason === "as wanted") return detail;
-  return [difference.reason, difference.why || detail].filter(Boolean).join(": ");
+  if (difference === undefined || difference.kind === "as desired") return detail;
+  return [difference.kind, difference.detail || detail].filter(Boolean).join(": ");
 }
 
 function bare(model: string): string {

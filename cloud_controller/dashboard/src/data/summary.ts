@@ -35,7 +35,7 @@ export function byRelease(rows: readonly FleetRow[]): ReleaseTally[] {
   for (const row of rows) {
     for (const one of row.models) {
       if (one.release !== "") tally(one.model, one.release).running++;
-      if (one.wanted !== "" && one.wanted !== one.release) tally(one.model, one.wanted).coming++;
+      if (one.desired_release !== "" && one.desired_release !== one.release) tally(one.model, one.desired_release).coming++;
     }
   }
   return [...found.values()].sort((a, b) => b.running + b.coming - (a.running + a.coming));

@@ -23,7 +23,7 @@ export interface Part {
   text: string;
   since: number | null;
   at: number | null;
-  do: string;
+  remedy: string;
 }
 
 export interface Drift {
@@ -36,7 +36,7 @@ export interface Drift {
 
 export interface ProposedRow {
   name: string;
-  after: string;
+  split_after: string;
   up_bytes: number;
 }
 
@@ -52,7 +52,7 @@ export interface Proposal {
   decided: number | null;
   who: string | null;
   result: string | null;
-  why: string;
+  reason: string;
   ended?: string;
   gain: number;
   gain_between: [number, number];
@@ -106,7 +106,7 @@ export interface Cause {
 export interface FleetModel {
   model: string;
   release: string;
-  wanted: string;
+  desired_release: string;
   state: string;
   row: string;
   detail: string;
@@ -127,7 +127,7 @@ export interface FleetRow {
   requests: number;
   failed: number;
   fallbacks: number;
-  remote_ok: boolean | null;
+  remote_usable: boolean | null;
   celsius: number | null;
   causes: Cause[];
 }
@@ -148,7 +148,7 @@ export interface Window {
   failed: number;
   fallbacks: number;
   switches: number;
-  late: number;
+  emulation_overruns: number;
   up_bytes: number;
   latency_p50_s: number;
   latency_p95_s: number;
@@ -158,17 +158,17 @@ export interface Window {
   remote_s: number;
   joules?: number;
   joules_basis?: string;
-  trouble?: string;
+  problem?: string;
 }
 
 export interface PowerSeen {
   mode?: string;
-  why?: string;
+  mode_reason?: string;
   watts?: number | null;
-  watts_from?: string;
+  watts_source?: string;
   battery_percent?: number | null;
   celsius?: number | null;
-  speed?: number | null;
+  clock_ratio?: number | null;
   under_voltage?: boolean;
 }
 
@@ -177,7 +177,7 @@ export interface Telemetry {
   emulated: boolean;
   up_bytes_per_s: number;
   rtt_s: number;
-  remote_ok: boolean;
+  remote_usable: boolean;
   models: Window[];
   power?: PowerSeen | null;
 }
@@ -185,7 +185,7 @@ export interface Telemetry {
 export interface ModelState {
   model: string;
   release: string;
-  wanted: string;
+  desired_release: string;
   state: string;
   /** What it said last, where that is not known to be so now. */
   last_state?: string;
@@ -197,24 +197,24 @@ export interface Condition {
   kind: string;
   since: number;
   text: string;
-  do: string;
+  remedy: string;
   current: boolean;
 }
 
 export interface Difference {
   model: string;
-  wanted: string;
-  runs: string;
-  reason: string;
-  why: string;
+  desired: string;
+  running: string;
+  kind: string;
+  detail: string;
 }
 
 export interface Bundle {
   id: string;
   who: string;
-  asked: number;
+  requested: number;
   state: string;
-  why: string;
+  reason: string;
   total: number;
   received: number;
 }
@@ -245,7 +245,7 @@ export interface Device {
   desired: { model: string; release: string; deployment: number }[];
   models: ModelState[];
   safe_mode?: string;
-  trouble?: string;
+  problem?: string;
   telemetry: Telemetry | null;
   /** What it measured last, however long ago. */
   last_telemetry?: Telemetry | null;
@@ -263,7 +263,7 @@ export interface Link {
 
 export interface CurveRow {
   name: string;
-  after: string;
+  split_after: string;
   local: boolean;
   codecs: string[];
   compress: boolean;
@@ -340,7 +340,7 @@ export interface Event {
 
 export interface Stage extends MadeUpCount {
   number: number;
-  asked: string;
+  size: string;
   devices: number;
   began: number | null;
   states: Record<string, number>;
@@ -360,7 +360,7 @@ export interface Failure {
 export interface Rollout extends MadeUpCount {
   id: number;
   state: string;
-  why: string;
+  reason: string;
   waits_for: string;
   model: string;
   release: string;
@@ -389,7 +389,7 @@ export interface RolloutDevice {
   cause: string;
   kind: string;
   previous: string | null;
-  told_at: number | null;
+  assigned_at: number | null;
   ran_at: number | null;
-  goes_back: boolean;
+  rolls_back: boolean;
 }

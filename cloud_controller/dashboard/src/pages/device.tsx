@@ -86,9 +86,9 @@ function Warnings({ device }: { device: Device }) {
           <b>{one.kind}</b>
           {one.text !== "" && `: ${one.text}`} <span class="faint">· since {moment(one.since)}</span>
           {!one.current && <span class="old"> · by its last word</span>}
-          {one.do !== "" && (
+          {one.remedy !== "" && (
             <div class="faint">
-              <Spelt text={one.do} />
+              <Spelt text={one.remedy} />
             </div>
           )}
         </li>
@@ -106,7 +106,7 @@ function sayings(device: Device, now: number): string[] {
     found.push(`Its connection ended; last heard of ${ago} ago. Everything below is of then.`);
   if (device.state === "revoked")
     found.push("Its certificates are revoked. It runs what it has, and nobody believes it.");
-  for (const window of told(device)?.models ?? []) if (window.trouble) found.push(`${window.model}: ${window.trouble}`);
+  for (const window of told(device)?.models ?? []) if (window.problem) found.push(`${window.model}: ${window.problem}`);
   return found;
 }
 
@@ -119,7 +119,7 @@ function Facts({ device }: { device: Device }) {
     ["session", device.session ? String(device.session) : NONE],
     ["uplink", telemetry ? rate(telemetry.up_bytes_per_s) : NONE],
     ["round trip", telemetry ? seconds(telemetry.rtt_s) : NONE],
-    ["remote", telemetry ? (telemetry.remote_ok ? "answers" : "does not answer") : NONE],
+    ["remote", telemetry ? (telemetry.remote_usable ? "answers" : "does not answer") : NONE],
     ["statement", device.counter ? String(device.counter) : NONE],
     ["acted upon", acted(device)],
   ];

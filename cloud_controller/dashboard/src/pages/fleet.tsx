@@ -309,7 +309,7 @@ function ClassOf({ row }: { row: FleetRow }) {
 function Serving({ row }: { row: FleetRow }) {
   const [first, ...rest] = row.models;
   if (first === undefined) return <span class="faint">nothing</span>;
-  const steady = first.state === "running" && first.release === first.wanted;
+  const steady = first.state === "running" && first.release === first.desired_release;
   return (
     <>
       {first.model} {steady ? <code>{first.row || short(first.release)}</code> : <Status state={first.state} />}

@@ -30,7 +30,7 @@ export function RolloutPage({ id }: { id: string }) {
     <>
       <Head rollout={data} again={again} />
       {error && <Problem error={error} again={again} />}
-      {data.why !== "" && <p class="words">{data.why}</p>}
+      {data.reason !== "" && <p class="words">{data.reason}</p>}
       {data.waits_for !== "" && (
         <p class="words">
           Waits for{" "}
@@ -139,7 +139,7 @@ const STAGES: readonly Column<Stage>[] = [
       </>
     ),
   },
-  { title: "Asked", cell: (stage) => stage.asked },
+  { title: "Size", cell: (stage) => stage.size },
   {
     title: "Devices",
     kind: "wide",
@@ -265,11 +265,11 @@ const DEVICES: readonly Column<RolloutDevice>[] = [
   },
   { title: "Stage", cell: (one) => one.stage },
   { title: "State", cell: (one) => <Status state={one.state} /> },
-  { title: "Told", kind: "nowrap", cell: (one) => moment(one.told_at) },
+  { title: "Told", kind: "nowrap", cell: (one) => moment(one.assigned_at) },
   { title: "Before", cell: (one) => <code>{one.previous === null ? NONE : short(one.previous)}</code> },
   {
     title: "Why",
     kind: "faint detail",
-    cell: (one) => (one.goes_back ? `${one.cause} · was told to go back` : one.cause),
+    cell: (one) => (one.rolls_back ? `${one.cause} · was told to go back` : one.cause),
   },
 ];

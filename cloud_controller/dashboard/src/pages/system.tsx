@@ -19,7 +19,7 @@ interface Health {
 interface Overview {
   devices: Record<string, number>;
   agents: { agent: string; devices: number }[];
-  conditions: { kind: string; devices: number; since: number; example: string; do?: string }[];
+  conditions: { kind: string; devices: number; since: number; example: string; remedy?: string }[];
 }
 
 export function SystemPage() {
@@ -85,7 +85,7 @@ const CONDITIONS: readonly Column<Overview["conditions"][number]>[] = [
       <>
         {one.kind}
         <div class="faint">
-          <Spelt text={one.do ?? ""} />
+          <Spelt text={one.remedy ?? ""} />
         </div>
       </>
     ),

@@ -10,7 +10,7 @@ export function rowColours(rows: readonly CurveRow[]): Map<string, Colour> {
   let inside = 0;
   return new Map(
     rows.map((row) => {
-      const own = row.local ? "device" : row.after === "" ? "remote" : CUTS[inside++ % CUTS.length];
+      const own = row.local ? "device" : row.split_after === "" ? "remote" : CUTS[inside++ % CUTS.length];
       return [row.name, own ?? "cut1"];
     }),
   );

@@ -12,7 +12,7 @@ import { type Column, Table } from "./table";
 const EVERY_S = 10;
 
 export function useParts() {
-  return useResource<Part[]>("/v1/parts", () => false, EVERY_S);
+  return useResource<Part[]>("/v1/components", () => false, EVERY_S);
 }
 
 /** For the overview: every part's state by name, and what to do about those that are not well. */
@@ -35,7 +35,7 @@ export function PartsStrip() {
             <li key={part.name + part.subject}>
               <b>{titleOf(part)}</b>: <Spelt text={part.text} />
               <div class="faint">
-                <Spelt text={part.do} />
+                <Spelt text={part.remedy} />
               </div>
             </li>
           ))}
@@ -64,9 +64,9 @@ const COLUMNS: readonly Column<Part>[] = [
     cell: (part) => (
       <>
         <Spelt text={part.text} />
-        {part.do !== "" && (
+        {part.remedy !== "" && (
           <div class="faint">
-            <Spelt text={part.do} />
+            <Spelt text={part.remedy} />
           </div>
         )}
       </>

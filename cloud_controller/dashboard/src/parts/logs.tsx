@@ -18,13 +18,13 @@ export function Logs({ name, own }: { name: string; own: (change: { kind: string
   };
   const problem = failed ?? error;
   const columns: readonly Column<Bundle>[] = [
-    { title: "Asked", heads: true, kind: "nowrap", cell: (one) => moment(one.asked) },
+    { title: "Asked", heads: true, kind: "nowrap", cell: (one) => moment(one.requested) },
     { title: "By", cell: (one) => `by ${one.who}` },
-    { title: "State", cell: (one) => (one.why === "" ? one.state : `${one.state}: ${one.why}`) },
+    { title: "State", cell: (one) => (one.reason === "" ? one.state : `${one.state}: ${one.reason}`) },
     {
       title: "Bundle",
       cell: (one) =>
-        one.state === "here" && (
+        one.state === "complete" && (
           <a href={`${path}/${encodeURIComponent(one.id)}`} download={`${name}-${one.id}.json`}>
             Download
           </a>

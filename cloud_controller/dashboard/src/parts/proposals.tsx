@@ -75,7 +75,7 @@ function ProposalPart({ proposal, onAsk }: { proposal: Proposal; onAsk: (verb: "
         )}
       </div>
       <p class="words">
-        {proposal.why}. <span class="mark plain">predicted</span> {gain(proposal)}.
+        {proposal.reason}. <span class="mark plain">predicted</span> {gain(proposal)}.
       </p>
       {open ? <Drifted proposal={proposal} /> : <Decided proposal={proposal} />}
     </article>

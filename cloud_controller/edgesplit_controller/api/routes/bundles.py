@@ -19,7 +19,7 @@ certified = operator_routes(certificate=True)
 CHUNKS = binary_response("application/octet-stream", "The chunks, one after the other.")
 
 
-@certified.post("/offline/papers", responses=json_response(Papers))
+@certified.post("/release-bundles", responses=json_response(Papers))
 def papers(request: Request, body: PapersBody) -> dict[str, Any]:
     """Content of a release bundle without its chunks; files and statements are base64. Signs a new TUF timestamp."""
     set_audit_subject(request, *body.devices[:8])
@@ -29,7 +29,7 @@ def papers(request: Request, body: PapersBody) -> dict[str, Any]:
     return index
 
 
-@certified.get("/offline/{release}/chunks", responses=CHUNKS)
+@certified.get("/release-bundles/{release}/chunks", responses=CHUNKS)
 def chunks(
     request: Request,
     release: str,

@@ -67,13 +67,15 @@ def releases(request: Request) -> list[dict[str, Any]]:
     return controller_of(request).releases()
 
 
-@viewers.get("/releases/{reference}/halves", responses=json_response(HalvesShape))
+@viewers.get("/releases/{reference}/remote-halves", responses=json_response(HalvesShape))
 def halves(request: Request, reference: str) -> dict[str, Any]:
     """The remote halves of a release, or of a model's newest release, for third-party inference servers."""
     return controller_of(request).exporter.remote_halves(reference)
 
 
-@certified.get("/releases/{reference}/half", responses=binary_response("application/octet-stream", "An ONNX file."))
+@certified.get(
+    "/releases/{reference}/remote-half", responses=binary_response("application/octet-stream", "An ONNX file.")
+)
 async def half(request: Request, reference: str, device_class: str, row: str, decrypt: bool = False) -> Response:
     """One remote half of a release as an ONNX file."""
     export = partial(controller_of(request).exporter.export_half, decrypt=decrypt)

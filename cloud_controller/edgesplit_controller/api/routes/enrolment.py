@@ -65,7 +65,7 @@ def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
     return controller_of(request).gateway_certificate(peer.name, peer.serial, body.csr_pem)
 
 
-@gateways.post("/gateway/revoked", responses=binary_response("application/x-pem-file", "The revocation list."))
+@gateways.post("/gateway/crl", responses=binary_response("application/x-pem-file", "The revocation list."))
 def revoked_for(request: Request) -> Response:
     """The certificate revocation list, for a gateway, which must present its client certificate."""
     peer = _require_peer(request)

@@ -37,7 +37,7 @@ def fleet(request: Request) -> dict[str, Any]:
     return controller_of(request).overview()
 
 
-@viewers.get("/parts", responses=json_response(list[PartShape]))
+@viewers.get("/components", responses=json_response(list[PartShape]))
 def parts(request: Request) -> list[dict[str, Any]]:
     """Health of broker, offload server, database, disk, controller processes and gateways, and what to do; bad ones
     first."""

@@ -54,7 +54,7 @@ async def renew_list(request: Request) -> dict[str, Any]:
     return await run_heavy(request, controller_of(request).signing.renew)
 
 
-@admins.post("/keys/renewed", responses=json_response(Change))
+@admins.post("/keys/renew/signed", responses=json_response(Change))
 async def renewed_list(request: Request, body: RenewedBody) -> dict[str, Any]:
     """Publish targets metadata with a later expiry that was signed on another machine."""
     return await run_heavy(request, controller_of(request).signing.publish_renewed, body.next_targets.encode())

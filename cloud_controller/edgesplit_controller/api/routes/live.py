@@ -15,7 +15,7 @@ viewers = viewer_routes()
 UNBUFFERED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-@viewers.get("/live", response_class=StreamingResponse)
+@viewers.get("/events/stream", response_class=StreamingResponse)
 async def follow_live(request: Request) -> StreamingResponse:
     """Server-sent events. `device`, `rollout`, `model` and `alert` name what changed (`{"subject": name}`),
     `everything` means too many changes to list, `heartbeat` that the stream is alive. The stream ends with the caller's

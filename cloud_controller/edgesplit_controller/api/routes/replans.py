@@ -39,7 +39,7 @@ async def drift(request: Request, model: Annotated[str, Query(max_length=200)] =
     return await run_heavy(request, controller_of(request).replanner.drift_report, model)
 
 
-@operators_of_all.post("/drift/look", responses=json_response(list[Proposal]))
+@operators_of_all.post("/drift/inspect", responses=json_response(list[Proposal]))
 async def look(request: Request) -> list[dict[str, Any]]:
     """Run the periodic inspection for drift now; returns the proposals that are open afterwards."""
     replanner = controller_of(request).replanner

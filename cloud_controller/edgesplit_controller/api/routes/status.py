@@ -12,7 +12,7 @@ from edgesplit_controller.api.response_models import ConditionShape, json_respon
 viewers = viewer_routes()
 
 
-@viewers.get("/condition", responses=json_response(ConditionShape))
+@viewers.get("/status", responses=json_response(ConditionShape))
 def condition(request: Request) -> dict[str, Any]:
     """Version, clock, the addresses that are given to devices, and the queue lengths of the process that answers."""
     status: dict[str, Any] = request.app.state.condition.to_dict()

@@ -110,7 +110,7 @@ class Device(Table):
     statement: Mapped[bytes | None]
     """Encoded `release.Signed`: the message retained on its `desired` topic."""
     statement_expires: Mapped[float] = mapped_column(default=0.0)
-    stated: Mapped[int] = mapped_column(default=0, server_default="0")
+    published: Mapped[int] = mapped_column(default=0, server_default="0")
     """Counter of the statement that the broker has acknowledged; -1 where the topics of a revoked device were cleared.
     """
     restored: Mapped[float | None]
@@ -251,7 +251,7 @@ class TelemetryRow(Table):
     stored: Mapped[float]
     session: Mapped[int]
     sequence: Mapped[int]
-    late: Mapped[bool] = mapped_column(default=False)
+    from_backlog: Mapped[bool] = mapped_column(default=False)
     """It could not be sent when it was measured."""
     dated: Mapped[str] = mapped_column(default="now")
     """How `at` was determined (`fleet.device_state.Dated`)."""

@@ -25,14 +25,14 @@ class DeviceSessionRow(Table):
     died_at: Mapped[float | None]
     reported_at: Mapped[float | None]
     telemetry_at: Mapped[float | None]
-    deaf_since: Mapped[float | None]
+    unresponsive_since: Mapped[float | None]
     """Since when it has been online without acting on its newest statement; None: it acts on it."""
     clock_off_s: Mapped[float | None]
     agent: Mapped[str] = mapped_column(default="")
     """Version of the agent."""
     emulated: Mapped[bool] = mapped_column(default=False)
     simulated: Mapped[bool] = mapped_column(default=False)
-    late: Mapped[int] = mapped_column(default=0)
+    from_backlog: Mapped[int] = mapped_column(default=0)
     """Number of late messages that were stored."""
     refused: Mapped[int] = mapped_column(default=0)
     """Number of late messages that were not stored: too large, or beyond the device's quota."""
@@ -47,7 +47,7 @@ class RunningRow(Table):
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"), primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
     release: Mapped[str] = mapped_column(default="")
-    wanted: Mapped[str] = mapped_column(default="")
+    desired_release: Mapped[str] = mapped_column(default="")
     state: Mapped[str] = mapped_column(default="")
     cause: Mapped[str] = mapped_column(default="")
     """Cause of a failure (`fleet.conditions.cause`), equal for all devices that fail for one reason."""
@@ -114,15 +114,15 @@ class LogBundleRow(Table):
     """A log bundle requested from a device; its pieces are stored beside it until it is complete."""
 
     __tablename__ = "bundles"
-    __table_args__ = (Index("bundles_of_device", "device", "asked"),)
+    __table_args__ = (Index("bundles_of_device", "device", "requested"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     device: Mapped[str] = mapped_column(ForeignKey("devices.name"))
     who: Mapped[str]
-    asked: Mapped[float]
+    requested: Mapped[float]
     state: Mapped[str]
-    """`asked`, `coming`, `here`, `refused`, `spoilt`."""
-    why: Mapped[str] = mapped_column(default="")
+    """`requested`, `receiving`, `complete`, `refused`, `corrupt`."""
+    reason: Mapped[str] = mapped_column(default="")
     total: Mapped[int] = mapped_column(default=0)
     received: Mapped[int] = mapped_column(default=0)
     sha256: Mapped[str] = mapped_column(default="")

@@ -20,7 +20,7 @@ class OperatorRow(Table):
     role: Mapped[str]
     groups: Mapped[list[Any]]
     """Device groups visible to the operator; empty: all."""
-    made: Mapped[float]
+    created: Mapped[float]
     expires: Mapped[float | None]
     revoked: Mapped[float | None]
     last_seen: Mapped[float | None]
@@ -34,7 +34,7 @@ class TokenRow(Table):
 
     sha256: Mapped[str] = mapped_column(primary_key=True)
     operator: Mapped[str] = mapped_column(ForeignKey("operators.name"))
-    made: Mapped[float]
+    created: Mapped[float]
     revoked: Mapped[float | None]
 
 
@@ -71,7 +71,7 @@ class BrowserSessionRow(Table):
 
     sha256: Mapped[str] = mapped_column(primary_key=True)
     operator: Mapped[str] = mapped_column(ForeignKey("operators.name"))
-    made: Mapped[float]
+    created: Mapped[float]
     last_seen: Mapped[float]
     expires: Mapped[float]
     ended: Mapped[float | None]

@@ -42,7 +42,7 @@ class ProposalRow(Table):
     state: Mapped[str]
     """`open`, `applied`, `dismissed`, `withdrawn` (measurements no longer warrant it), `superseded` (the devices run
     another release by now) or `failed`."""
-    told: Mapped[Json]
+    summary: Mapped[Json]
     """Predictions for people: gain, reason, rows; and why it failed."""
     measured: Mapped[Json]
     """`costs.from_telemetry.Measured`: the measurements it was planned with, and is planned with again when it is

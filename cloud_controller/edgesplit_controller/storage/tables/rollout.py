@@ -25,12 +25,12 @@ class RolloutRow(Table):
     """The stage that was begun last, counted from 0; -1: none was."""
     approved: Mapped[int]
     excused: Mapped[int]
-    why: Mapped[str]
+    reason: Mapped[str]
     outcome: Mapped[str]
     following: Mapped[bool]
     superseded_by: Mapped[int]
     """The newest rollout that took devices over from this one; 0: none did."""
-    pace: Mapped[Json]
+    rate_state: Mapped[Json]
     who: Mapped[str]
     created: Mapped[float]
     began: Mapped[float]
@@ -47,7 +47,7 @@ class RolloutStageRow(Table):
     rollout: Mapped[int] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, autoincrement=False)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     """Counted from 0."""
-    asked: Mapped[str]
+    size: Mapped[str]
     """The stage's size as the operator wrote it, such as `10%`."""
     began: Mapped[float]
 
@@ -70,9 +70,9 @@ class RolloutDeviceRow(Table):
     cause: Mapped[str]
     kind: Mapped[str]
     counter: Mapped[int]
-    told_at: Mapped[float]
+    assigned_at: Mapped[float]
     ran_at: Mapped[float]
-    goes_back: Mapped[bool]
+    rolls_back: Mapped[bool]
     sent_back: Mapped[bool]
     counts: Mapped[bool]
     unjudged: Mapped[bool]

@@ -75,7 +75,7 @@ class LaneEndpoint:
         self.shared = shared
         self.outgoing: list[bytearray | memoryview | bytes] = [self.head]
         """Parts of the next request, as sent to the worker."""
-        self._answer_memory = memory[grant.answers_at : grant.bytes]
+        self._answer_memory = memory[grant.outputs_offset : grant.bytes]
         views = {tensor.name: (tensor, _view(tensor, memory)) for tensor in grant.inputs}
         self._inputs = {name: (tensor, view, view.dtype, view.shape) for name, (tensor, view) in views.items()}
         self._outputs = {tensor.name: _view(tensor, memory) for tensor in grant.outputs}
@@ -143,7 +143,8 @@ class LaneEndpoint:
             joules = (grant.busy_watts * run_s + grant.idle_watts * max(0.0, elapsed_s - run_s)) * (scale or 1.0)
             basis = "measured" if scale else "predicted"
         report = Report(
-            release=grant.release, row=grant.row, after=grant.after, latency_s=elapsed_s, predicted_s=predicted_s,
+            release=grant.release, row=grant.row, split_after=grant.split_after, latency_s=elapsed_s,
+            predicted_s=predicted_s,
             device_s=run_s, joules=joules, joules_basis=basis,
         )  # fmt: skip
         return Answer(outputs_copied, report, new_request_id())

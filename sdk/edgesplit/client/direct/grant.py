@@ -66,10 +66,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     release: str
     row: str
-    after: str = ""
+    split_after: str = ""
     inputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MAX_TENSORS)]
     outputs: Annotated[tuple[LaneTensor, ...], Meta(max_length=MAX_TENSORS)]
-    answers_at: Count
+    outputs_offset: Count
     """Offset of the first output, behind all inputs."""
     bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     busy_watts: float | None = None
@@ -79,9 +79,11 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_valid(self) -> bool:
         """Whether every tensor lies in its part of the memory and has a known data type."""
-        if not self.answers_at <= self.bytes:
+        if not self.outputs_offset <= self.bytes:
             return False
-        return _lie_within(self.inputs, 0, self.answers_at) and _lie_within(self.outputs, self.answers_at, self.bytes)
+        return _lie_within(self.inputs, 0, self.outputs_offset) and _lie_within(
+            self.outputs, self.outputs_offset, self.bytes
+        )
 
 
 def _lie_within(tensors: Iterable[LaneTensor], begin: int, end: int) -> bool:

@@ -48,7 +48,7 @@ class FakeWire:
         self.topics -= set(topics)
 
 
-def metadata(pieces: Callable[[bytes | None], list[tuple[messages.Fetched, bytes | None]]]) -> MetadataFetcher:
+def metadata(pieces: Callable[[bytes | None], list[tuple[messages.FetchReply, bytes | None]]]) -> MetadataFetcher:
     def answer(wish: messages.Message, correlation: bytes | None) -> None:
         for piece, under in pieces(correlation):
             fetcher.on_message(messages.encode(piece), under)
@@ -58,8 +58,8 @@ def metadata(pieces: Callable[[bytes | None], list[tuple[messages.Fetched, bytes
     return fetcher
 
 
-def piece(offset: int, data: bytes, total: int, path: str = "metadata/a.json") -> messages.Fetched:
-    return messages.Fetched(path=path, offset=offset, total=total, data=data)
+def piece(offset: int, data: bytes, total: int, path: str = "metadata/a.json") -> messages.FetchReply:
+    return messages.FetchReply(path=path, offset=offset, total=total, data=data)
 
 
 def test_metadata_comes_in_pieces_of_any_order() -> None:

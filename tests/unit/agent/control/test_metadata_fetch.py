@@ -8,7 +8,7 @@ import pytest
 
 from edgesplit.errors import LinkError
 from edgesplit.mqtt import messages
-from edgesplit.mqtt.messages import Fetched
+from edgesplit.mqtt.messages import FetchReply
 from edgesplit_agent.control.fetch_window import SLOW_RETRIEVAL_S
 from edgesplit_agent.control.fetcher import MetadataFetcher
 
@@ -18,7 +18,7 @@ PATH = "metadata/timestamp.json"
 class Answering:
     """A wire on which each request is answered at once by these pieces."""
 
-    def __init__(self, answer: Callable[[], Iterator[Fetched]], clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, answer: Callable[[], Iterator[FetchReply]], clock: Callable[[], float] = lambda: 0.0) -> None:
         self.fetcher = MetadataFetcher(self, "cam-1", (0.01, 0.01), clock=clock)
         self._answer = answer
         self.asked = 0
@@ -40,11 +40,11 @@ def test_overlapping_pieces_never_cost_more_memory_than_the_file() -> None:
     """B8: a thousand pieces at a thousand offsets, each nearly the whole file, are not all kept; the file then is."""
     total = 60_000
 
-    def answer() -> Iterator[Fetched]:
+    def answer() -> Iterator[FetchReply]:
         for at in range(1_000):
-            yield Fetched(PATH, at, total, b"x" * (total - at - 1))
-            yield Fetched(PATH, at, total, b"")
-        yield Fetched(PATH, 0, total, b"y" * total)
+            yield FetchReply(PATH, at, total, b"x" * (total - at - 1))
+            yield FetchReply(PATH, at, total, b"")
+        yield FetchReply(PATH, 0, total, b"y" * total)
 
     wire = Answering(answer)
     assert wire.fetcher.fetch(PATH, total) == b"y" * total
@@ -59,8 +59,8 @@ def test_metadata_that_drips_is_given_up() -> None:
         now[0] += SLOW_RETRIEVAL_S / 4
         return now[0]
 
-    def drip() -> Iterator[Fetched]:
-        yield Fetched(PATH, 0, 1_000, b"x")
+    def drip() -> Iterator[FetchReply]:
+        yield FetchReply(PATH, 0, 1_000, b"x")
 
     wire = Answering(drip, slow_clock)
     with pytest.raises(LinkError, match="does not send"):
@@ -71,9 +71,9 @@ def test_metadata_that_drips_is_given_up() -> None:
 def test_the_same_piece_again_is_no_progress() -> None:
     """A piece that is repeated for ever keeps no fetch alive: patience counts from the last new byte."""
 
-    def repeat() -> Iterator[Fetched]:
+    def repeat() -> Iterator[FetchReply]:
         for _ in range(500):
-            yield Fetched(PATH, 0, 1_000, b"x")
+            yield FetchReply(PATH, 0, 1_000, b"x")
 
     ticks = iter(range(10_000))
     wire = Answering(repeat, lambda: next(ticks) * 0.02)
@@ -83,6 +83,6 @@ def test_the_same_piece_again_is_no_progress() -> None:
 
 def test_a_file_without_bytes_is_a_file() -> None:
     """An empty file is whole at once; one that is not there is told apart."""
-    assert Answering(lambda: iter([Fetched(PATH, 0, 0, b"")])).fetcher.fetch(PATH, 10) == b""
+    assert Answering(lambda: iter([FetchReply(PATH, 0, 0, b"")])).fetcher.fetch(PATH, 10) == b""
     with pytest.raises(FileNotFoundError):
-        Answering(lambda: iter([Fetched(PATH, 0, -1, b"")])).fetcher.fetch(PATH, 10)
+        Answering(lambda: iter([FetchReply(PATH, 0, -1, b"")])).fetcher.fetch(PATH, 10)

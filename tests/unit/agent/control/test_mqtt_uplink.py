@@ -52,7 +52,7 @@ def sample(session: int, sequence: int, *, take: bool) -> tuple[Telemetry | None
     if not take:
         return None, None
     return Telemetry(session=session, sequence=sequence, emulated=False, up_bytes_per_s=0.0, rtt_s=0.0,
-                     remote_ok=False, models=()), None  # fmt: skip
+                     remote_usable=False, models=()), None  # fmt: skip
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def begin(uplink: Uplink, wire: Wire, hub: Hub) -> None:
 
 
 def say(wire: Wire, kept: Ack) -> None:
-    wire.heard(messages.topic("cam", "kept"), messages.encode(kept), None)
+    wire.heard(messages.topic("cam", "ack"), messages.encode(kept), None)
 
 
 def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink, Wire], hub: Hub) -> None:
@@ -96,7 +96,7 @@ def test_telemetry_comes_as_often_as_the_controller_wants_it(link: tuple[Uplink,
     uplink, wire = link
     begin(uplink, wire, hub)
     for every_s, expected in ((60.0, 60), (5.0, 720)):
-        say(wire, Ack(session=1, sequence=0, every_s=every_s))
+        say(wire, Ack(session=1, sequence=0, telemetry_interval_s=every_s))
         hub.run(every_s)
         before = wire.telemetry()
         hub.run(HOUR_S)
@@ -111,7 +111,7 @@ def test_a_rhythm_that_cannot_be_is_refused(link: tuple[Uplink, Wire], hub: Hub,
     uplink, wire = link
     begin(uplink, wire, hub)
     with pytest.raises(MalformedMessage):
-        say(wire, Ack(session=1, sequence=0, every_s=every_s))
+        say(wire, Ack(session=1, sequence=0, telemetry_interval_s=every_s))
     before = wire.telemetry()
     hub.run(100.0)
     assert wire.telemetry() - before == pytest.approx(50, rel=0.1)

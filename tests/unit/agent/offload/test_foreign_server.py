@@ -103,7 +103,7 @@ def test_the_server_that_the_release_names_finishes(clouds: Start, manners: Mann
         assert np.array_equal(answer.outputs["y"], EXPECTED)
         assert answer.report.row == "cut-1" and not answer.report.fallback and answer.report.up_bytes > 0
     conditions, breaker = engine.target_state("tiny")
-    assert conditions.remote_ok and breaker.state == "closed" and conditions != engine.conditions
+    assert conditions.remote_usable and breaker.state == "closed" and conditions != engine.conditions
     assert set(server.seen.models) == {NAME}
     assert set(server.seen.codings) == {""}
     assert not [name for seen in server.seen.headers for name in seen if name.startswith("edgesplit")]

@@ -143,7 +143,7 @@ def test_a_cloud_that_is_out_leaves_the_device() -> None:
 
 def test_a_forced_row_is_taken_whatever_the_stance() -> None:
     """The operator's word about the cut goes before the battery's."""
-    forced = msgspec.structs.replace(PLAN, forced="cut-1")
+    forced = msgspec.structs.replace(PLAN, forced_row="cut-1")
     assert named(select_row(forced, at(per_s=9.0), PowerMode("saver", watts=0.1))) == "cut-1"
 
 

@@ -25,7 +25,7 @@ from edgesplit_agent.policy.link_estimator import FURTHER_HOP_TTL_S, LinkEstimat
 LINK = Link(up_bytes_per_s=10e6, down_bytes_per_s=10e6, rtt_s=0.002)
 HOP = Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.02, down_s=0.001, seconds=0.005)
 FAR = Row(name="cut-1", device=("a",), remote=("b", "c"), device_s=0.01, up_bytes=1_000, remote_s=0.01,
-          beyond_s=0.041, hops=(HOP,))  # fmt: skip
+          further_links_s=0.041, hops=(HOP,))  # fmt: skip
 """20 ms up the second link, 1 ms down, a round trip of 20 ms."""
 NEAR = Row(name="cut-2", device=("a",), remote=("b", "c"), device_s=0.01, up_bytes=1_000, remote_s=0.1)
 LOCAL = Row(name="local", device=("a", "b", "c"), device_s=0.5)
@@ -53,7 +53,7 @@ def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
     assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
     assert LinkEstimate.from_link(LINK).conditions(remote_ok=True).further is None
     known = Conditions(link=LINK, further=planned)
-    assert further_links_s(FAR, known) == pytest.approx(FAR.beyond_s) and latency_s(FAR, known) == pytest.approx(
+    assert further_links_s(FAR, known) == pytest.approx(FAR.further_links_s) and latency_s(FAR, known) == pytest.approx(
         latency_s(FAR, Conditions(link=LINK))
     )
 
@@ -73,7 +73,7 @@ def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
         device_s=0.01,
         up_bytes=1_000,
         remote_s=0.01,
-        beyond_s=0.221,
+        further_links_s=0.221,
         hops=(Hop(tier="cloud", up_bytes=100_000, down_bytes=4_000, up_s=0.2, down_s=0.001),),
     )
     plan = Plan(model="m", device_class="pi", rows=(slow, NEAR, LOCAL), link=LINK)

@@ -107,6 +107,6 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
 
 def test_a_capped_clock_is_known_at_once() -> None:
     """Half the clock, twice the seconds; unknown or free: none; never absurd."""
-    assert clock_slowdown(Readings(speed=0.5)) == pytest.approx(2.0)
-    assert clock_slowdown(Readings()) == 1.0 and clock_slowdown(Readings(speed=1.0)) == 1.0
-    assert math.isfinite(clock_slowdown(Readings(speed=1e-9)))
+    assert clock_slowdown(Readings(clock_ratio=0.5)) == pytest.approx(2.0)
+    assert clock_slowdown(Readings()) == 1.0 and clock_slowdown(Readings(clock_ratio=1.0)) == 1.0
+    assert math.isfinite(clock_slowdown(Readings(clock_ratio=1e-9)))

@@ -60,7 +60,7 @@ def under(root: Path, files: dict[str, str]) -> Path:
 def test_a_board_whose_input_rail_is_measured(tmp_path: Path) -> None:
     """The rail that feeds the others is the board's power, and they are not added to it; the hottest zone counts."""
     got = read(under(tmp_path, ORIN))
-    assert (got.watts, got.watts_from) == (pytest.approx(6.0), "rails")
+    assert (got.watts, got.watts_source) == (pytest.approx(6.0), "rails")
     assert (got.celsius, got.hot) == (51.5, False)
     assert got.battery_percent is None and got.mains is None and got.under_voltage is None
 
@@ -84,7 +84,7 @@ def test_a_battery_that_is_emptied(tmp_path: Path) -> None:
     """What leaves it is the device's power, whatever sign the driver gives; a mouse's battery is not the device's."""
     got = read(under(tmp_path, BATTERY))
     assert (got.battery_percent, got.discharging, got.mains) == (42, True, False)
-    assert (got.watts, got.watts_from) == (pytest.approx(5.7), "battery")
+    assert (got.watts, got.watts_source) == (pytest.approx(5.7), "battery")
 
 
 def test_a_battery_on_mains_says_nothing_of_the_devices_power(tmp_path: Path) -> None:
@@ -98,16 +98,16 @@ def test_a_raspberry_pi_with_a_bad_supply(tmp_path: Path) -> None:
     """Bits 0 and 2: under-voltage and throttled now; the clock as it is, for the firmware hides the cap."""
     got = read(under(tmp_path, PI))
     assert (got.under_voltage, got.under_voltage_since_boot, got.hot) == (True, True, True)
-    assert got.speed == pytest.approx(1 / 3)
+    assert got.clock_ratio == pytest.approx(1 / 3)
     later = read(under(tmp_path, {"devices/platform/soc/soc:firmware/get_throttled": "0x50000"}))
-    assert (later.under_voltage, later.under_voltage_since_boot, later.speed) == (False, True, 1.0)
+    assert (later.under_voltage, later.under_voltage_since_boot, later.clock_ratio) == (False, True, 1.0)
 
 
 def test_a_low_clock_alone_is_no_throttling(tmp_path: Path) -> None:
     """A governor that lets an idle processor rest is no cap; a lowered ceiling is."""
     idle = PI | {"devices/platform/soc/soc:firmware/get_throttled": "0"}
-    assert read(under(tmp_path, idle)).speed == 1.0
-    assert read(under(tmp_path, {"devices/system/cpu/cpufreq/policy0/scaling_max_freq": "900000"})).speed == 0.5
+    assert read(under(tmp_path, idle)).clock_ratio == 1.0
+    assert read(under(tmp_path, {"devices/system/cpu/cpufreq/policy0/scaling_max_freq": "900000"})).clock_ratio == 0.5
 
 
 def test_the_voltage_monitors_alarm_counts_too(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_garbage_reads_as_unknown(tmp_path: Path, spoiled: dict[str, bytes]) -> 
     assert got.battery_percent is None or 0 <= got.battery_percent <= 100
     assert got.watts is None or 0 <= got.watts < 10_000
     assert got.celsius is None or -200 <= got.celsius <= 200
-    assert got.speed is None or 0 < got.speed <= 1
+    assert got.clock_ratio is None or 0 < got.clock_ratio <= 1
 
 
 def test_the_sampler_tells_what_it_reads_and_survives_its_listener(tmp_path: Path) -> None:

@@ -62,14 +62,14 @@ def test_three_unhealthy_starts_of_a_trial_bring_back_the_version_before() -> No
 
     back = started(TRYING, UNHEALTHY_STARTS + 1)
 
-    assert back.running == OLD and back.starts == 1
-    assert back.bad == {NEW: "3 starts in a row were not found healthy"}
+    assert back.running == OLD and back.unhealthy_starts == 1
+    assert back.rejected == {NEW: "3 starts in a row were not found healthy"}
 
 
 def test_three_unhealthy_starts_of_a_committed_version_leave_the_installed_one() -> None:
     """A version that was healthy once and is no more gives way to the one that nothing here can change."""
     back = started(ON_OLD, UNHEALTHY_STARTS + 1)
-    assert back.running == INSTALLED and OLD in back.bad and not back.starts
+    assert back.running == INSTALLED and OLD in back.rejected and not back.unhealthy_starts
 
 
 def test_a_first_update_goes_back_to_the_installed_version() -> None:
@@ -97,7 +97,7 @@ def test_what_is_spoilt_on_disk_is_made_again_once() -> None:
     """A committed version that was damaged is not called bad; one on trial is: it was written a moment ago."""
     assert version_slots.with_damage(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
     assert (
-        version_slots.with_damage(TRYING, "torn").bad == {NEW: "torn"}
+        version_slots.with_damage(TRYING, "torn").rejected == {NEW: "torn"}
         and version_slots.with_damage(TRYING, "torn").running == OLD
     )
 
@@ -111,7 +111,7 @@ def test_only_a_newer_statement_forgives() -> None:
     """The statement under which a version failed does not bring it back; the next one may."""
     bad = version_slots.with_rollback(TRYING, "it is silent")
     assert version_slots.with_statement(bad, 7) == bad
-    assert version_slots.with_statement(bad, 8).bad == {}
+    assert version_slots.with_statement(bad, 8).rejected == {}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_version_that_is_not_there_does_not_start(tmp_path: Path) -> None:
         assert prepare_start(shelf, "0.1.0").running == NEW
         spoil(shelf.version_folder(NEW))
         found = prepare_start(shelf, "0.1.0")
-        assert found.running == OLD and shelf.read() == found and NEW in found.bad
+        assert found.running == OLD and shelf.read() == found and NEW in found.rejected
     put(OLD)
     spoilt = (shelf.version_folder(OLD) / "module.py").write_text("x")
     assert spoilt and prepare_start(shelf, "0.1.0").running == INSTALLED
@@ -321,7 +321,7 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
         launcher.main(["--data", str(tmp_path)])
 
     assert asked == [str(shelf.python(NEW)), sys.executable]
-    assert shelf.read().bad == {NEW: "it cannot be started: Permission denied"}
+    assert shelf.read().rejected == {NEW: "it cannot be started: Permission denied"}
 
 
 def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:

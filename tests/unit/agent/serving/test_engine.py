@@ -120,22 +120,22 @@ def test_the_plan_decides_by_todays_conditions() -> None:
 
 def test_rows_that_leak_are_not_rows_here() -> None:
     """A plan forged to send what may never leave is refused on the device, row by row, and whole if nothing is left."""
-    assert [row.name for row in plan_for(manifest(LOCAL, CUT, REMOTE, never_leaves=("x",)), "pi4").rows] == [
+    assert [row.name for row in plan_for(manifest(LOCAL, CUT, REMOTE, private_tensors=("x",)), "pi4").rows] == [
         "local",
         "cut-1",
     ]
     with pytest.raises(TrustError):
-        plan_for(manifest(REMOTE, never_leaves=("x",)), "pi4")
+        plan_for(manifest(REMOTE, private_tensors=("x",)), "pi4")
     with pytest.raises(UsageError):
         plan_for(manifest(LOCAL), "jetson")
 
 
 def test_a_plan_that_cuts_earlier_than_it_says_is_no_manifest() -> None:
     """Its rows are held against the earliest cut that it states."""
-    good = manifest(LOCAL, CUT, earliest_cut=("a",))
+    good = manifest(LOCAL, CUT, required_local_layers=("a",))
     assert decode_manifest(encode_manifest(good)) == good
     with pytest.raises(MalformedMessage, match="earlier than its plan"):
-        decode_manifest(encode_manifest(manifest(LOCAL, REMOTE, earliest_cut=("a",))))
+        decode_manifest(encode_manifest(manifest(LOCAL, REMOTE, required_local_layers=("a",))))
 
 
 def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
@@ -156,7 +156,7 @@ def test_the_devices_own_floor_holds_whatever_the_plan_says() -> None:
 def test_a_leaking_row_sends_nothing_even_if_it_was_chosen() -> None:
     """The second floor: a request that would send what may never leave fails before a byte does."""
     with world(REMOTE) as (engine, cloud, release):
-        leaky = msgspec.structs.replace(release.plan, never_leaves=("x",))
+        leaky = msgspec.structs.replace(release.plan, private_tensors=("x",))
         object.__setattr__(release, "plan", leaky)
         with pytest.raises(UsageError):
             engine.infer("tiny", {"x": INPUT}, deadline_s=5)

@@ -44,7 +44,9 @@ def test_the_phases_of_a_report_are_its_latency() -> None:
     assert list(found) == [name for name in PHASES if name in found]
     assert sum(found.values()) == pytest.approx(report.latency_s)
     assert found["device"] == pytest.approx(0.015) and found["remote"] == pytest.approx(0.032)
-    alone = Report(release="r", row="cut-1", fallback=True, latency_s=0.1, waited_s=0.04, device_s=0.05, tail_s=0.03)
+    alone = Report(
+        release="r", row="cut-1", fallback=True, latency_s=0.1, remote_wait_s=0.04, device_s=0.05, local_finish_s=0.03
+    )
     assert phases(alone) == {
         "device": pytest.approx(0.02), "waited": 0.04, "tail": 0.03, "other": pytest.approx(0.01),
     }  # fmt: skip
@@ -102,7 +104,7 @@ def test_a_fallback_says_what_it_waited_for_and_what_the_tail_took() -> None:
         cloud.script = unavailable
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=20, options=NO_HEDGE).report
     assert report.fallback and report.cause == "server"
-    assert report.waited_s > 0 and report.tail_s > 0 and report.device_s > report.tail_s
+    assert report.remote_wait_s > 0 and report.local_finish_s > 0 and report.device_s > report.local_finish_s
     found = phases(report)
     assert not {"link", "remote", "answer_decode"} & set(found)
     assert sum(found.values()) == pytest.approx(report.latency_s)
@@ -211,7 +213,7 @@ def test_telemetry_of_many_models_fits_into_a_message() -> None:
         for number in range(30)
     )
     whole = Telemetry(
-        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_ok=True, models=windows
+        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.1, remote_usable=True, models=windows
     )
     assert len(messages.encode(whole)) > LIMITS.telemetry_bytes
     sent = shorten_to_fit(whole)
@@ -228,7 +230,7 @@ def test_an_older_device_has_no_phases_and_a_hostile_one_not_too_many() -> None:
     told = {"model": "m", "release": "r", "row": "local"}
     bare = {
         "type": "telemetry", "session": 1, "sequence": 1, "emulated": False, "up_bytes_per_s": 1.0, "rtt_s": 0.1,
-        "remote_ok": True,
+        "remote_usable": True,
     }  # fmt: skip
 
     def read(**more: object) -> Telemetry:

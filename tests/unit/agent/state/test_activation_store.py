@@ -34,7 +34,7 @@ def test_change_without_a_write_is_adopted_where_the_caller_can_go_on(tmp_path: 
     """A start is counted in memory where the disk is full."""
     store = ActivationStore(FullFolder(tmp_path))
     store.update_best_effort(slots.with_start_counted(Current()), "this start is not counted")
-    assert store.current.starts == 1
+    assert store.current.unhealthy_starts == 1
 
 
 def test_unchanged_state_is_not_written(tmp_path: Path) -> None:

@@ -58,7 +58,12 @@ def test_what_runs_survives_as_it_was_written(tmp_path: Path) -> None:
     assert folder.read_current() is None
     slots, safe = Slots(committed="b" * 64, trial="a" * 64), SafeMode("three starts", ("a" * 64,))
     current = Current(
-        statement=b"\x00\xffsigned", counter=7, models={"m": slots}, bad={"c": "why"}, starts=2, safe=safe
+        statement=b"\x00\xffsigned",
+        counter=7,
+        models={"m": slots},
+        rejected={"c": "reason"},
+        unhealthy_starts=2,
+        safe_mode=safe,
     )
     folder.write_current(current)
     assert DataFolder(tmp_path).read_current() == current
@@ -196,11 +201,19 @@ def test_windows_count_and_begin_anew() -> None:
     windows, release = TelemetryWindows(), active(LOCAL)
     now = Conditions(link=Link(up_bytes_per_s=1e6, down_bytes_per_s=1e6, rtt_s=0.01))
     for number, row in enumerate(["cut-1", "cut-1", "local", "local"]):
-        report = Report(release="r", row=row, fallback=number == 0, late=number == 1, latency_s=0.1 * (number + 1))
+        report = Report(
+            release="r", row=row, fallback=number == 0, emulation_overrun=number == 1, latency_s=0.1 * (number + 1)
+        )
         windows.observe("tiny", report)
     windows.observe("tiny", None)
     window = windows.close_windows({"tiny": release}, now)[0]
-    assert (window.requests, window.failed, window.fallbacks, window.switches, window.late) == (4, 1, 1, 1, 1)
+    assert (window.requests, window.failed, window.fallbacks, window.switches, window.emulation_overruns) == (
+        4,
+        1,
+        1,
+        1,
+        1,
+    )
     assert window.latency_p50_s == pytest.approx(0.3) and window.latency_p95_s == pytest.approx(0.4)
     assert window.row == "local" and window.predicted_s == pytest.approx(LOCAL.device_s)
     assert windows.close_windows({"tiny": release}, now)[0].requests == 0

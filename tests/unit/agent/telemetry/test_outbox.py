@@ -33,14 +33,14 @@ DAY = 86_400.0
 
 
 def at(seconds: float, boot: str = "b") -> DeviceTime:
-    return DeviceTime(at=NOW + seconds, boot=boot, up_s=1_000.0 + seconds)
+    return DeviceTime(unix_s=NOW + seconds, boot_id=boot, since_boot_s=1_000.0 + seconds)
 
 
 def message(sequence: int, *, session: int = 5, requests: int = 0, failed: int = 0) -> Telemetry:
     window = TelemetryWindow(model="m", release="r", row="local", requests=requests, failed=failed)
     return Telemetry(
-        session=session, sequence=sequence, emulated=False, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True,
-        models=(window,), moment=at(sequence),
+        session=session, sequence=sequence, emulated=False, up_bytes_per_s=1e6, rtt_s=0.01, remote_usable=True,
+        models=(window,), measured_at=at(sequence),
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_what_was_flushed_survives_and_comes_back_in_order(tmp_path: Path) -> No
         ring.add(("idle", "busy", "trouble")[number % 3], f"{number}:".encode().ljust(90, b"x"), at(number))
     ring.flush(at(3_000))
     again = DiskRing(tmp_path)
-    assert again.to_telemetry().waiting == 3_000 and len(list(tmp_path.iterdir())) > 3
+    assert again.to_telemetry().messages == 3_000 and len(list(tmp_path.iterdir())) > 3
     taken: list[int] = []
     while batch := again.batch(5_000, 64):
         taken += numbers(batch)
@@ -102,7 +102,7 @@ def test_a_torn_tail_is_written_over(tmp_path: Path) -> None:
     again = DiskRing(tmp_path)
     put(again, 3, first=3)
     again.flush(at(6))
-    assert again.to_telemetry().spoilt == 1 and numbers(DiskRing(tmp_path).batch(10**6, 100)) == list(range(6))
+    assert again.to_telemetry().corrupt == 1 and numbers(DiskRing(tmp_path).batch(10**6, 100)) == list(range(6))
 
 
 def test_foreign_and_empty_files_are_in_nobodys_way(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_foreign_and_empty_files_are_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "000000000000000007.busy").write_bytes(b"garbage")
     ring = DiskRing(tmp_path)
     assert (
-        ring.is_empty and ring.to_telemetry().spoilt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+        ring.is_empty and ring.to_telemetry().corrupt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
     )
 
 
@@ -124,12 +124,12 @@ def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: 
     put(ring, 2_000, worth="idle", first=3_000)
     ring.flush(at(5_000))
     seen = ring.to_telemetry()
-    assert seen.waiting_bytes <= 400_000 + ring_module.BUFFER_BYTES
-    assert seen.dropped_idle > 0 and (seen.dropped_busy, seen.dropped_trouble) == (0, 0)
+    assert seen.bytes <= 400_000 + ring_module.BUFFER_BYTES
+    assert seen.dropped_idle > 0 and (seen.dropped_busy, seen.dropped_failures) == (0, 0)
     put(ring, 3_000, worth="trouble", first=5_000)
     ring.flush(at(8_000))
     seen = ring.to_telemetry()
-    assert (seen.dropped_idle, seen.dropped_busy) == (3_000, 1_000) and seen.dropped_trouble > 0
+    assert (seen.dropped_idle, seen.dropped_busy) == (3_000, 1_000) and seen.dropped_failures > 0
     left = numbers(ring.batch(10**7, 10**5))
     assert left == sorted(left) and left[-1] == 7_999
 
@@ -137,16 +137,16 @@ def test_with_no_room_idling_goes_before_work_and_work_before_trouble(tmp_path: 
 def test_what_is_too_old_goes_by_the_clock_that_is_never_set(tmp_path: Path) -> None:
     """A clock that is set by fifty years ages nothing; nor does one that is set back."""
     ring = DiskRing(tmp_path, max_age_s=DAY)
-    ring.add("busy", b"0:", DeviceTime(at=100.0, boot="b", up_s=10.0))  # before the clock was set
-    ring.flush(DeviceTime(at=NOW, boot="b", up_s=60.0))
-    assert ring.to_telemetry().waiting == 1
-    ring.flush(DeviceTime(at=NOW + 90, boot="b", up_s=10.0 + 2 * DAY))
+    ring.add("busy", b"0:", DeviceTime(unix_s=100.0, boot_id="b", since_boot_s=10.0))  # before the clock was set
+    ring.flush(DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=60.0))
+    assert ring.to_telemetry().messages == 1
+    ring.flush(DeviceTime(unix_s=NOW + 90, boot_id="b", since_boot_s=10.0 + 2 * DAY))
     assert ring.to_telemetry() == BacklogState(dropped_busy=1)
     ring.add("busy", b"1:", at(0, boot="one"))
     ring.flush(at(DAY / 2, boot="two"))
-    assert ring.to_telemetry().waiting == 1
+    assert ring.to_telemetry().messages == 1
     ring.flush(at(2 * DAY, boot="two"))
-    assert ring.to_telemetry().waiting == 0
+    assert ring.to_telemetry().messages == 0
     assert age_s(at(0, "one"), at(-50, "two")) == 0.0
 
 
@@ -165,7 +165,7 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
     put(ring, 50, worth="trouble", size=1_000, first=3_000)
     ring.flush(at(3_050))
     seen = ring.to_telemetry()
-    assert seen.waiting_bytes <= ring_module.MAX_BUFFER_BYTES and seen.dropped_idle > 2_000 and not seen.dropped_trouble
+    assert seen.bytes <= ring_module.MAX_BUFFER_BYTES and seen.dropped_idle > 2_000 and not seen.dropped_failures
     monkeypatch.setattr(os, "write", real)
     ring.flush(at(3_051))
     kept = numbers(DiskRing(tmp_path / "late").batch(10**7, 10**4))
@@ -179,7 +179,7 @@ def test_a_disk_that_takes_nothing_costs_entries_and_never_more(
         (message(1, requests=3), "busy"),
         (message(1, requests=3, failed=1), "trouble"),
         (Telemetry(
-            session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(),
+            session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_usable=True, models=(),
             power=PowerState(under_voltage=True),
         ), "trouble"),
     ],
@@ -215,13 +215,13 @@ class Wire:
         for _ in range(10_000):
             late = self.due()
             if late is None:
-                if self.outbox.to_telemetry().waiting == 0:
+                if self.outbox.to_telemetry().messages == 0:
                     return
                 self.now += 1.0
                 continue
-            self.stored += [(one.session, one.sequence) for one in late.measured]
+            self.stored += [(one.session, one.sequence) for one in late.messages]
             if answered:
-                self.outbox.on_ack(Ack(late=late.number), self.now)
+                self.outbox.on_ack(Ack(batch=late.batch), self.now)
         raise AssertionError("it never ends")
 
 
@@ -236,9 +236,9 @@ def test_what_could_not_be_sent_comes_in_order_once_the_link_is_back(tmp_path: P
     assert wire.due() is None
     wire.now += SETTLE_S
     first = wire.due()
-    assert first is not None and len(first.measured) <= BATCH_MESSAGES and wire.due() is None
-    wire.outbox.on_ack(Ack(late=first.number), wire.now)
-    wire.stored += [(one.session, one.sequence) for one in first.measured]
+    assert first is not None and len(first.messages) <= BATCH_MESSAGES and wire.due() is None
+    wire.outbox.on_ack(Ack(batch=first.batch), wire.now)
+    wire.stored += [(one.session, one.sequence) for one in first.messages]
     wire.forward()
     assert wire.stored == [(5, sequence) for sequence in range(300)]
 
@@ -263,14 +263,14 @@ def test_a_controller_that_is_gone_behind_a_living_broker_loses_nothing(tmp_path
     for sequence in range(MAX_UNACKED + 200):
         wire.live(sequence)
         wire.now += 2.0
-    assert wire.outbox.to_telemetry().waiting >= 200
+    assert wire.outbox.to_telemetry().messages >= 200
     late = wire.due()
-    assert late is not None and late.measured[0].sequence == 0
+    assert late is not None and late.messages[0].sequence == 0
     wire.now += RESEND.first_s
     assert wire.due() is None  # nobody answered: it waits, longer each time
     wire.now += 60.0
     again = wire.due()
-    assert again is not None and again.measured[0].sequence == 0 and again.number != late.number
+    assert again is not None and again.messages[0].sequence == 0 and again.batch != late.batch
 
 
 def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_an_answer_to_another_batch_forgets_nothing(tmp_path: Path) -> None:
     wire.now += 60.0
     second = wire.due()
     assert second is not None
-    wire.outbox.on_ack(Ack(late=first.number), wire.now)
-    assert wire.outbox.to_telemetry().waiting == 100
-    wire.outbox.on_ack(Ack(late=second.number), wire.now)
+    wire.outbox.on_ack(Ack(batch=first.batch), wire.now)
+    assert wire.outbox.to_telemetry().messages == 100
+    wire.outbox.on_ack(Ack(batch=second.batch), wire.now)
     wire.forward()
     assert {sequence for _, sequence in wire.stored} == set(range(64, 100))
 
@@ -322,10 +322,16 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
     for sequence in range(60):
         text = "x" * rng.choice([10, 300])
         windows = tuple(
-            TelemetryWindow(model=f"m{n}", release="r" * 64, row=text, trouble=text) for n in range(rng.choice([1, 20]))
+            TelemetryWindow(model=f"m{n}", release="r" * 64, row=text, problem=text) for n in range(rng.choice([1, 20]))
         )
         one = Telemetry(
-            session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=windows
+            session=1,
+            sequence=sequence,
+            emulated=False,
+            up_bytes_per_s=1.0,
+            rtt_s=0.0,
+            remote_usable=True,
+            models=windows,
         )
         outbox.on_unsent(one, messages.encode(one))
     now, seen = 0.0, 0
@@ -335,8 +341,8 @@ def test_a_batch_fits_into_a_message_whatever_is_in_it(tmp_path: Path) -> None:
         if late is None:
             continue
         assert len(messages.encode(late)) < 100_000
-        seen += len(late.measured)
-        outbox.on_ack(Ack(late=late.number), now)
+        seen += len(late.messages)
+        outbox.on_ack(Ack(batch=late.batch), now)
 
 
 @pytest.mark.parametrize(

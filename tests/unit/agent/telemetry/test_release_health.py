@@ -101,8 +101,8 @@ def test_a_release_is_judged_by_its_own_requests() -> None:
     ledger.on_readings(MODEL, None, None)
     (told,) = ledger.to_telemetry(25.0)
     assert told == ReleaseHealth(
-        model=MODEL, release=NEW, since_s=15.0, requests=100, failed=2, fallbacks=3, latency_p95_s=0.095,
-        memory_bytes=5_000, celsius=71.5, joules=2.0, joules_basis="predicted", drift=0.02, top_agrees=True,
+        model=MODEL, release=NEW, active_s=15.0, requests=100, failed=2, fallbacks=3, latency_p95_s=0.095,
+        memory_bytes=5_000, celsius=71.5, joules=2.0, joules_basis="predicted", drift=0.02, top1_agrees=True,
         golden_ok=True,
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_what_serves_is_told_of_however_it_came_to_serve() -> None:
     """After a restart of the agent nothing is known of a release but that it serves; what is retired is forgotten."""
     ledger = ReleaseHealthTracker()
     ledger.reconcile({MODEL: OLD}, 5.0)
-    assert ledger.to_telemetry(6.0) == (ReleaseHealth(model=MODEL, release=OLD, since_s=1.0),)
+    assert ledger.to_telemetry(6.0) == (ReleaseHealth(model=MODEL, release=OLD, active_s=1.0),)
     ledger.on_answer(MODEL, report(OLD))
     ledger.reconcile({MODEL: OLD}, 7.0)
     assert ledger.to_telemetry(8.0)[0].requests == 1
@@ -154,9 +154,9 @@ class Fleet:
 
     def say(self, name: str, *health: ReleaseHealth, sequence: int = 0, state: str = "running") -> None:
         birth = Birth(1, 0.0, "1", "pi4", False, "")
-        runs = Reported(1, 1, (ModelState(MODEL, NEW, NEW, state, "golden input: no"),), number=1)  # type: ignore[arg-type]
+        runs = Reported(1, 1, (ModelState(MODEL, NEW, NEW, state, "golden input: no"),), report_number=1)  # type: ignore[arg-type]
         told = Telemetry(
-            session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(),
+            session=1, sequence=sequence, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_usable=True, models=(),
             health=health,
         )  # fmt: skip
         self.devices.ingest([(name, birth), (name, runs), (name, told)])
@@ -169,11 +169,11 @@ class Fleet:
 def test_evidence_is_what_the_device_of_that_name_said(tmp_path: Path) -> None:
     """A device can speak of itself alone: it has no word in which another's name would stand."""
     fleet = Fleet(tmp_path, "good", "bad", "silent")
-    fleet.say("good", ReleaseHealth(model=MODEL, release=NEW, since_s=9.0, requests=50, drift=0.1, golden_ok=True))
-    fleet.say("bad", ReleaseHealth(model=MODEL, release=NEW, since_s=5.0, requests=7, failed=7))
+    fleet.say("good", ReleaseHealth(model=MODEL, release=NEW, active_s=9.0, requests=50, drift=0.1, golden_ok=True))
+    fleet.say("bad", ReleaseHealth(model=MODEL, release=NEW, active_s=5.0, requests=7, failed=7))
     found = fleet.evidence("good", "bad", "silent", "stranger")
     assert found["good"] == Evidence(
-        model=MODEL, release=NEW, since_s=9.0, requests=50, failed=0, fallbacks=0, drift=0.1, golden_ok=True
+        model=MODEL, release=NEW, active_s=9.0, requests=50, failed=0, fallbacks=0, drift=0.1, golden_ok=True
     )
     assert (found["bad"].requests, found["bad"].failed) == (7, 7)
     assert found["silent"] == found["stranger"] == Evidence(model=MODEL, release=NEW)
@@ -190,7 +190,7 @@ def test_evidence_of_another_release_is_none(tmp_path: Path) -> None:
 def test_what_was_compared_once_stays_known(tmp_path: Path) -> None:
     """An agent that is started again no longer knows the drift; the controller does."""
     fleet = Fleet(tmp_path, "cam")
-    fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=9, drift=0.3, top_agrees=False, golden_ok=True))
+    fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=9, drift=0.3, top1_agrees=False, golden_ok=True))
     fleet.say("cam", ReleaseHealth(model=MODEL, release=NEW, requests=1), sequence=1)
     found = fleet.evidence("cam")["cam"]
     assert (found.requests, found.drift, found.golden_ok) == (1, 0.3, True)

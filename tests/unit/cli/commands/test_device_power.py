@@ -23,8 +23,10 @@ def test_a_battery_and_a_budget_on_one_line() -> None:
     told = msgspec.to_builtins(watch.to_telemetry())
     assert power_line(told) == "power: performance, budget 4 W, by the plan's figures"
     seen = PowerState(
-        mode="saver", why="battery at 10 %", budget_watts=4.0, updates_wait="the battery is at 10 %", watts=3.217,
-        watts_from="battery", battery_percent=10.0, discharging=True, celsius=71.2, speed=0.6, under_voltage=True,
+        mode="saver", mode_reason="battery at 10 %", budget_watts=4.0,
+        updates_deferred_reason="the battery is at 10 %", watts=3.217,
+        watts_source="battery", battery_percent=10.0, discharging=True, celsius=71.2, clock_ratio=0.6,
+        under_voltage=True,
     )  # fmt: skip
     assert power_line(msgspec.to_builtins(seen)) == (
         "power: saver (battery at 10 %), battery 10 % and falling, 3.22 W by its battery of 4 W, 71 °C, "
@@ -42,7 +44,7 @@ def test_joules_that_no_rail_measured_say_so() -> None:
 def telemetry(power: PowerState | None) -> Telemetry:
     window = TelemetryWindow(model="m", release="r", row="local")
     return Telemetry(
-        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(window,),
+        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_usable=True, models=(window,),
         power=power,
     )  # fmt: skip
 
@@ -51,14 +53,16 @@ def test_what_the_sensors_may_read_is_a_message_that_the_controller_takes() -> N
     """At their extremes; a device without power in its telemetry (an older agent) too."""
     watch = PowerMonitor(PowerSettings("auto", 0.001))
     watch.on_readings(
-        Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, speed=1e-9), 1.0
+        Readings(under_voltage=True, battery_percent=0.0, discharging=True, celsius=-200.0, clock_ratio=1e-9), 1.0
     )
     for power in (None, watch.to_telemetry()):
         message = telemetry(power)
         assert messages.decode(messages.encode(message), Telemetry) == message
 
 
-@pytest.mark.parametrize("change", [{"speed": 2.0}, {"battery_percent": 101.0}, {"watts": -1.0}, {"why": "x" * 200}])
+@pytest.mark.parametrize(
+    "change", [{"clock_ratio": 2.0}, {"battery_percent": 101.0}, {"watts": -1.0}, {"mode_reason": "x" * 200}]
+)
 def test_a_device_cannot_tell_what_cannot_be(change: dict[str, object]) -> None:
     """Bounds are the decoder's."""
     spoiled = msgspec.to_builtins(telemetry(PowerState()))

@@ -193,12 +193,12 @@ def test_the_picture_is_drawn_for_every_kind_of_plan(
 
 def test_labels_and_colours_tell_cuts_apart() -> None:
     """Pure modes by name, long layer names by their end; no two cuts inside share a colour."""
-    inside = [Row(name=f"cut-{after}", after=after, remote=("z",)) for after in "ab"]
+    inside = [Row(name=f"cut-{after}", split_after=after, remote=("z",)) for after in "ab"]
     rows = [Row(name="remote", remote=("z",)), *inside, Row(name="local")]
     assert len(set(line_colours(rows).values())) == 4
-    assert label({"name": "local", "after": "z"}) == "all on the device"
-    assert label({"name": "remote", "after": "", "up_bytes": 5, "compress": True}) == "all remote +zstd"
-    long = label({"name": "cut-1", "after": "block/" * 20 + "conv", "up_bytes": 5})
+    assert label({"name": "local", "split_after": "z"}) == "all on the device"
+    assert label({"name": "remote", "split_after": "", "up_bytes": 5, "compress": True}) == "all remote +zstd"
+    long = label({"name": "cut-1", "split_after": "block/" * 20 + "conv", "up_bytes": 5})
     assert long.startswith("after …") and long.endswith("block/conv") and len(long) < 40
 
 
@@ -217,7 +217,7 @@ def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, caps
     text = capsys.readouterr().out
     assert "stem/Conv" in text and "a fused group" in text and "exact" in text
     found = as_json(monkeypatch, capsys, "check", model_file, "--input", "image/jpeg 64x48 scale=1/255")
-    assert found["fine"] and found["cuts"][1]["after"] == "input"
+    assert found["fine"] and found["cuts"][1]["split_after"] == "input"
 
 
 def test_check_takes_the_cuts_of_a_plan(
@@ -449,7 +449,7 @@ def test_a_picture_says_where_its_times_come_from(
 
 def test_cuts_that_end_with_the_same_layer_are_told_apart() -> None:
     """By their numbers of layers; a long name keeps whole parts of its path."""
-    same = [{"name": "cut-1", "after": "out", "layers": 3}, {"name": "cut-2", "after": "out", "layers": 5}]
+    same = [{"name": "cut-1", "split_after": "out", "layers": 3}, {"name": "cut-2", "split_after": "out", "layers": 5}]
     assert labels(same) == ["after out (3 layers)", "after out (5 layers)"]
     assert shortened("MobilenetV1/MobilenetV1/Conv2d_6_depthwise/Relu6", 30) == "…/Conv2d_6_depthwise/Relu6"
 
@@ -511,9 +511,9 @@ def test_gain_is_not_told_against_what_a_limit_forbids(
 
 def test_a_cut_says_how_its_tensors_travel() -> None:
     """By codec, and compressed or not: cuts after one layer differ by nothing else."""
-    row = {"name": "cut-1", "after": "conv", "codecs": {"t": "int8", "u": "raw"}, "compress": True}
+    row = {"name": "cut-1", "split_after": "conv", "codecs": {"t": "int8", "u": "raw"}, "compress": True}
     assert label(row) == "after conv int8 +zstd"
-    assert label({"name": "cut-2", "after": "conv", "codecs": {"t": "raw"}, "compress": False}) == "after conv"
+    assert label({"name": "cut-2", "split_after": "conv", "codecs": {"t": "raw"}, "compress": False}) == "after conv"
 
 
 @pytest.mark.parametrize("name", ["a[/]b[red]", "$\\alpha_{2$ & <b>", "[bold]"])
@@ -571,7 +571,7 @@ def test_checking_a_path_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_cuts_of_three_tiers_say_where_the_rest_runs() -> None:
     """The same layers on the device, and the others on the edge, in the cloud, or on both."""
     tiers = ("device", "edge", "cloud")
-    edge = {"name": "cut-1", "after": "conv", "remote_layers": 3}
+    edge = {"name": "cut-1", "split_after": "conv", "remote_layers": 3}
     both = edge | {"hops": [{"remote": ["head"]}]}
     cloud = edge | {"hops": [{"remote": ["a", "b", "head"]}]}
     assert [label(one, tiers) for one in (edge, both, cloud)] == [
@@ -579,5 +579,5 @@ def test_cuts_of_three_tiers_say_where_the_rest_runs() -> None:
         "after conv, rest on edge and cloud",
         "after conv, rest on cloud",
     ]
-    assert label({"name": "remote", "after": "", "remote_layers": 4}, tiers) == "all on edge"
-    assert label({"name": "remote", "after": "", "remote_layers": 4}, ("device", "cloud")) == "all remote"
+    assert label({"name": "remote", "split_after": "", "remote_layers": 4}, tiers) == "all on edge"
+    assert label({"name": "remote", "split_after": "", "remote_layers": 4}, ("device", "cloud")) == "all remote"

@@ -20,7 +20,7 @@ DRIFT: dict[str, Any] = {
     "basis": "emulated",
     "policy": "propose",
     "note": "",
-    "why": "another table saves 12% (half of the devices 10% to 14%)",
+    "reason": "another table saves 12% (half of the devices 10% to 14%)",
     "drift": [
         {"what": "uplink", "unit": "bytes/s", "assumed": 2e6, "measured": 1e6, "factor": 0.5},
         {"what": "sent by remote", "unit": "bytes", "assumed": 4096.0, "measured": 8192.0, "factor": 2.0},
@@ -35,10 +35,10 @@ PROPOSAL: dict[str, Any] = {
     "group": "roof",
     "devices": ["a", "b"],
     "basis": "emulated",
-    "why": DRIFT["why"],
+    "reason": DRIFT["reason"],
     "seconds": {"now": 0.1, "then": 0.088},
-    "rows": [{"name": "remote", "after": ""}],
-    "proposed_rows": [{"name": "cut-1", "after": "conv"}, {"name": "local", "after": "softmax"}],
+    "rows": [{"name": "remote", "split_after": ""}],
+    "proposed_rows": [{"name": "cut-1", "split_after": "conv"}, {"name": "local", "split_after": "softmax"}],
     "created": 0.0,
     "result": "ab" * 32,
 }
@@ -83,7 +83,7 @@ def test_drift_is_shown_beside_what_was_assumed(controller: Controller) -> None:
     for told in ("2 heard, emulated", "16 Mbit/s", "8 Mbit/s", "×0.50", "8.0 KiB", "2.0 ms", "saves 12%"):
         assert told in said, said
     typed("model", "drift", "--look")
-    assert ("/v1/drift/look", {}) in controller.asked
+    assert ("/v1/drift/inspect", {}) in controller.asked
 
 
 def test_proposals_say_what_they_predict_of_whom(controller: Controller) -> None:

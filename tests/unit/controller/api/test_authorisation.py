@@ -27,7 +27,7 @@ OPEN = {
     ("POST", "/v1/enrol"),
     ("POST", "/v1/renew"),
     ("POST", "/v1/gateway/certificate"),
-    ("POST", "/v1/gateway/revoked"),
+    ("POST", "/v1/gateway/crl"),
     ("POST", "/v1/session"),
 }
 """What lets in without an operator. A device's certificate, a claim or a login code is asked for inside."""

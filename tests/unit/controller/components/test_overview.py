@@ -64,11 +64,13 @@ def test_a_part_that_breaks_is_shown_first_since_when_and_with_what_to_do(world:
     first = named(shown, "broker")
     assert first == next(one for one in shown if one["state"] == "bad" and one["name"] == "broker")
     assert (
-        first["since"] == broke and "the certificate has expired" in first["text"] and first["do"] == REMEDIES["broker"]
+        first["since"] == broke
+        and "the certificate has expired" in first["text"]
+        and first["remedy"] == REMEDIES["broker"]
     )
     line.connected = True
     mine.step()
-    assert named(parts_of(world, tmp_path).to_dicts(), "broker")["do"] == ""
+    assert named(parts_of(world, tmp_path).to_dicts(), "broker")["remedy"] == ""
 
 
 def test_one_process_that_sees_no_broker_is_enough_to_say_so(world: World, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_the_word_of_a_process_that_is_gone_is_no_word_of_now(world: World, tmp_
     noting(world, 2, lambda: ProbeResult("broker", "bad", "gone")).step()
     world.now += OUTDATED_S + 1
     found = named(parts_of(world, tmp_path).to_dicts(), "broker")
-    assert found["state"] == "unknown" and "then: gone" in found["text"] and found["do"]
+    assert found["state"] == "unknown" and "then: gone" in found["text"] and found["remedy"]
     noting(world, 1, lambda: ProbeResult("broker", "good", "here")).step()
     assert named(parts_of(world, tmp_path).to_dicts(), "broker")["state"] == "good"
 
@@ -150,7 +152,7 @@ def test_an_offload_server_that_does_not_answer_says_why(plain_server: str) -> N
 
 def test_the_command_line_says_what_is_not_well_and_nothing_else() -> None:
     """`edgectl fleet`: a good part is no news."""
-    part = {"name": "broker", "subject": "", "state": "good", "text": "connected", "do": ""}
+    part = {"name": "broker", "subject": "", "state": "good", "text": "connected", "remedy": ""}
     assert unhealthy_parts([part]) == []
-    (shown,) = unhealthy_parts([part, {**part, "state": "bad", "text": "refused", "do": "look at it"}])
+    (shown,) = unhealthy_parts([part, {**part, "state": "bad", "text": "refused", "remedy": "look at it"}])
     assert shown.row_count == 1

@@ -17,9 +17,9 @@ from edgesplit_controller.storage.tables.core import ClaimRow
 from support.sample_fleet import device_row, make_fleet
 
 LTE = Link(up_bytes_per_s=731_250.0, down_bytes_per_s=1_720_000.0, rtt_s=0.06)
-LOCAL = Row(name="local", device=("s1", "s2"), device_s=0.4, device_joules=1.2, after="end")
+LOCAL = Row(name="local", device=("s1", "s2"), device_s=0.4, device_joules=1.2, split_after="end")
 CUT = Row(
-    name="cut-1", device=("s1",), remote=("s2",), after="conv1", sends=("t",), device_s=0.1, up_bytes=30_000,
+    name="cut-1", device=("s1",), remote=("s2",), split_after="conv1", sends=("t",), device_s=0.1, up_bytes=30_000,
     remote_s=0.01, device_joules=0.3,
 )  # fmt: skip
 REMOTE = Row(name="remote", remote=("s1", "s2"), sends=("image",), up_bytes=150_000, remote_s=0.012)
@@ -84,13 +84,15 @@ def test_causes_that_differ_in_details_are_one_cause() -> None:
         == "failed: chunk … of … failed N times"
     )
     assert "3f9c" in failure_causes(one, {})[0]["detail"]
-    assert len(failure_causes({"trouble": "word " * 100}, {})[0]["cause"]) <= MAX_TEXT_CHARS + len("refused: ")
+    assert len(failure_causes({"statement_problem": "word " * 100}, {})[0]["cause"]) <= MAX_TEXT_CHARS + len(
+        "refused: "
+    )
 
 
 def test_every_kind_of_trouble_is_a_cause() -> None:
     """Safe mode, disobedience, a window's trouble and under-voltage; a healthy device has none."""
-    reported = {"safe_mode": "3 starts in a row", "trouble": "expired", "models": []}
-    told = {"models": [{"trouble": "worker lost"}], "power": {"under_voltage": True}}
+    reported = {"safe_mode": "3 starts in a row", "statement_problem": "expired", "models": []}
+    told = {"models": [{"problem": "worker lost"}], "power": {"under_voltage": True}}
     words = [one["cause"].split(":")[0] for one in failure_causes(reported, told)]
     assert words == ["safe mode", "refused", "runs badly", "under-voltage"]
     assert failure_causes({"models": [{"model": "m", "state": "running"}]}, {"models": []}) == []
@@ -101,7 +103,7 @@ def test_a_row_says_what_is_wanted_and_not_there(tmp_path: Path) -> None:
     bare = device_row("a")
     row = fleet_row(bare, "online", {"digits": "f" * 64})
     assert row["models"] == [
-        {"model": "digits", "release": "", "wanted": "f" * 64, "state": "told", "row": "", "detail": ""}
+        {"model": "digits", "release": "", "desired_release": "f" * 64, "state": "assigned", "row": "", "detail": ""}
     ]
     assert row["p95_s"] is None and row["simulated"]
 

@@ -67,28 +67,63 @@ def test_late_telemetry_fills_gaps_of_the_session_it_is_of() -> None:
     ("then", "sent", "at", "dated"),
     [
         (None, None, NOW, "now"),
-        (DeviceTime(at=5.0, boot="b", up_s=100.0), DeviceTime(at=9.0, boot="b", up_s=700.0), NOW - 600, "age"),
+        (
+            DeviceTime(unix_s=5.0, boot_id="b", since_boot_s=100.0),
+            DeviceTime(unix_s=9.0, boot_id="b", since_boot_s=700.0),
+            NOW - 600,
+            "age",
+        ),
         # its clock was set meanwhile, by fifty years: the one that is never set says when
-        (DeviceTime(at=5.0, boot="b", up_s=100.0), DeviceTime(at=NOW, boot="b", up_s=100.5), NOW - 0.5, "age"),
+        (
+            DeviceTime(unix_s=5.0, boot_id="b", since_boot_s=100.0),
+            DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=100.5),
+            NOW - 0.5,
+            "age",
+        ),
         # another boot: by its clock, and by how far that is off now
         (
-            DeviceTime(at=NOW - 500, boot="a", up_s=9e4),
-            DeviceTime(at=NOW + 100, boot="b", up_s=60.0),
+            DeviceTime(unix_s=NOW - 500, boot_id="a", since_boot_s=9e4),
+            DeviceTime(unix_s=NOW + 100, boot_id="b", since_boot_s=60.0),
             NOW - 600,
             "clock",
         ),
         # it says that it was measured after this boot, in another one: its clock was wrong
-        (DeviceTime(at=NOW, boot="a", up_s=9e4), DeviceTime(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
         (
-            DeviceTime(at=NOW - 90 * DAY, boot="a", up_s=1.0),
-            DeviceTime(at=NOW, boot="b", up_s=60.0),
+            DeviceTime(unix_s=NOW, boot_id="a", since_boot_s=9e4),
+            DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=60.0),
             NOW - 60,
             "unsure",
         ),
-        (DeviceTime(at=3.0, boot="a", up_s=9e4), DeviceTime(at=NOW, boot="b", up_s=60.0), NOW - 60, "unsure"),
-        (DeviceTime(at=3.0, boot="", up_s=9e4), DeviceTime(at=9.0, boot="", up_s=60.0), NOW - 60, "unsure"),
-        (DeviceTime(boot="b", up_s=1e12), DeviceTime(boot="b", up_s=2e14), NOW - device_state.MAX_AGE_S, "age"),
-        (DeviceTime(boot="b", up_s=1.0), DeviceTime(boot="c", up_s=1e15), NOW - device_state.MAX_AGE_S, "unsure"),
+        (
+            DeviceTime(unix_s=NOW - 90 * DAY, boot_id="a", since_boot_s=1.0),
+            DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=60.0),
+            NOW - 60,
+            "unsure",
+        ),
+        (
+            DeviceTime(unix_s=3.0, boot_id="a", since_boot_s=9e4),
+            DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=60.0),
+            NOW - 60,
+            "unsure",
+        ),
+        (
+            DeviceTime(unix_s=3.0, boot_id="", since_boot_s=9e4),
+            DeviceTime(unix_s=9.0, boot_id="", since_boot_s=60.0),
+            NOW - 60,
+            "unsure",
+        ),
+        (
+            DeviceTime(boot_id="b", since_boot_s=1e12),
+            DeviceTime(boot_id="b", since_boot_s=2e14),
+            NOW - device_state.MAX_AGE_S,
+            "age",
+        ),
+        (
+            DeviceTime(boot_id="b", since_boot_s=1.0),
+            DeviceTime(boot_id="c", since_boot_s=1e15),
+            NOW - device_state.MAX_AGE_S,
+            "unsure",
+        ),
     ],
 )
 def test_when_something_was_measured(then: DeviceTime | None, sent: DeviceTime | None, at: float, dated: str) -> None:
@@ -97,7 +132,7 @@ def test_when_something_was_measured(then: DeviceTime | None, sent: DeviceTime |
 
 
 moments = st.builds(
-    DeviceTime, at=st.floats(0, 1e15), boot=st.sampled_from(["", "a", "b"]), up_s=st.floats(0, 1e15)
+    DeviceTime, unix_s=st.floats(0, 1e15), boot_id=st.sampled_from(["", "a", "b"]), since_boot_s=st.floats(0, 1e15)
 )  # fmt: skip
 
 
@@ -114,13 +149,13 @@ def told(**changes: Any) -> DesiredVsReported:
 
 
 def said(state: str, *, release: str = "old", wanted: str = "new", detail: str = "") -> Mapping[str, Any]:
-    return {"model": "m", "release": release, "wanted": wanted, "state": state, "detail": detail}
+    return {"model": "m", "release": release, "desired_release": wanted, "state": state, "detail": detail}
 
 
 @pytest.mark.parametrize(
     ("device", "model", "reason"),
     [
-        (told(), said("running", release="new"), "as wanted"),
+        (told(), said("running", release="new"), "as desired"),
         (told(), said("trial", release="new"), "on trial"),
         (told(), said("fetching"), "fetching"),
         (told(), said("fetching", detail="waiting for the fetch window"), "waiting"),
@@ -128,15 +163,15 @@ def said(state: str, *, release: str = "old", wanted: str = "new", detail: str =
         (told(), said("failed", detail="no room"), "failed"),
         (told(), said("rolled back", detail="golden input"), "rolled back"),
         (told(), said("safe mode"), "safe mode"),
-        (told(), said("running", release="old", wanted="old"), "has not heard"),
-        (told(), None, "has not heard"),
-        (told(acted_upon=4), said("running", release="new"), "has not heard"),
-        (told(acted_upon=4, trouble="expired"), said("running"), "refused"),
-        (told(state="stale"), said("running", release="new"), "silent"),
-        (told(state="offline"), said("running", release="new"), "not here"),
-        (told(state="offline"), None, "not here"),
+        (told(), said("running", release="old", wanted="old"), "not applied"),
+        (told(), None, "not applied"),
+        (told(acted_upon=4), said("running", release="new"), "not applied"),
+        (told(acted_upon=4, statement_problem="expired"), said("running"), "refused"),
+        (told(state="stale"), said("running", release="new"), "stale"),
+        (told(state="offline"), said("running", release="new"), "offline"),
+        (told(state="offline"), None, "offline"),
         (told(reported_session=8), said("running", release="new"), "older session"),
-        (told(statement_releases=frozenset()), said("running"), "not told"),
+        (told(statement_releases=frozenset()), said("running"), "not published"),
     ],
 )
 def test_each_difference_has_its_reason(
@@ -144,13 +179,13 @@ def test_each_difference_has_its_reason(
 ) -> None:
     """A device that is gone is never said to be as wanted, whatever it said last."""
     found = device_state.find_differences({"m": "new"}, [model] if model else [], device)
-    assert [one.reason for one in found] == [reason]
+    assert [one.kind for one in found] == [reason]
 
 
 def test_what_nobody_wants_any_more_is_unwanted() -> None:
     """Until the device has stopped it."""
     (found,) = device_state.find_differences({}, [said("running", wanted="")], told())
-    assert (found.reason, found.runs, found.wanted) == ("unwanted", "old", "")
+    assert (found.kind, found.running, found.desired) == ("not desired", "old", "")
 
 
 def test_a_dead_devices_facts_are_not_current() -> None:
@@ -163,7 +198,7 @@ def test_a_dead_devices_facts_are_not_current() -> None:
 
 def telemetry(**more: Any) -> Telemetry:
     return Telemetry(
-        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_ok=True, models=(), **more
+        session=1, sequence=1, emulated=False, up_bytes_per_s=1.0, rtt_s=0.0, remote_usable=True, models=(), **more
     )
 
 
@@ -171,15 +206,23 @@ def telemetry(**more: Any) -> Telemetry:
     ("message", "clock", "kinds"),
     [
         (telemetry(), None, set()),
-        (telemetry(power=PowerState(), board=MachineState(disk_free_bytes=10**10, disk_bytes=3 * 10**10)), 5.0, set()),
+        (
+            telemetry(power=PowerState(), machine=MachineState(disk_free_bytes=10**10, disk_bytes=3 * 10**10)),
+            5.0,
+            set(),
+        ),
         (telemetry(power=PowerState(under_voltage=True)), 0.0, {"under-voltage"}),
         (telemetry(power=PowerState(under_voltage_since_boot=True)), 0.0, {"under-voltage"}),
-        (telemetry(power=PowerState(speed=0.6, celsius=84.0)), 0.0, {"throttled"}),
-        (telemetry(board=MachineState(disk_free_bytes=10**8, disk_bytes=3 * 10**10)), 0.0, {"low disk"}),
-        (telemetry(board=MachineState(memory_free_bytes=10**6, memory_bytes=10**9)), 0.0, {"low memory"}),
+        (telemetry(power=PowerState(clock_ratio=0.6, celsius=84.0)), 0.0, {"throttled"}),
+        (telemetry(machine=MachineState(disk_free_bytes=10**8, disk_bytes=3 * 10**10)), 0.0, {"low disk"}),
+        (telemetry(machine=MachineState(memory_free_bytes=10**6, memory_bytes=10**9)), 0.0, {"low memory"}),
         (telemetry(), -3_600.0, {"clock wrong"}),
-        (telemetry(statement=3, statement_expires=50, moment=DeviceTime(at=51.0)), 0.0, {"stale metadata"}),
-        (telemetry(store=BacklogState(dropped_idle=3)), 0.0, {"telemetry dropped"}),
+        (
+            telemetry(statement_counter=3, statement_expires=50, measured_at=DeviceTime(unix_s=51.0)),
+            0.0,
+            {"stale metadata"},
+        ),
+        (telemetry(backlog=BacklogState(dropped_idle=3)), 0.0, {"telemetry dropped"}),
     ],
 )
 def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, kinds: set[str]) -> None:
@@ -191,7 +234,10 @@ def test_what_telemetry_says_is_wrong(message: Telemetry, clock: float | None, k
 def test_what_a_report_says_is_wrong() -> None:
     """Safe mode says it all; a failure names model, release and reason; disobeying a statement is another thing."""
     failed = ModelState("m", "old", "new" * 10, "rolled back", "its own part failed")
-    assert set(conditions.from_report(Reported(1, 1, (failed,), trouble="expired"))) == {"failing release", "refused"}
+    assert set(conditions.from_report(Reported(1, 1, (failed,), statement_problem="expired"))) == {
+        "failing release",
+        "refused",
+    }
     assert set(conditions.from_report(Reported(1, 1, (failed,), safe_mode="three starts"))) == {"safe mode"}
     assert conditions.from_report(Reported(1, 1, (ModelState("m", "r", "r", "running"),))) == {}
 

@@ -76,13 +76,20 @@ def bench(tmp_path: Path, database_url: str) -> Bench:
 
 def birth(session: int, start: str = "", certificate: int | str = "") -> messages.Birth:
     return messages.Birth(
-        session, 0.5, "1", "raspberrypi4", True, "http://127.0.0.1:8600", start=start, certificate=str(certificate)
+        session,
+        0.5,
+        "1",
+        "raspberrypi4",
+        True,
+        "http://127.0.0.1:8600",
+        start_id=start,
+        certificate_serial=str(certificate),
     )
 
 
 def telemetry(session: int, sequence: int = 1) -> messages.Telemetry:
     return messages.Telemetry(
-        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_ok=True, models=()
+        session=session, sequence=sequence, emulated=True, up_bytes_per_s=1e6, rtt_s=0.01, remote_usable=True, models=()
     )
 
 
@@ -329,9 +336,9 @@ def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench, monkey
     monkeypatch.setattr(bench.director, "_sign", lambda statement: stated.append(statement) or b"signed")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
-    assert [(one.model, one.now) for one in stated[-1].releases] == [("m", False), ("n", True)]
+    assert [(one.model, one.fetch_now) for one in stated[-1].releases] == [("m", False), ("n", True)]
     deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
-    assert not any(one.now for one in stated[-1].releases)
+    assert not any(one.fetch_now for one in stated[-1].releases)
 
 
 def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
@@ -426,7 +433,10 @@ def test_safe_mode_and_what_a_device_cannot_obey_are_shown(bench: Bench) -> None
     listing = Listing(bench.database, stale_after_s=STALE_S, now=lambda: bench.now)
     device = bench.devices.get("cam")
     shown = device_to_dict(device, "online", listing.page_of_device(device), bench.now)
-    assert shown["safe_mode"] == "3 starts in a row were not found healthy" and shown["trouble"] == "it has expired"
+    assert (
+        shown["safe_mode"] == "3 starts in a row were not found healthy"
+        and shown["statement_problem"] == "it has expired"
+    )
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(device_table([shown]))
     assert "online safe mode" in console.export_text()

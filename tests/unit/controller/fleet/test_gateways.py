@@ -76,7 +76,7 @@ class Bench:
         return messages.decode(messages.decode(raw, Signed).payload, Statement)
 
     def keeps(self, name: str = "gw") -> list[str]:
-        return [one.release for one in self.told(name).keeps]
+        return [one.release for one in self.told(name).gateway_releases]
 
     def runs(self, name: str, release: str) -> list[str]:
         """The device reports that it runs that; who is told anew."""
@@ -103,9 +103,9 @@ def test_a_statement_leads_a_device_to_its_gateway_and_tells_that_what_to_keep(b
 
     assert bench.told("cam").gateway == Gateway("gw", "10.0.0.7:8500")
     assert bench.told("door").gateway is None
-    (kept,) = bench.told("gw").keeps
-    assert (kept.model, kept.release, kept.now, kept.keys) == ("m", THREE, True, b"gw a")
-    assert bench.told("gw").releases == () and bench.told("cam").keeps == ()
+    (kept,) = bench.told("gw").gateway_releases
+    assert (kept.model, kept.release, kept.fetch_now, kept.keys) == ("m", THREE, True, b"gw a")
+    assert bench.told("gw").releases == () and bench.told("cam").gateway_releases == ()
     assert bench.director.refresh_gateway_statements() == []
 
 

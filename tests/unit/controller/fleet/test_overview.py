@@ -48,7 +48,7 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     for number, name in enumerate(("live-1", "live-2")):
         world.report(name, runs("rolled back", f"its own part failed {number} times", OTHER), number=2)
         world.tell(
-            name, 1, window("local", fallbacks=2, failed=1), board=MachineState(disk_free_bytes=1, disk_bytes=10**9)
+            name, 1, window("local", fallbacks=2, failed=1), machine=MachineState(disk_free_bytes=1, disk_bytes=10**9)
         )
     world.now += SETTLED_S + 1
     for name in ("live-1", "live-2"):
@@ -67,7 +67,7 @@ def test_the_overview_counts_what_is_there(database_url: str) -> None:
     (failure,) = seen["failures"]
     assert (failure["devices"], failure["cause"], failure["release"]) == (2, "its own part failed N times", RELEASE)
     assert [(one["kind"], one["devices"]) for one in seen["conditions"]] == [("failing release", 2)]
-    assert all(one["do"] for one in seen["conditions"])
+    assert all(one["remedy"] for one in seen["conditions"])
     assert world.fleet.overview(["other"])["devices"]["total"] == 0
 
 
@@ -83,16 +83,21 @@ def test_what_the_controller_knows_by_itself_is_counted_too(world: World) -> Non
         FloodRow(device="cam-3", at=NOW - 9, times=2, dropped=5, held_until=NOW + 3_600, listed=True),
     )  # fmt: skip
     world.birth("cam-4")
-    world.tell("cam-4", 0, agent="0.2", statement=8)
+    world.tell("cam-4", 0, agent_version="0.2", statement_counter=8)
     world.now += UNRESPONSIVE_S + 1
-    world.tell("cam-4", 1, agent="0.2", statement=8)
+    world.tell("cam-4", 1, agent_version="0.2", statement_counter=8)
     found = {one["kind"]: one for one in world.fleet.conditions()}
     assert {kind: one["example"] for kind, one in found.items()} == {
-        "certificate expires": "cam-1", "copied": "cam-2", "flooding": "cam-3", "deaf": "cam-4",
+        "certificate expires": "cam-1", "copied": "cam-2", "flooding": "cam-3", "unresponsive": "cam-4",
     }  # fmt: skip
-    for name, kind in (("cam-1", "certificate expires"), ("cam-2", "copied"), ("cam-3", "flooding"), ("cam-4", "deaf")):
+    for name, kind in (
+        ("cam-1", "certificate expires"),
+        ("cam-2", "copied"),
+        ("cam-3", "flooding"),
+        ("cam-4", "unresponsive"),
+    ):
         assert [one["kind"] for one in world.shown(name)["conditions"]] == [kind]
-    world.tell("cam-4", 2, agent="0.2", statement=9)
+    world.tell("cam-4", 2, agent_version="0.2", statement_counter=9)
     assert world.shown("cam-4")["conditions"] == []
 
 
@@ -147,9 +152,9 @@ def test_why_a_device_is_not_as_wanted_is_said(world: World) -> None:
     assert world.shown("cam")["differences"] == []
     world.report("cam", runs(release=OTHER))
     (found,) = world.shown("cam")["differences"]
-    assert (found["reason"], found["runs"]) == ("has not heard", OTHER)
+    assert (found["kind"], found["running"]) == ("not applied", OTHER)
     (line,) = model_lines(world.shown("cam"))
-    assert "has not heard (it acts upon statement 7, and 8 was said)" in line.plain
+    assert "not applied (it acts upon statement 7, and 8 was said)" in line.plain
 
 
 def test_messages_out_of_order_are_counted_and_shown(world: World) -> None:
@@ -165,7 +170,7 @@ def test_messages_out_of_order_are_counted_and_shown(world: World) -> None:
 
 
 def late(number: int, *measured: Telemetry, up_s: float = 10_000.0) -> Backlog:
-    return Backlog(number=number, sent=DeviceTime(at=NOW, boot="b", up_s=up_s), measured=measured)
+    return Backlog(batch=number, sent_at=DeviceTime(unix_s=NOW, boot_id="b", since_boot_s=up_s), messages=measured)
 
 
 def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: str) -> None:
@@ -175,19 +180,24 @@ def test_late_telemetry_is_stored_where_it_was_measured_and_once(database_url: s
     world.birth("cam", session=5)
     world.tell("cam", 0, window("now"), session=5)
     measured = [
-        telemetry(4, number, window("then"), moment=DeviceTime(at=1.0, boot="b", up_s=10_000.0 - 600.0 + number))
+        telemetry(
+            4,
+            number,
+            window("then"),
+            measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=10_000.0 - 600.0 + number),
+        )
         for number in range(3)
     ]
     for number in (1, 2):
         taken = world.devices.ingest([("cam", late(number, *measured))])
-        assert ("cam", Ack(late=number)) in taken.acks
+        assert ("cam", Ack(batch=number)) in taken.acks
     history = world.devices.history("cam")
-    assert [(one["session"], one["sequence"], one["late"], one["dated"]) for one in history] == [
+    assert [(one["session"], one["sequence"], one["from_backlog"], one["dated"]) for one in history] == [
         (4, 0, True, "age"), (4, 1, True, "age"), (4, 2, True, "age"), (5, 0, False, "now"),
     ]  # fmt: skip
     assert [one["at"] for one in history] == [NOW - 600, NOW - 599, NOW - 598, NOW]
     shown = world.shown("cam")
-    assert shown["telemetry"]["session"] == 5 and (shown["heard"]["late"], shown["heard"]["again"]) == (3, 3)
+    assert shown["telemetry"]["session"] == 5 and (shown["heard"]["from_backlog"], shown["heard"]["again"]) == (3, 3)
 
 
 def test_a_device_is_told_about_once_a_minute_what_was_stored(world: World) -> None:
@@ -223,8 +233,10 @@ def test_minutes_to_months_are_what_was_measured_in_them(database_url: str) -> N
                power=PowerState(celsius=70.0, under_voltage=True))  # fmt: skip
     world.now += 60.0
     world.tell("cam", 2, TelemetryWindow(model="made-up", release="x", row="r", requests=1))
-    old = telemetry(1, 3, window(requests=5), moment=DeviceTime(at=1.0, boot="b", up_s=100.0))
-    world.devices.ingest([("cam", Backlog(number=1, sent=DeviceTime(at=1.0, boot="b", up_s=3_760.0), measured=(old,)))])
+    old = telemetry(1, 3, window(requests=5), measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=100.0))
+    world.devices.ingest(
+        [("cam", Backlog(batch=1, sent_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=3_760.0), messages=(old,)))]
+    )
     assert world.rolling.step() == 2  # what was stored a moment ago may have a neighbour that is not committed yet
     world.now += SETTLED_S + 1
     assert world.rolling.step() == 2 and world.rolling.step() == 0
@@ -330,7 +342,7 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
     world.add("cam")
     world.birth("cam")
     for number, speed in enumerate((0.6, 0.5)):
-        world.tell("cam", number, power=PowerState(speed=speed))
+        world.tell("cam", number, power=PowerState(clock_ratio=speed))
         world.now += 2.0
     (found,) = world.shown("cam")["conditions"]
     assert (found["since"], found["text"], found["current"]) == (NOW, "its clock is capped at 50%", True)
@@ -338,7 +350,7 @@ def test_a_condition_begins_once_and_ends(world: World) -> None:
     (found,) = world.shown("cam")["conditions"]
     assert found["current"] is False
     assert "when it was last heard" in condition_line(found).plain
-    world.tell("cam", 2, power=PowerState(speed=1.0))
+    world.tell("cam", 2, power=PowerState(clock_ratio=1.0))
     assert world.shown("cam")["conditions"] == []
 
 
@@ -374,7 +386,7 @@ def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) 
     """Whatever the order: a device that says a thing twice in two ways stores it once, and harms nobody beside it."""
     world.add("cam", "other")
     world.birth("cam", "other", session=5)
-    said = telemetry(6, 3, moment=DeviceTime(at=1.0, boot="b", up_s=9_000.0))
+    said = telemetry(6, 3, measured_at=DeviceTime(unix_s=1.0, boot_id="b", since_boot_s=9_000.0))
     world.devices.ingest([("cam", late(1, said))])
     world.devices.ingest([("cam", said), ("other", telemetry(5, 0)), ("cam", late(2, said, said))])
     assert [(one["session"], one["sequence"]) for one in world.devices.history("cam")] == [(6, 3)]
@@ -384,8 +396,8 @@ def test_what_comes_late_first_and_live_afterwards_is_one_message(world: World) 
 def test_a_releases_health_is_one_line() -> None:
     """With what is known of it and nothing else; of a device that is gone it is not how it is now."""
     whole = {
-        "model": "digits", "release": RELEASE, "since_s": 300.0, "requests": 50, "failed": 1, "fallbacks": 2,
-        "latency_p95_s": 0.0123, "memory_bytes": 2**20, "drift": 0.25, "top_agrees": False, "golden_ok": True,
+        "model": "digits", "release": RELEASE, "active_s": 300.0, "requests": 50, "failed": 1, "fallbacks": 2,
+        "latency_p95_s": 0.0123, "memory_bytes": 2**20, "drift": 0.25, "top1_agrees": False, "golden_ok": True,
         "current": False,
     }  # fmt: skip
     line = health_line(whole)
@@ -394,5 +406,5 @@ def test_a_releases_health_is_one_line() -> None:
         "drift 25.00%, another first place, golden inputs answered"
     )
     assert line.style == "yellow"
-    bare = {"model": "m", "release": "r", "since_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}
+    bare = {"model": "m", "release": "r", "active_s": 1.0, "requests": 0, "failed": 0, "fallbacks": 0}
     assert health_line(bare).plain.strip() == "m r for 1 s: 0 requests, 0 failed, 0 fallbacks"

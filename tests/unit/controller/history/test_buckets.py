@@ -52,12 +52,12 @@ def test_means_are_weighed_by_requests_and_extremes_stay() -> None:
 
 def test_what_no_sensor_tells_is_nothing_and_no_nought() -> None:
     """A device without sensors has no watts, however many messages it sent; the coldest message hides no heat."""
-    bare = merged(content_of_message({}, late=False), content_of_message({}, late=True))
+    bare = merged(content_of_message({}, from_backlog=False), content_of_message({}, from_backlog=True))
     told = bucket_view(0.0, "hour", bare)
-    assert told["watts"] is None and told["celsius_max"] is None and (told["samples"], told["late"]) == (2, 1)
-    warm = content_of_message({"power": {"celsius": 71.0, "watts": 4.0, "speed": 0.6}}, late=False)
+    assert told["watts"] is None and told["celsius_max"] is None and (told["samples"], told["from_backlog"]) == (2, 1)
+    warm = content_of_message({"power": {"celsius": 71.0, "watts": 4.0, "clock_ratio": 0.6}}, from_backlog=False)
     told = bucket_view(
-        0.0, "hour", merged(merged(bare, warm), content_of_message({"power": {"celsius": 40.0}}, late=False))
+        0.0, "hour", merged(merged(bare, warm), content_of_message({"power": {"celsius": 40.0}}, from_backlog=False))
     )
     assert (told["celsius_max"], told["watts"], told["throttled"]) == (71.0, 4.0, 1)
 
@@ -76,7 +76,7 @@ _MESSAGES = st.lists(st.builds(lambda celsius: {"power": {"celsius": celsius}}, 
 @given(_MESSAGES, st.integers(1, 7))
 def test_however_it_is_grouped_it_adds_up_to_the_same(messages: list[dict[str, object]], cut: int) -> None:
     """Minutes into hours or messages into hours; forwards or backwards."""
-    contents: list[Content] = [content_of_message(one, late=False) for one in messages]
+    contents: list[Content] = [content_of_message(one, from_backlog=False) for one in messages]
     cut = min(cut, len(contents) - 1)
     halves = merged(reduce(merged, contents[:cut]), reduce(merged, contents[cut:]))
     assert halves == reduce(merged, contents) == reduce(merged, contents[::-1])

@@ -104,7 +104,7 @@ def test_requests_are_small() -> None:
     """Sixteen neighbours cost two bytes beyond the release's name; gaps all over a slice of 2 GiB two kilobytes."""
     neighbours = messages.encode(messages.FetchChunks.from_indexes(A, range(5_000, 5_016)))
     gaps = messages.encode(messages.FetchChunks.from_indexes(A, range(0, 2**31 // LIMITS.chunk_bytes, 64)))
-    assert len(neighbours) < 120 and len(gaps) < 2_200
+    assert len(neighbours) < 128 and len(gaps) < 2_200
 
 
 @given(st.binary(max_size=LIMITS.request_bytes))
@@ -186,8 +186,8 @@ def test_metadata_is_answered_with_the_askers_correlation(bench: Bench) -> None:
     for path, total in (("metadata/timestamp.json", 2), ("metadata/9.root.json", -1), ("targets/../../ca.key", -1)):
         bench.say("fetch", messages.encode(messages.FetchMetadata(path)), path.encode())
         topic, raw, retained, correlation = bench.channel.next()
-        piece = messages.decode(raw, messages.Fetched)
-        assert (topic, piece.total, retained) == (messages.topic("cam", "fetched"), total, False)
+        piece = messages.decode(raw, messages.FetchReply)
+        assert (topic, piece.total, retained) == (messages.topic("cam", "fetch_reply"), total, False)
         assert correlation == path.encode()
 
 
@@ -209,7 +209,7 @@ def test_a_late_comer_of_a_crowd_is_sent_its_own_copy(bench: Bench) -> None:
         bench.delivery.on_message(messages.topic(f"cam-{number}", "fetch"), wish, None)
     assert bench.channel.next()[0] == messages.chunk_topic(B)
     bench.delivery.on_message(messages.topic("late", "fetch"), wish, None)
-    assert bench.channel.next() == (messages.topic("late", "fetched"), b"weights", False, bytes.fromhex(B))
+    assert bench.channel.next() == (messages.topic("late", "fetch_reply"), b"weights", False, bytes.fromhex(B))
 
 
 def test_everything_is_stated_anew_after_a_connection(bench: Bench) -> None:

@@ -146,7 +146,7 @@ def flooded(heard: list[tuple[str, messages.Message]]) -> Flooded:
 
 
 TELEMETRY = messages.encode(
-    messages.Telemetry(session=1, sequence=1, emulated=True, up_bytes_per_s=1, rtt_s=1, remote_ok=True, models=())
+    messages.Telemetry(session=1, sequence=1, emulated=True, up_bytes_per_s=1, rtt_s=1, remote_usable=True, models=())
 )
 FLOODS = {
     "telemetry": ("telemetry", TELEMETRY, 40_000),
@@ -221,7 +221,7 @@ def test_what_a_device_says_of_itself_commands_no_terminal(monkeypatch: pytest.M
         "name": "bad", "state": "online", "device_class": "pi4", "link": "", "group": "", "labels": {},
         "copied": 1.0, "local_url": evil, "session": 1, "last_seen": 1.0, "emulated": False,
         "flooded": {"at": 1.0, "times": 3, "dropped": 9, "held_until": 2.0},
-        "models": [{"model": evil, "state": "running", "release": "r", "wanted": "r", "detail": evil}],
+        "models": [{"model": evil, "state": "running", "release": "r", "desired_release": "r", "detail": evil}],
         "telemetry": {"models": [], "up_bytes_per_s": 1.0, "rtt_s": 0.1},
     }  # fmt: skip
 

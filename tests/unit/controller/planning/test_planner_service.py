@@ -369,7 +369,7 @@ def test_a_model_is_measured_once_until_samples_come_or_it_is_asked_for(tmp_path
     made = planning.plan(model, "raspberrypi4", parse_link("lte"), PlanOptions(partition="conv"))
     planning.costs(model, "jetson-nano")
     assert measure.asked == ["layers", "0 samples"]
-    assert made.table.model == "small@1" and made.row.after == "conv"
+    assert made.table.model == "small@1" and made.row.split_after == "conv"
 
     database = Database(f"sqlite:///{tmp_path / 'controller.db'}")
     registry = Registry(database, BlobStore(tmp_path / "blobs"), now=lambda: 1.0)

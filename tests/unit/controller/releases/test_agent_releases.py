@@ -152,10 +152,10 @@ def test_devices_that_no_build_fits_are_named(shop: Shop) -> None:
     """By what they said at birth; one that said nothing may come."""
     shop.push(archive(small_agent("0.3.0")), "0.3.0")
     _, manifest = shop.release("0.3.0")
-    pi, old = Device(name="pi", birth={"built_for": PI.tag}), Device(name="old", birth=None)
+    pi, old = Device(name="pi", birth={"build_tag": PI.tag}), Device(name="old", birth=None)
     shop.agents.check_fit(manifest, [pi, old])
     with pytest.raises(Conflict, match=r"laptop \(cp312-x86_64\)"):
-        shop.agents.check_fit(manifest, [pi, Device(name="laptop", birth={"built_for": LAPTOP.tag})])
+        shop.agents.check_fit(manifest, [pi, Device(name="laptop", birth={"build_tag": LAPTOP.tag})])
 
 
 def test_gates_judge_an_agent_by_all_that_it_serves() -> None:

@@ -64,7 +64,7 @@ def given(device_class: str) -> set[str]:
     """What a device of that class can open."""
     keys = unwrap(KEYS.wrap_for_device(device(device_class), DIGEST, SEALED), OWN, "cam-1", DIGEST)
     names = [*(one.name for one in SEALED.all_slices), "golden"]
-    seals = [*(one.sealed for one in SEALED.all_slices), SEALED.golden[0].sealed]
+    seals = [*(one.encryption for one in SEALED.all_slices), SEALED.golden[0].encryption]
     assert len(set(keys)) == len(keys)
     return {name for name, seal in zip(names, seals, strict=True) if seal is not None and seal.key_id in keys}
 
@@ -72,7 +72,7 @@ def given(device_class: str) -> set[str]:
 def test_everything_of_a_release_is_encrypted_and_it_is_still_a_release() -> None:
     """Device slices, cloud slices, compiled ones and golden inputs; chunks are what the manifest says."""
     manifest = decode_manifest(encode_manifest(SEALED))
-    assert all(one.sealed is not None for one in (*manifest.all_slices, *manifest.golden))
+    assert all(one.encryption is not None for one in (*manifest.all_slices, *manifest.golden))
     chunks = chunk_bytes(CONTENTS)
     assert chunks.keys() == manifest.chunk_sizes().keys()
     clear = [data for one in CUT for data in one.files.values()] + [body for pair in PAIRS for body in (pair.request,)]
@@ -88,7 +88,7 @@ def test_each_class_gets_the_keys_of_what_it_runs_and_no_others() -> None:
     assert given("coral") == {"head", "tpu01", "golden"}
     assert KEYS.wrap_for_device(device("unplanned"), DIGEST, SEALED) == b""
     assert KEYS.wrap_for_device(device("pi4"), DIGEST, PLAIN) == b""
-    tail = SEALED.slice("tail").sealed
+    tail = SEALED.slice("tail").encryption
     assert tail is not None and set(KEYS.remote_keys(SEALED)) == {tail.key_id}
 
 

@@ -72,7 +72,7 @@ def test_another_cut_is_a_recut_of_the_newest_release(maker: Maker) -> None:
     first, _ = maker.release("conv")
     digest, manifest = maker.release("pool", recut=True)
 
-    assert manifest.recut_of == first and manifest.anatomy is None
+    assert manifest.recut_of == first and manifest.fingerprint is None
     assert maker.repository.recuts() == [digest] and maker.repository.releases() == [first]
     assert signature_view(manifest) == {"signed_by": "planner", "recut_of": first}
     assert (maker.folder / "offload" / digest / "proof" / "base.json").is_file()
@@ -136,7 +136,7 @@ def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path)
     maker = Maker(tmp_path, tflite_models.MODELS["chain"]())
     layers = [layer["name"] for layer in maker.model.shown["layers"]]
     first, base = maker.release(layers[1])
-    assert base.anatomy is None
+    assert base.fingerprint is None
 
     digest, manifest = maker.release("cloud", recut=True)
     assert manifest.recut_of == first and manifest.slices == base.slices and digest != first
@@ -148,7 +148,7 @@ def test_an_encrypted_release_stays_encrypted(maker: Maker) -> None:
     """Its slices go into new tables as the ciphertext that they are; it tells no digest of a weight, so it is not cut
     anew; and what was in clear is not encrypted by the planner."""
     first, base = maker.release("conv", encrypt=True)
-    assert base.is_encrypted and base.anatomy is None
+    assert base.is_encrypted and base.fingerprint is None
     _, manifest = maker.release("cloud", recut=True)
     assert manifest.recut_of == first and manifest.slices == base.slices and manifest.golden == base.golden
     with pytest.raises(UsageError, match="another cut of this model needs the release key"):

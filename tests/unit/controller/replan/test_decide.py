@@ -63,14 +63,14 @@ def test_a_layer_that_is_far_slower_than_predicted_moves_the_cut() -> None:
     made = make_plan(with_measurements(costs, seen), {"device-cloud": seen.planned_link})
     found = compare_tables(heard, price_in_use(plan, layers, made.costs), price_new(made.table), 0.0, DOUBT)
     assert found.moves and found.gain > 0.25 and found.gain_low > 0.2, found
-    assert "saves" in found.why and found.new_s < found.old_s
+    assert "saves" in found.reason and found.new_s < found.old_s
 
 
 def test_a_link_that_makes_devices_break_their_deadline_moves_it_though_it_costs_more() -> None:
     """Devices are told to save joules and take the row that does; on the measured link that row is late."""
     found = verdict(told_by(replace(fleet(**ENERGY), link=THIN)), **ENERGY)
     assert found.moves and (found.broken_before, found.broken_after) == (1.0, 0.0), found
-    assert "breaks a limit in 0% of the time instead of 100%" in found.why
+    assert "breaks a limit in 0% of the time instead of 100%" in found.reason
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -78,7 +78,7 @@ def test_noise_moves_nothing(seed: int) -> None:
     """Everything as planned, give or take a fifth."""
     noisy = replace(fleet(), noise=0.2, seed=seed)
     found = verdict(told_by(noisy))
-    assert not found.moves and "serves what was measured" in found.why, found
+    assert not found.moves and "serves what was measured" in found.reason, found
 
 
 def test_a_link_that_the_table_knows_is_no_reason() -> None:
@@ -99,7 +99,7 @@ def test_an_outage_of_a_while_moves_nothing() -> None:
     """The newer part of what was watched is bad, the older was good."""
     links = [LINK] * 10 + [THIN] * 10
     found = verdict(told_by(fleet(**ENERGY), links=links), **ENERGY)
-    assert not found.moves and "only for a part of the time" in found.why, found
+    assert not found.moves and "only for a part of the time" in found.reason, found
 
 
 def test_a_swinging_link_does_not_make_the_table_swing() -> None:

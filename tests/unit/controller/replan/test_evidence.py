@@ -98,7 +98,9 @@ def test_a_device_that_became_another_kind_is_heard_from_then_on() -> None:
 def test_an_emulated_device_whose_host_is_too_slow_tells_nothing_of_its_times() -> None:
     """Late samples are the host's; the link's are still good."""
     told = [
-        msgspec.structs.replace(one, models=tuple(msgspec.structs.replace(each, late=9) for each in one.models))
+        msgspec.structs.replace(
+            one, models=tuple(msgspec.structs.replace(each, emulation_overruns=9) for each in one.models)
+        )
         for one in Fleet(PLAN, slow={"s-body": 8.0}, link=SLOW, kind="emulated").tells("a")
     ]
     one = measurements_of("a", told, MODEL, RELEASE, PLAN)
@@ -107,7 +109,7 @@ def test_an_emulated_device_whose_host_is_too_slow_tells_nothing_of_its_times() 
 
 @pytest.mark.parametrize(
     "change",
-    [{"up_bytes_per_s": 0.0}, {"up_bytes_per_s": 1e15}, {"rtt_s": 1e9}, {"remote_ok": False}, {"models": ()}],
+    [{"up_bytes_per_s": 0.0}, {"up_bytes_per_s": 1e15}, {"rtt_s": 1e9}, {"remote_usable": False}, {"models": ()}],
 )
 def test_what_no_link_is_and_what_was_not_used_is_no_evidence(change: dict[str, object]) -> None:
     """A moment without the cloud, or without a request, says nothing of the plan."""
@@ -150,7 +152,7 @@ WINDOWS = st.builds(
     requests=st.integers(0, 2**53),
     switches=st.integers(0, 1),
     fallbacks=st.integers(0, 1),
-    late=st.integers(0, 2**53),
+    emulation_overruns=st.integers(0, 2**53),
     up_bytes=st.integers(0, 2**53),
     slices=st.lists(st.builds(SliceSeconds, NAMES, AMOUNTS, st.integers(0, 2**53)), max_size=4).map(tuple),
     phases=st.lists(
@@ -174,7 +176,7 @@ def test_whatever_devices_say_costs_stay_costs(
     told = {
         f"d{number}": [
             TelemetryEvidence(at=at, emulated=emulated, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt,
-            remote_ok=True,      models=(window,))
+            remote_usable=True,      models=(window,))
             for at, (window, up, down, rtt, emulated) in enumerate(each)
         ]
         for number, each in enumerate(said)

@@ -131,7 +131,7 @@ class World:
                     link = parse_link(LINK)
                     told = Telemetry(
                         session=1, sequence=1, emulated=emulated, up_bytes_per_s=link.up_bytes_per_s,
-                        rtt_s=link.rtt_s, remote_ok=True, models=(window,),
+                        rtt_s=link.rtt_s, remote_usable=True, models=(window,),
                     )  # fmt: skip
                     self.told += 1
                     session.add(
@@ -168,7 +168,7 @@ def test_slow_devices_get_a_proposal_and_no_other_table_until_somebody_accepts(w
 
     (one,) = world.open()
     assert one["state"] == "open" and one["devices"] == ["one", "three", "two"]
-    assert one["gain"] > 0.1 and "saves" in one["why"] and one["basis"] == "measured" and one["heard"] == 3
+    assert one["gain"] > 0.1 and "saves" in one["reason"] and one["basis"] == "measured" and one["heard"] == 3
     assert [row["name"] for row in one["rows"]] == ["local"] and one["proposed_rows"][0]["name"] != "local"
     assert not world.rolled_out
     assert [what for what, _ in world.events()] == ["replan.policy", "replan.proposed"]
@@ -329,7 +329,7 @@ def test_the_limits_of_the_release_hold_in_every_other_table(shelf: Shelf) -> No
     world.replanner.replan_all()
     world.replanner.accept(world.open()[0]["id"])
     plan = world.maker.releasing.manifest(world.rolled_out[0].release).plans[CLASS]
-    assert plan.earliest_cut and len(plan.rows) > 1 and all(row.device for row in plan.rows)
+    assert plan.required_local_layers and len(plan.rows) > 1 and all(row.device for row in plan.rows)
 
 
 def test_what_one_device_measured_is_a_costs_file(world: World) -> None:

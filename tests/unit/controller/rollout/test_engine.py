@@ -67,11 +67,11 @@ def test_a_bad_release_stops_at_its_threshold_and_failing_devices_go_back(world:
     number = world.deploy(BAD, stages=("10%", "100%"))
     world.settle()
     shown = world.shown(number)
-    assert shown["state"] == "failed" and shown["states"]["gone back"] == 4 and shown["states"]["skipped"] == 36
+    assert shown["state"] == "failed" and shown["states"]["rolled back"] == 4 and shown["states"]["skipped"] == 36
     assert set(world.running().values()) == {OLD}
     assert {one.wanted for one in world.fleet.values()} == {OLD}
     assert sum(BAD in one.ran for one in world.fleet.values()) == 4
-    assert shown["failures"][0]["count"] == 4 and "stage 1: " in shown["why"]
+    assert shown["failures"][0]["count"] == 4 and "stage 1: " in shown["reason"]
     assert not world.broken()
 
 
@@ -181,10 +181,10 @@ def test_a_stage_that_proved_nothing_does_not_begin_the_next(world: World) -> No
     """All canaries were off: the rollout pauses and says so; an operator may go on all the same."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), device_timeout="2m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "told"]
+    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
     world.fleet[canary].wanted, world.fleet[canary].mood = OLD, "silent"
     world.settle(seconds=60.0, until=lambda: world.state(number) == "paused")
-    assert "no device succeeded" in world.shown(number)["why"]
+    assert "no device succeeded" in world.shown(number)["reason"]
     assert sum(one["state"] == "queued" for one in world.members(number).values()) == 9
     world.rollouts.command(number, "resume")
     world.settle()
@@ -195,7 +195,7 @@ def test_gates_hold_a_device_on_trial_and_send_it_back(world: World) -> None:
     """It runs, but its p95 is too high: it goes back, is told so, and the next stage never begins."""
     world.enrol(*fleet(10))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="50 requests / 10m")
-    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "told"]
+    (canary,) = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
     world.work(times=3)
     world.step()
     assert world.members(number)[canary]["state"] == "trial" and world.fleet[canary].runs == NEW
@@ -222,7 +222,7 @@ def test_gates_that_nobody_could_judge_pause_the_rollout(world: World) -> None:
     world.enrol(*fleet(4))
     number = world.deploy(NEW, stages=("1",), gates=("p95<150ms",), gate_after="10m")
     world.settle(seconds=60.0, until=lambda: world.state(number) == "paused")
-    assert world.state(number) == "paused" and "p95<150ms" in world.shown(number)["why"]
+    assert world.state(number) == "paused" and "p95<150ms" in world.shown(number)["reason"]
 
 
 def test_a_newer_release_supersedes_from_any_state(world: World) -> None:
@@ -230,7 +230,7 @@ def test_a_newer_release_supersedes_from_any_state(world: World) -> None:
     what last ran well."""
     world.enrol(*fleet(12))
     number = world.deploy(NEW, stages=("50%",), device_timeout="5m", abort_when_failed="never")
-    first = [name for name, one in world.members(number).items() if one["state"] == "told"]
+    first = [name for name, one in world.members(number).items() if one["state"] == "assigned"]
     world.fleet[first[0]].mood, world.fleet[first[1]].mood = "silent", "stuck"
     for place, name in enumerate(first[2:]):
         for _ in range(place):
@@ -238,7 +238,7 @@ def test_a_newer_release_supersedes_from_any_state(world: World) -> None:
     world.speak()
     world.step()
     states = {one["state"] for one in world.members(number).values()}
-    assert {"queued", "told", "fetching", "trial", "succeeded"} <= states
+    assert {"queued", "assigned", "fetching", "trial", "succeeded"} <= states
     for name in first[:2]:
         world.fleet[name].mood = "good"
     well = [name for name in first if world.fleet[name].runs == NEW]
@@ -306,7 +306,7 @@ def test_pause_resume_approve_abort(world: World) -> None:
     world.rollouts.command(number, "approve")
     assert told(world) == 2
     world.rollouts.command(number, "pause", "anna")
-    assert world.shown(number)["why"] == "paused by anna"
+    assert world.shown(number)["reason"] == "paused by anna"
     world.work(times=3)
     world.step()
     assert told(world) == 2
@@ -418,7 +418,7 @@ def test_a_revoked_device_is_skipped(world: World) -> None:
     world.enrol(*fleet(6))
     number = world.deploy(NEW, stages=("50%",))
     members = world.members(number)
-    first = next(name for name, one in members.items() if one["state"] == "told")
+    first = next(name for name, one in members.items() if one["state"] == "assigned")
     queued = next(name for name, one in members.items() if one["state"] == "queued")
     for name in (first, queued):
         world.devices.revoke(name)
@@ -490,7 +490,7 @@ def test_rollouts_and_their_devices_are_counted_by_state(world: World) -> None:
     first = world.deploy(NEW, stages=("10%", "100%"))
     count = rollout_counter(world.database)
     assert (count().rollouts["running"], count().rollouts["finished"]) == (1, 0)
-    assert (count().devices["told"], count().devices["queued"]) == (2, 18)
+    assert (count().devices["assigned"], count().devices["queued"]) == (2, 18)
     assert set(count().devices) == set(MEMBER_STATES) and sum(count().devices.values()) == 20
     world.settle()
     assert world.state(first) == "finished"
@@ -516,7 +516,7 @@ def test_devices_that_fetch_at_once_are_bounded_and_silent_ones_hold_up_nobody(
         world.work()
         world.step(seconds=20.0)
         states = world.shown(number)["states"]
-        on_the_way.append(states["told"] + states["fetching"])
+        on_the_way.append(states["assigned"] + states["fetching"])
     assert max(on_the_way[:2]) <= 10
     assert {world.running()[name] for name in set(fleet(40)) - set(silent)} == {NEW}
     assert world.shown(number)["states"]["queued"] == 0

@@ -12,7 +12,7 @@ from edgesplit_controller.rollout.gates import Evidence, Gates, judge, parse_gat
 
 KNOWN = Evidence(
     model="m", release="r", requests=100, failed=0, fallbacks=2, latency_p95_s=0.1, memory_bytes=200_000_000,
-    celsius=60.0, joules=0.2, drift=0.001, golden_ok=True, since_s=30.0,
+    celsius=60.0, joules=0.2, drift=0.001, golden_ok=True, active_s=30.0,
 )  # fmt: skip
 ALL = parse_gates(["p95<150ms", "errors<1%", "fallbacks<10%", "memory<400MB", "celsius<80", "joules<0.5", "drift<1%"])
 
@@ -74,7 +74,7 @@ def test_a_healthy_release_passes() -> None:
 def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> None:
     """What reaches the bound has not stayed below it; the verdict names the gate and the value."""
     verdict = judge(ALL, but(**change))
-    assert verdict.state == "fail" and verdict.gate == gate and verdict.why
+    assert verdict.state == "fail" and verdict.gate == gate and verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_each_gate_fails_at_its_bound(change: dict[str, object], gate: str) -> N
 )  # fmt: skip
 def test_a_value_is_told_in_the_unit_of_its_gate(gate: str, change: dict[str, object], why: str) -> None:
     """So that an operator compares it with what they wrote, as they wrote it."""
-    told = judge(parse_gates([gate]), but(**change)).why
+    told = judge(parse_gates([gate]), but(**change)).reason
     assert told == f"{''.join(gate.split())}: {why}"
 
 
@@ -124,8 +124,8 @@ def test_when_time_is_up_what_is_known_counts() -> None:
     """A device with little traffic is awaited for no longer; a gate of which nothing is known says that it was not
     judged."""
     gates = parse_gates(["p95<150ms", "drift<1%"])
-    assert judge(gates, but(requests=3, latency_p95_s=9.0, since_s=600.0)).state == "fail"
-    silent = judge(gates, but(requests=0, latency_p95_s=None, drift=None, since_s=600.0))
+    assert judge(gates, but(requests=3, latency_p95_s=9.0, active_s=600.0)).state == "fail"
+    silent = judge(gates, but(requests=0, latency_p95_s=None, drift=None, active_s=600.0))
     assert silent.state == "pass" and silent.unjudged == ("p95<150ms", "drift<1%")
 
 
@@ -152,7 +152,7 @@ def test_every_evidence_gets_a_verdict_and_time_ends_all_waiting(
     """Nothing that is known or not known makes judging fail; after the time for it nothing waits."""
     evidence = Evidence(
         model="m", release="r", requests=requests, failed=failed, latency_p95_s=p95, memory_bytes=memory,
-        celsius=celsius, drift=drift, golden_ok=golden, since_s=since,
+        celsius=celsius, drift=drift, golden_ok=golden, active_s=since,
     )  # fmt: skip
     assert judge(ALL, evidence).state in ("pass", "fail", "wait")
-    assert judge(ALL, msgspec.structs.replace(evidence, since_s=600.0)).state != "wait"
+    assert judge(ALL, msgspec.structs.replace(evidence, active_s=600.0)).state != "wait"

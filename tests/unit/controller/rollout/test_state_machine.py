@@ -161,7 +161,7 @@ class Rollouts(RuleBasedStateMachine):
             assert device.runs == device.wanted or (device.wanted == BAD and device.state == "rolled back"), name
         for number in self.made:
             for name, one in self.world.members(number).items():
-                assert one["state"] not in (*IN_PROGRESS, "queued") and not one["goes_back"], name
+                assert one["state"] not in (*IN_PROGRESS, "queued") and not one["rolls_back"], name
         self.nobody_goes_below_its_counter()
 
 

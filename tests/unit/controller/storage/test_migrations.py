@@ -38,7 +38,13 @@ def test_a_database_from_before_migrations_is_adopted(database_url: str) -> None
         kept = session.get(Model, 1)
         assert kept is not None and (kept.ref, kept.bytes) == ("digits@1", 20_000_000_000)
         told = session.query(TelemetryRow).one()
-        assert (told.device, told.at, told.sequence, told.late, told.content) == ("cam", 2.5, 7, False, {"a": 1})
+        assert (told.device, told.at, told.sequence, told.from_backlog, told.content) == (
+            "cam",
+            2.5,
+            7,
+            False,
+            {"a": 1},
+        )
         assert set(later) <= set(inspect(session.get_bind()).get_table_names())
     database.close()
     Database(database_url).close()

@@ -107,7 +107,7 @@ def test_every_kind_of_model_can_be_cut_elsewhere(name: str, tmp_path: Path) -> 
     layers = [layer.name for layer in tiny.prepared(name).graph.layers]
     world = ModelWorld(tmp_path, name)
     for count in range(len(layers) + 1):
-        one = made(name, layers[:count], never_leaves=(), recut_of=world.base.digest)
+        one = made(name, layers[:count], private_tensors=(), recut_of=world.base.digest)
         world.repository.add_recut(one.raw)
         write(world, tmp_path / "device", one, world.repository.proof(one.digest))
 
@@ -117,13 +117,13 @@ class ModelWorld(RecutWorld):
 
     def __init__(self, folder: Path, model: str) -> None:
         self.model = model
-        super().__init__(folder, earliest_cut=(), never_leaves=())
+        super().__init__(folder, required_local_layers=(), private_tensors=())
 
 
 def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> None:
     """Where a model has no anatomy (TFLite), rows may still be put together anew from the release's own slices."""
     world = RecutWorld(tmp_path)
-    base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(anatomy=None)
+    base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
     world.publish(base)
     plan = base.manifest.plans[CLASS]
     fewer = base.with_(recut_of=base.digest, plans={CLASS: msgspec.structs.replace(plan, rows=plan.rows[1:])})
@@ -138,7 +138,7 @@ def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> No
 
 def test_limits_may_become_stricter(world: RecutWorld) -> None:
     """More layers kept, more tensors that never leave."""
-    one = world.recut(4, earliest_cut=world.layers[:3], never_leaves=("image", "a1"))
+    one = world.recut(4, required_local_layers=world.layers[:3], private_tensors=("image", "a1"))
     world.repository.add_recut(one.raw)
     assert refreshed(world).manifest(one.digest, world.fetch) == one.raw
 
@@ -198,8 +198,8 @@ def moved_layer(one: Made) -> Made:
 
 def earlier(*layers: str) -> Twist:
     """A cut after these layers, under a plan that says as the base's does what must stay."""
-    return lambda one: made("chain", layers, recut_of=one.manifest.recut_of, never_leaves=()).with_plan(
-        never_leaves=("image",), earliest_cut=one.manifest.plans[CLASS].earliest_cut
+    return lambda one: made("chain", layers, recut_of=one.manifest.recut_of, private_tensors=()).with_plan(
+        private_tensors=("image",), required_local_layers=one.manifest.plans[CLASS].required_local_layers
     )
 
 
@@ -220,16 +220,19 @@ FORGED: dict[str, tuple[Twist, str]] = {
     "e: an input spec": (lambda one: one.with_(input_spec=parse_input_spec("image/jpeg 16x16 q85 rgb")), "input_spec"),
     "e: other inputs": (lambda one: one.with_(inputs=(OTHER,)), "inputs"),
     "e: other outputs": (lambda one: one.with_(outputs=()), "outputs"),
-    "d: raw input may leave": (lambda one: one.with_plan(never_leaves=()), "'image' leave the device"),
-    "d: a layer less kept": (lambda one: one.with_plan(earliest_cut=()), "lets layer 'stem/Conv' run elsewhere"),
+    "d: raw input may leave": (lambda one: one.with_plan(private_tensors=()), "'image' leave the device"),
+    "d: a layer less kept": (
+        lambda one: one.with_plan(required_local_layers=()),
+        "lets layer 'stem/Conv' run elsewhere",
+    ),
     "d: another layer kept": (
-        lambda one: one.with_plan(earliest_cut=("conv1",)),
+        lambda one: one.with_plan(required_local_layers=("conv1",)),
         "lets layer 'stem/Conv' run elsewhere",
     ),
     "d: raw input in a row": (earlier(), "sends what may never leave"),
-    "d: another class, weaker": (lambda one: one.with_plan("pi5", never_leaves=()), "'image' leave the device"),
+    "d: another class, weaker": (lambda one: one.with_plan("pi5", private_tensors=()), "'image' leave the device"),
     "d: another class, earlier": (
-        lambda one: one.with_plan("pi5", earliest_cut=()),
+        lambda one: one.with_plan("pi5", required_local_layers=()),
         "lets layer 'stem/Conv' run elsewhere",
     ),
     "d: a plan of another class": (
@@ -260,7 +263,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
         lambda one: one.with_(recut_of="1" * 64),
         "not one that the release key signed|no recut of a release",
     ),
-    "an anatomy of its own": (lambda one: one.with_(anatomy=FingerprintFile("1" * 64, 5)), "anatomy of its own"),
+    "an anatomy of its own": (lambda one: one.with_(fingerprint=FingerprintFile("1" * 64, 5)), "anatomy of its own"),
     "c: a layer twice": (lambda one: one.with_slice(0, layers=(*one.cut[0].slice.layers, "wide")), "exactly once"),
     "c: a layer left out": (lambda one: one.with_slice(1, layers=one.cut[1].slice.layers[1:]), "exactly once"),
     "c: a slice left out": (
@@ -505,7 +508,7 @@ def sealed(one: Made) -> Made:
 def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutWorld) -> None:
     """Nobody but who has the keys could compare what is in a slice of another cut, so that there is none: neither in
     clear nor encrypted; its own slices go into other tables as they are."""
-    base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(anatomy=None)
+    base = sealed(made("chain", world.layers[:2], world.layers[:4], **world.kept)).with_(fingerprint=None)
     world.publish(base)
     elsewhere = made("chain", world.layers[:3], **world.kept, recut_of=base.digest)
     for one in (elsewhere, sealed(elsewhere)):
@@ -561,11 +564,11 @@ def test_a_recut_of_a_recut_is_refused(world: RecutWorld) -> None:
 
 def test_a_release_among_recuts_is_refused(world: RecutWorld) -> None:
     """(h) A first release of a model by the planner's key, under its own path and under the release key's."""
-    other = made("branches", never_leaves=())
+    other = made("branches", private_tensors=())
     world.steal(other.raw)
     with pytest.raises(TrustError, match="names no release"):
         refreshed(world).manifest(other.digest, world.fetch)
-    late = made("quantised", never_leaves=())
+    late = made("quantised", private_tensors=())
     world.steal(late.raw, f"releases/{late.digest}.json")
     with pytest.raises(TrustError, match="not one that the release key signed"):
         refreshed(world).manifest(late.digest, world.fetch)
@@ -573,7 +576,7 @@ def test_a_release_among_recuts_is_refused(world: RecutWorld) -> None:
 
 def test_a_recut_among_releases_is_refused(world: RecutWorld) -> None:
     """(h) Even the release key signs no recut: what it signs is measured by nothing, and says so."""
-    one = world.recut().with_plan(never_leaves=())
+    one = world.recut().with_plan(private_tensors=())
     world.publish(one)
     with pytest.raises(TrustError, match="calls itself a recut"):
         refreshed(world).manifest(one.digest, world.fetch)
@@ -736,7 +739,7 @@ def test_a_restart_without_a_network_still_knows_the_planner(world: RecutWorld) 
 def test_the_paths_of_recuts_and_anatomies_are_served_and_nothing_beside_them(world: RecutWorld) -> None:
     """As devices ask for them, over MQTT."""
     digest = world.repository.add_recut(world.recut().raw)
-    anatomy = decode_manifest(world.base.raw).anatomy
+    anatomy = decode_manifest(world.base.raw).fingerprint
     assert anatomy is not None
     assert world.repository.read(f"targets/{recut_path(digest)}") == world.recut().raw
     assert len(world.repository.read(f"targets/anatomies/{anatomy.sha256}.json")) == anatomy.bytes

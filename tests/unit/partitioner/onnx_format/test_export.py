@@ -55,7 +55,7 @@ def test_the_far_half_gives_the_bits_of_its_slices(name: str, tmp_path: Path) ->
     """Cut anywhere, several times: subgraphs that capture, weights in two slices, several inputs and outputs."""
     graph, rng = tiny.prepared(name).graph, random.Random(name)
     sets = {tiny.closed_set(graph, rng) for _ in range(6)} - {frozenset(layer.name for layer in graph.layers)}
-    one = made(name, *sorted(sets, key=sorted), never_leaves=())
+    one = made(name, *sorted(sets, key=sorted), private_tensors=())
     feeds = tiny.feeds_of(tiny.prepared(name))
     for row in one.manifest.plans[CLASS].rows:
         if row.is_local:

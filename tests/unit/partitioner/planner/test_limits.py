@@ -44,16 +44,16 @@ def test_raw_tensors_stay() -> None:
     """Whatever reads a raw tensor, the merely decoded one included, runs on the device; the table carries the ban."""
     found = plan(camera(), LINKS, limits={"keep_raw_input": True})
     assert found.cut["device"] == ("decode", "conv")
-    assert found.table.never_leaves == ("frame", "pixels")
+    assert found.table.private_tensors == ("frame", "pixels")
     assert found.table.limits == {"keep_raw_input": "true"}
     assert [row.name for row in found.table.rows] == ["cut-1", "local"]
 
 
 def test_the_plan_states_the_earliest_cut_that_privacy_allows() -> None:
     """By layer, with all they depend on; limits that are no privacy have no part in it."""
-    assert plan(camera(), LINKS, limits={"keep_raw_input": True}).table.earliest_cut == ("decode", "conv")
-    assert plan(camera(), LINKS, limits={"keep_first": 1}).table.earliest_cut == ("decode",)
-    assert plan(camera(), LINKS, limits={"force": "device"}).table.earliest_cut == ()
+    assert plan(camera(), LINKS, limits={"keep_raw_input": True}).table.required_local_layers == ("decode", "conv")
+    assert plan(camera(), LINKS, limits={"keep_first": 1}).table.required_local_layers == ("decode",)
+    assert plan(camera(), LINKS, limits={"force": "device"}).table.required_local_layers == ()
 
 
 def test_the_first_layers_stay() -> None:
@@ -81,7 +81,7 @@ def test_a_forced_cut_is_taken_with_all_local_behind_it(limits: dict[str, str], 
     """The table says which row was forced, so that the device does not choose a faster one."""
     found = plan(camera(), LINKS, limits=limits)
     assert found.cut["device"] == layers
-    assert found.table.forced == found.row.name
+    assert found.table.forced_row == found.row.name
     assert found.table.local is not None and len(found.table.rows) == (1 if len(layers) == 3 else 2)
 
 

@@ -60,7 +60,7 @@ def test_what_is_chosen_must_hold_on_the_other_half(
     made = plan(costs(int8=int8, fp16=fp16), LINK, limits={} if allowed is None else {"max_loss": allowed})
 
     assert {name: codec for name, codec in made.row.codecs.items() if codec != "raw"} == taken
-    assert made.row.after == "a"
+    assert made.row.split_after == "a"
     if taken:
         assert 0 < made.row.loss <= (allowed or 0)
         assert made.row.confirmed_loss == {"int8": int8, "fp16": fp16}[taken["t"]]
@@ -79,7 +79,7 @@ def test_one_cut_with_two_codecs_is_two_rows() -> None:
 
     made = plan(msgspec.structs.replace(costs(), layers=layers), LINK, limits={"max_loss": 0.005})
 
-    codecs = [row.codecs.get("t", "raw") for row in made.table.rows if row.after == "a"]
+    codecs = [row.codecs.get("t", "raw") for row in made.table.rows if row.split_after == "a"]
     assert sorted(codecs) == ["int8", "raw"]
     assert made.row.codecs.get("t", "raw") == "raw" and made.row.up_bytes == made.bytes - 4 == 1_000_000
     assert len({row.name for row in made.table.rows}) == len(made.table.rows)

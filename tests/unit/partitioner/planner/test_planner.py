@@ -87,7 +87,7 @@ def test_the_table_is_named_from_the_most_remote(narrow: Costs) -> None:
     assert [row.name for row in found.table.rows] == ["remote", "cut-1", "local"]
     assert [row.layers for row in found.table.rows] == [(), ("a",), ("a", "b")]
     assert [row.remote for row in found.table.rows] == [("a", "b"), ("b",), ()]
-    assert found.table.rows[1].after == "a"
+    assert found.table.rows[1].split_after == "a"
     # remote 0.112 + 1000 x meets cut 0.202 + 10 x at x = 0.09/990; the cut meets 1.1 at x = 0.0898.
     assert found.ranges["remote"] == pytest.approx((11000.0, float("inf")))
     assert found.ranges["cut-1"] == pytest.approx((10 / 0.898, 11000.0))
@@ -197,7 +197,7 @@ def test_compression_is_for_the_whole_request() -> None:
     assert slow.split == pytest.approx({"device": 0.1, "encode": 0.02, "link": 0.035, "decode": 0.01, "remote": 0.0})
     assert not fast.row.compress and fast.row.up_bytes == 110
     assert not plan(costs, links(), codecs=("raw",)).row.compress
-    rows = {(row.after, row.compress) for row in slow.table.rows}
+    rows = {(row.split_after, row.compress) for row in slow.table.rows}
     assert {("a", False), ("a", True)} <= rows
     assert len({row.name for row in slow.table.rows}) == len(slow.table.rows)
 

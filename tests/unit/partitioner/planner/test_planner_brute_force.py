@@ -133,4 +133,4 @@ def test_a_forced_layer_keeps_it_and_all_it_needs(batch: int) -> None:
         check_optimum(label, costs, link, found, cuts)
         everything = len(needed) == len(costs.layers)
         assert [row.is_local for row in found.table.rows] == ([True] if everything else [False, True]), label
-        assert found.table.forced == found.row.name == found.table.rows[0].name, label
+        assert found.table.forced_row == found.row.name == found.table.rows[0].name, label

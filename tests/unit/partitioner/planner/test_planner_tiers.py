@@ -273,5 +273,5 @@ def test_a_row_of_three_tiers_says_who_does_what() -> None:
     for row in rows:
         for hop in row.hops:
             assert hop.tier == "cloud" and set(hop.remote) <= set(row.remote)
-        assert (row.beyond_s > 0) == any(hop.up_bytes + hop.down_bytes for hop in row.hops)
+        assert (row.further_links_s > 0) == any(hop.up_bytes + hop.down_bytes for hop in row.hops)
     assert any(row.hops for row in rows)

@@ -47,7 +47,7 @@ def test_every_boundary_of_a_sound_model_is_exact(name: str) -> None:
     """All cuts in layer order, the all-remote one first, answer bit for bit like the whole."""
     model = tiny.prepared(name)
     report = check_model(model, model.graph, jobs=2)
-    assert [cut.after for cut in report.cuts] == ["", *(layer.name for layer in model.graph.layers[:-1])]
+    assert [cut.split_after for cut in report.cuts] == ["", *(layer.name for layer in model.graph.layers[:-1])]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
     assert report.is_safe and report.steady
     assert report.is_safe_fast == (name != "quantised")  # fused QDQ rounds a step otherwise in fast mode, and is told
@@ -67,7 +67,7 @@ def test_where_no_cut_goes_the_reason_is_told(name: str) -> None:
     model = tiny.prepared(name)
     wanted, why = REASONS[name]
     inside = check_model(model, model.graph, jobs=1).inside
-    told = [one.why for one in inside if wanted.lower() in one.layer.lower() or wanted in one.operators]
+    told = [one.reason for one in inside if wanted.lower() in one.layer.lower() or wanted in one.operators]
     assert told and any(re.search(why, one) for one in told), inside
 
 
@@ -107,7 +107,7 @@ def test_a_half_that_computes_something_else_is_found_out() -> None:
     report = check_model(spoilt, spoilt.graph, jobs=2)
     assert [cut.verdict for cut in report.cuts] == ["exact"] + ["off"] * (len(report.cuts) - 1)
     assert not report.is_safe
-    assert all(cut.error is not None and cut.error > 1e-5 and "probabilities" in cut.why for cut in report.cuts[1:])
+    assert all(cut.error is not None and cut.error > 1e-5 and "probabilities" in cut.reason for cut in report.cuts[1:])
 
 
 def test_random_operators_are_told_apart_from_bad_cuts() -> None:
@@ -132,7 +132,7 @@ def test_a_cut_that_kills_the_runtime_is_that_cuts_answer(monkeypatch: pytest.Mo
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=2)
     verdicts = [cut.verdict for cut in report.cuts]
-    assert verdicts[2] == "refused" and "signal 9" in report.cuts[2].why
+    assert verdicts[2] == "refused" and "signal 9" in report.cuts[2].reason
     assert verdicts[:2] + verdicts[3:] == ["exact"] * (len(verdicts) - 1)
     assert not report.is_safe
 
@@ -169,8 +169,8 @@ def test_after_many_crashes_the_rest_is_not_tried(monkeypatch: pytest.MonkeyPatc
     model = tiny.prepared("chain")
     report = check_model(model, model.graph, jobs=1)
     assert {cut.verdict for cut in report.cuts} == {"refused"}
-    assert sum("signal 9" in cut.why for cut in report.cuts) == 2
-    assert sum("not tried" in cut.why for cut in report.cuts) == len(report.cuts) - 2
+    assert sum("signal 9" in cut.reason for cut in report.cuts) == 2
+    assert sum("not tried" in cut.reason for cut in report.cuts) == len(report.cuts) - 2
 
 
 def test_cuts_of_a_table_are_tried_too() -> None:
@@ -194,7 +194,7 @@ def test_frames_are_checked_from_the_camera_on() -> None:
     graph, spec = with_input_layer(model, parse_input_spec("image/jpeg 64x48 scale=1/255"))
     report = check_model(model, graph, spec, samples=[synthetic_frame(spec, 3), synthetic_frame(spec, 4)], jobs=2)
     assert report.inputs == "2 samples"
-    assert [cut.after for cut in report.cuts[:2]] == ["", "input"]
+    assert [cut.split_after for cut in report.cuts[:2]] == ["", "input"]
     assert {cut.verdict for cut in report.cuts} == {"exact"}
     assert report.cuts[0].sends == ("frame",)
 

@@ -97,7 +97,7 @@ def test_the_same_slice_is_the_same_ciphertext_again() -> None:
         encrypt_slice(msgspec.structs.replace(PLAIN, name="tail"), RUNS, SECRET),
     ]
     for other, _ in others:
-        assert other.sealed is not None and other.sealed.key_id != KEY.key_id
+        assert other.encryption is not None and other.encryption.key_id != KEY.key_id
         assert chunks.isdisjoint(chunk.sha256 for file in other.files for chunk in file.chunks)
 
 
@@ -174,8 +174,8 @@ def test_a_slice_opens_with_its_own_key_alone() -> None:
     for keys in ({}, {KEY.key_id: wrong}, {KEY.key_id: b""}, {KEY.key_id: KEY.secret[:31]}, {"0" * 64: KEY.secret}):
         with pytest.raises(TrustError, match="content key"):
             opened(SLICE, CIPHERTEXT, keys)
-    assert SLICE.files[0].plain is not None
-    assert SLICE.files[0].plain.digest != hashlib.sha256(GRAPH).hexdigest()
+    assert SLICE.files[0].plaintext is not None
+    assert SLICE.files[0].plaintext.digest != hashlib.sha256(GRAPH).hexdigest()
     assert KEY.secret.hex() not in repr(KEY) and KEY.secret.hex() not in repr(SLICE)
 
 
@@ -313,18 +313,18 @@ def with_file(**changes: object) -> Twist:
 
 
 CONTRADICTIONS: dict[str, Twist] = {
-    "a plaintext size that does not fit": with_file(plain=msgspec.structs.replace(FIRST.plain, bytes=8)),
+    "a plaintext size that does not fit": with_file(plain=msgspec.structs.replace(FIRST.plaintext, bytes=8)),
     "no plaintext size": with_file(plain=None),
-    "a digest that is none": with_file(plain=msgspec.structs.replace(FIRST.plain, digest="x")),
+    "a digest that is none": with_file(plain=msgspec.structs.replace(FIRST.plaintext, digest="x")),
     "a key id that is none": lambda one: msgspec.structs.replace(
-        one, sealed=EncryptionInfo("chacha20-poly1305", "../x", "0" * 64)
+        one, encryption=EncryptionInfo("chacha20-poly1305", "../x", "0" * 64)
     ),
     "a commitment that is none": lambda one: msgspec.structs.replace(
-        one, sealed=EncryptionInfo("chacha20-poly1305", "0" * 64, "")
+        one, encryption=EncryptionInfo("chacha20-poly1305", "0" * 64, "")
     ),
-    "a file in clear with a plaintext": lambda one: msgspec.structs.replace(one, sealed=None),
+    "a file in clear with a plaintext": lambda one: msgspec.structs.replace(one, encryption=None),
     "a chunk that is only a tag": with_file(
-        bytes=16, chunks=(chunk_of(b"t" * 16),), plain=msgspec.structs.replace(FIRST.plain, bytes=0)
+        bytes=16, chunks=(chunk_of(b"t" * 16),), plain=msgspec.structs.replace(FIRST.plaintext, bytes=0)
     ),
 }
 
@@ -354,7 +354,7 @@ def test_chunks_may_be_a_tag_larger_where_they_are_encrypted() -> None:
     assert decoded(sealed).slice("head") == sealed
     too_long = SliceFile("graph.onnx", len(run) + 1, "0" * 64, (chunk_of(run + b"z"),))
     with pytest.raises(MalformedMessage):
-        decoded(msgspec.structs.replace(sealed, files=(too_long,), sealed=None))
+        decoded(msgspec.structs.replace(sealed, files=(too_long,), encryption=None))
 
 
 # Keys for one device

@@ -74,7 +74,7 @@ def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
     (device, here), (edge, between), (cloud, there) = recording(), recording(), recording()
     with three_tiers(tmp_path, device=device, edge=edge, cloud=cloud) as engine, trace_context.request_context(GIVEN):
         report = engine.infer(MODEL, INPUTS, deadline_s=20).report
-    assert not report.hop_cause and report.hop_s >= report.hop_server_s > 0
+    assert not report.next_tier_cause and report.next_tier_s >= report.next_tier_server_s > 0
     named = [{span.name: span for span in exporter.get_finished_spans()} for exporter in (here, between, there)]
     assert {span.context.trace_id for tier in named for span in tier.values()} == {int(GIVEN.trace_id, 16)}
     asked, gateway, far = named[0]["offload"], named[1]["offload"], named[2]["offload"]

@@ -68,7 +68,7 @@ def test_a_good_release_is_judged_by_every_gate_and_passes(folder: Path) -> None
             known = (one.latency_p95_s, one.memory_bytes, one.celsius, one.joules, one.drift, one.requests)
             assert None not in known, one
         told = fleet.controller.devices.get(fleet.names[0]).telemetry or {}
-        assert told["power"]["watts_from"] == BASIS and told["models"][0]["joules_basis"] == BASIS
+        assert told["power"]["watts_source"] == BASIS and told["models"][0]["joules_basis"] == BASIS
 
 
 def test_what_was_measured_without_a_link_comes_late_where_it_is_kept(folder: Path) -> None:

@@ -424,7 +424,7 @@ def test_an_agent_at_rest_is_left_to_start_as_it_would(fleet: BundleHarness, tmp
     folder, _ = fleet.device_folder()
     fleet.apply(fleet.bundle(tmp_path / "stick"))
     current = folder.read_current()
-    assert current is not None and current.starts == 0
+    assert current is not None and current.unhealthy_starts == 0
     (folder.path / "current.json").unlink()
     fleet.world.now += 10
     fleet.deploy(2)

@@ -89,7 +89,7 @@ def test_a_plan_that_may_offload_has_no_lanes() -> None:
     assert "several ways" in reason_against(laned(TWO_SLICES, REMOTE), USUAL)
     assert "agent's own process" in reason_against(active(TWO_SLICES), USUAL)
     forced = laned(TWO_SLICES, REMOTE)
-    forced = dataclasses.replace(forced, plan=msgspec.structs.replace(forced.plan, forced="local"))
+    forced = dataclasses.replace(forced, plan=msgspec.structs.replace(forced.plan, forced_row="local"))
     assert reason_against(forced, USUAL) == ""
 
 
@@ -364,7 +364,7 @@ def test_a_client_that_does_not_read_or_goes_costs_nobody_else_anything(bench: B
         hostile = bench.open(shared=shared)
         hostile.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         hostile.sock.setblocking(False)
-        body = b"" if shared else bytes(grant().answers_at)
+        body = b"" if shared else bytes(grant().outputs_offset)
         for _ in range(3_000):
             with contextlib.suppress(OSError):
                 hostile.sock.send(asking(7) + body)
