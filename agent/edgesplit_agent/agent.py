@@ -218,11 +218,11 @@ class Agent:
             use_gateway=self._route.use, tuner=self._tuner,
             floor=settings.privacy_floor, download_window=DownloadWindow(settings.download_spans,
             hold=self._power.update_hold), check_endpoint=lambda: check_live(self.url), on_activated=self._on_activated,
+            on_bundle_progress=lambda done, of: self._bundle_watch.on_progress(done, of),
             version_manager=version_manager,
         )  # fmt: skip
         self._reconciler = Reconciler(self._update_actions, health_s=settings.health_s, trial_s=settings.trial_s)
         self._bundle_watch = BundleWatch(folder.bundle_request_file, self._reconciler)
-        self._update_actions.on_bundle_progress = self._bundle_watch.on_progress
         self._tls = tls
         self._uplink: Uplink | None = None
         quota, oldest_s = settings.telemetry_quota_bytes, settings.telemetry_age_s

@@ -25,9 +25,8 @@ from urllib.parse import urlsplit
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.errors import EdgeError, LinkError, UsageError
-from edgesplit.links import parse_host_and_port, parse_link
+from edgesplit.links import parse_host_and_port, parse_link, parse_metrics_address
 from edgesplit.observability import log_format
-from edgesplit.observability.metrics_server import parse_address
 from edgesplit.oip.options import Hedge
 from edgesplit.process.lifecycle import add_die_with_parent_option, end_with_parent, on_stop_signals
 from edgesplit.quantities import ABOVE_ZERO, parse_power, parse_rate, parse_size
@@ -279,7 +278,7 @@ def _model_options(run: argparse.ArgumentParser) -> None:
 def _observability_options(run: argparse.ArgumentParser) -> None:
     """Options of metrics and logs."""
     run.add_argument(
-        "--metrics", type=_argparse_type(parse_address), metavar="ADDRESS:PORT",
+        "--metrics", type=_argparse_type(parse_metrics_address), metavar="ADDRESS:PORT",
         help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
     )  # fmt: skip
     run.add_argument(
@@ -354,7 +353,7 @@ def _providers(text: str) -> tuple[str, ...]:
 
 def _metrics_address(text: str) -> str:
     if text:  # argparse converts the default, an empty text, too
-        parse_address(text)
+        parse_metrics_address(text)
     return text
 
 

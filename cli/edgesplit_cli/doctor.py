@@ -12,7 +12,7 @@ from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.credentials import Credentials
 from edgesplit.errors import EdgeError
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.service.doctor_network import check_server
 from edgesplit_cli.settings import chosen_credentials
 

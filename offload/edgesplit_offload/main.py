@@ -18,8 +18,9 @@ from typing import Any
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.http1.listener import listening_socket, server_url
 from edgesplit.http1.server import Response
+from edgesplit.links import parse_metrics_address
 from edgesplit.observability import log_format, tracing
-from edgesplit.observability.metrics_server import make_metrics_server, parse_address
+from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.prometheus import METRICS_PATH, metrics_response
 from edgesplit.observability.registry import Series
 from edgesplit.process.lifecycle import end_with_parent, on_stop_signals, wait_until
@@ -147,7 +148,7 @@ def _serve_metrics(options: argparse.Namespace, series: Callable[[], list[Series
             with lock:
                 return metrics_response(series())
 
-        page_server = make_metrics_server(parse_address(options.metrics), page)
+        page_server = make_metrics_server(parse_metrics_address(options.metrics), page)
         page_server.start()
         stack.callback(page_server.stop)
         log.info("metrics at %s%s", page_server.url, METRICS_PATH)

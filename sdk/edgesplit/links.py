@@ -7,6 +7,8 @@ figures are not used then.
 
 from __future__ import annotations
 
+import re
+
 from edgesplit.errors import UsageError
 from edgesplit.plan import Link
 from edgesplit.quantities import ABOVE_ZERO, NUMBER, parse_duration, parse_rate
@@ -67,9 +69,15 @@ def _format_rate(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e6:.6g}mbit"
 
 
-def parse_host_and_port(text: str, what: str) -> tuple[str, int]:
-    """Parse HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; UsageError otherwise, with `what` as the kind of address."""
+def parse_host_and_port(text: str, what: str, *, first_port: int = 1) -> tuple[str, int]:
+    """Parse HOST:PORT, as in 10.0.0.2:8883 or [::1]:8883; UsageError otherwise, with `what` as the kind of address.
+    Ports begin with `first_port`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+    if not colon or not host or not re.fullmatch("[0-9]{1,5}", port) or not first_port <= int(port) < 65_536:
         raise UsageError(f"not the address of a {what}: {text[:200]!r} (as in 10.0.0.2:8883)")
     return host.strip("[]"), int(port)
+
+
+def parse_metrics_address(text: str) -> tuple[str, int]:
+    """Parse the ADDRESS:PORT at which metrics are served; port 0 means any."""
+    return parse_host_and_port(text, "metrics server", first_port=0)

@@ -18,12 +18,12 @@ import numpy as np
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Link, Plan, Row
 from edgesplit.release.manifest import (
-    Chunk,
     GoldenExample,
     Manifest,
     Slice,
     SliceFile,
     TensorSpec,
+    chunk_of,
     encode_manifest,
     release_digest,
 )
@@ -106,7 +106,7 @@ def make_release(
     answer = golden_input * np.float32(2.0 * (1.0 + drift))
     request = b"".join(oip.encode_request(oip.InferRequest({"x": golden_input}, id=f"golden {version}"))[0])
     response = b"".join(oip.encode_response(oip.InferResponse(model, {"y": answer}, id="golden"))[0])
-    chunks = {_chunk(data).sha256: data for data in (*parts["a"], *parts["b"], request, response)}
+    chunks = {chunk_of(data).sha256: data for data in (*parts["a"], *parts["b"], request, response)}
     slices = tuple(
         Slice(name, "onnx", (name,), (ends[0],), (ends[1],), (_file(parts[name]),))
         for name, ends in (("a", (X, H)), ("b", (H, Y)))
@@ -122,7 +122,7 @@ def make_release(
         plans={
             device_class: _plan(f"{model}@{version}", device_class, device_s) for device_class in sorted(set(classes))
         },
-        golden=(GoldenExample(_chunk(request), _chunk(response)),),
+        golden=(GoldenExample(chunk_of(request), chunk_of(response)),),
     )
     return SimulatedRelease(model, version, encode_manifest(manifest), chunks)
 
@@ -139,10 +139,6 @@ def _plan(model: str, device_class: str, device_s: float) -> Plan:
     return Plan(model=model, device_class=device_class, rows=rows, link=PLANNED, slice_s={"a": half, "b": half})
 
 
-def _chunk(data: bytes) -> Chunk:
-    return Chunk(hashlib.sha256(data).hexdigest(), len(data))
-
-
 def _file(pieces: list[bytes]) -> SliceFile:
     whole = b"".join(pieces)
-    return SliceFile("graph.onnx", len(whole), _chunk(whole).sha256, tuple(map(_chunk, pieces)))
+    return SliceFile("graph.onnx", len(whole), chunk_of(whole).sha256, tuple(map(chunk_of, pieces)))

@@ -160,7 +160,7 @@ class Activation(RuleBasedStateMachine):
     @rule(online=st.booleans())
     def link(self, online: bool) -> None:
         if online:
-            self.machine.connected()
+            self.machine.connect_broker()
         else:
             self.machine.updater.on_connection(False)
 
@@ -172,7 +172,7 @@ class Activation(RuleBasedStateMachine):
     def come_to_rest(self) -> None:
         """With a link and the right clock: what is believed runs, unless it is bad, and then what was before it."""
         self.machine.wall = lambda: NOW
-        self.machine.connected()
+        self.machine.connect_broker()
         self._alive(lambda: self.machine.settle(hours=0.1))
 
     @rule()
@@ -181,7 +181,7 @@ class Activation(RuleBasedStateMachine):
         last = next(one for one in LAST if one.digest not in self.machine.standing.held)
         self.said.append(self.source.say(last))
         self.machine.wall = lambda: NOW
-        self.machine.connected()
+        self.machine.connect_broker()
         for _ in range(9):  # a release that is deadly may still be on its way
             self._alive(lambda: self.machine.settle(hours=1))
         assert self.machine.running == last.digest, self.machine.reports[-1]
@@ -199,7 +199,7 @@ class Activation(RuleBasedStateMachine):
     @invariant()
     def no_counter_falls(self) -> None:
         if hasattr(self, "machine"):
-            counter = self.machine.work._current.counter
+            counter = self.machine.activation.counter
             assert counter >= self.highest
             self.highest = counter
 
@@ -223,7 +223,7 @@ class Activation(RuleBasedStateMachine):
     @invariant()
     def what_is_bad_does_not_run(self) -> None:
         if hasattr(self, "machine"):
-            assert self.machine.running not in self.machine.work._current.rejected
+            assert self.machine.running not in self.machine.activation.rejected
 
 
 @pytest.fixture(scope="module", autouse=True)

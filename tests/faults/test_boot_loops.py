@@ -13,7 +13,7 @@ import pytest
 
 from edgesplit.errors import InferenceFailed, LinkError
 from edgesplit_agent.state.slots import ENOUGH_ANSWERS, FAILURES_IN_A_ROW, UNHEALTHY_STARTS
-from edgesplit_agent.updates.reconciler import Activate, RollBack
+from edgesplit_agent.updates.reconciler import Activate, RollBack, Verify
 from support.device_storage import DAY, HEALTH_S, NOW, Died, Machine, Source, Tiny, imaginary_disks
 
 V1, V2, V3 = Tiny(1), Tiny(2, factor=3.0), Tiny(3, factor=4.0)
@@ -29,14 +29,20 @@ class Device:
         self.data = folder / "device"
         self.data.mkdir()
         self.moods: dict[int, str] = {}
+        self.is_silent = False
+        """Whether the local endpoint does not answer."""
         self.machine: Machine | None = None
 
     def start(self, *, online: bool = True) -> Machine:
         """Power on; whatever ran before is off."""
         if self.machine is not None:
             self.machine.off()
-        self.machine = Machine(self.data, self.source, self.moods)
+        self.machine = Machine(self.data, self.source, self.moods, check_endpoint=self._check_endpoint)
         return self.machine.boot(online=online)
+
+    def _check_endpoint(self) -> None:
+        if self.is_silent:
+            raise LinkError("the local endpoint does not answer")
 
     def committed_to(self, made: Tiny) -> Machine:
         self.source.say(made)
@@ -161,7 +167,7 @@ def test_a_bad_release_is_not_loaded_again_under_its_statement_and_is_under_a_ne
     for _ in range(3):
         machine = device.start().settle()
         assert machine.running == V1.digest and machine.state.state == "rolled back"
-        assert Activate("tiny", V2.digest) not in machine.steps and V2.digest not in machine.work._loaded
+        assert not {Activate("tiny", V2.digest), Verify(V2.digest)} & set(machine.steps)
     device.moods.clear()
     machine.offer(device.source.say(V2)).settle()
     assert machine.running == V2.digest and machine.state.state == "running"
@@ -219,7 +225,7 @@ def test_power_that_fails_again_and_again_costs_no_more_than_a_new_deployment(de
     for _ in range(UNHEALTHY_STARTS + 1):
         machine = device.start(online=False)
     assert machine.standing.safe_mode and machine.running == ""
-    machine.connected()
+    machine.connect_broker()
     assert machine.settle().running == "", "what was said before is no news"
     machine.offer(device.source.say(V1)).settle()
     assert machine.running == V1.digest and not machine.standing.safe_mode and machine.state.state == "running"
@@ -272,15 +278,10 @@ def test_a_trial_is_committed_without_any_network(device: Device) -> None:
 def test_an_endpoint_that_does_not_answer_commits_nothing(device: Device) -> None:
     """A release that serves nobody was not found healthy; once applications are answered again it is."""
     machine = device.on_trial(V2)
-    broken = LinkError("the local endpoint does not answer")
-
-    def silent() -> None:
-        raise broken
-
-    machine.work._check_endpoint = silent
+    device.is_silent = True
     machine.settle(lambda now: now.time > 10 * HEALTH_S)
     assert machine.standing.trials == {"tiny": V2.digest}
-    machine.work._check_endpoint = lambda: None
+    device.is_silent = False
     assert machine.settle().standing.committed == {"tiny": V2.digest}
 
 
@@ -328,7 +329,7 @@ def test_a_clock_that_is_off_keeps_what_runs(device: Device, years: int) -> None
     machine = device.start(online=False)
     machine.wall = lambda: NOW + years * 365 * DAY
     assert machine.running == V1.digest
-    machine.connected()
+    machine.connect_broker()
     machine.settle(hours=0.1)
     if years > 0:
         assert machine.running == V1.digest and "expired" in machine.reports[-1][3]

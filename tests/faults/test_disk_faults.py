@@ -207,7 +207,7 @@ def test_whatever_file_is_spoilt_the_device_comes_back(shelf: Shelf, state: str,
                 assert machine.running, f"{name} {how}, seed {SEED}: what is whole does not run"
             elif state == "trial":
                 assert machine.running in (V1.digest, V2.digest), f"{name} {how}, seed {SEED}: neither slot runs"
-            machine.settle().connected()
+            machine.settle().connect_broker()
             machine.settle()
             assert machine.running == target.digest, f"{name} {how}, seed {SEED}: {machine.state}"
             assert machine.standing.committed == {"tiny": target.digest} and not machine.strangers()
@@ -243,7 +243,7 @@ def test_a_spoilt_trial_gives_way_to_the_release_before_it_and_is_repaired(shelf
     with shelf.device("trial", spoil) as machine:
         machine.boot(online=False)
         assert machine.running == V1.digest and machine.asked() == []
-        machine.connected()
+        machine.connect_broker()
         machine.settle()
         assert machine.running == V2.digest and machine.state.state == "running"
         spoilt = next(file for one in V2.slices if one.name == "b" for file in one.files)

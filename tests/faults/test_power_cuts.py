@@ -163,7 +163,7 @@ def check(stage: Stage, story: Story, tree: Tree, cut: int) -> None:
         assert machine.running in story.runs(cut), "neither old nor new runs"
         finish(machine, moods, story.sick)
         assert machine.running in story.runs(cut) | (story.every - {"" if story.end else None}), "what ran is gone"
-        machine.connected()
+        machine.connect_broker()
         finish(machine, moods, story.sick)
         assert machine.running == story.end, f"it ends with {machine.state}"
         assert not machine.strangers(), "bytes were loaded that nobody signed"

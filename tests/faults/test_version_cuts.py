@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from edgesplit_agent.self_update.version_store import VersionStore
-from support.agent_versions import AgentRelease, World
+from support.agent_versions import AgentRelease, SelfUpdateHarness
 from support.device_storage import Machine, imaginary_disks
 from support.power_cut import Disk, Operation, Recorder, Tree, after_cut, read_tree, write_tree
 
@@ -42,57 +42,57 @@ class Story:
 
 
 class Stage:
-    """A signed world, and the stories that are played in it."""
+    """A signed harness, and the stories that are played in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.names = folder, count()
-        self.first = World(folder)
+        self.first = SelfUpdateHarness(folder)
         self.first.add(A, B)
 
-    def world(self, tree: Tree, mutes: frozenset[str] = frozenset()) -> World:
+    def harness(self, tree: Tree, mutes: frozenset[str] = frozenset()) -> SelfUpdateHarness:
         data = self.folder / f"device-{next(self.names)}"
         data.mkdir()
         write_tree(tree, data)
-        world = World(self.folder, data, self.first.source)
-        world.add_known(self.first)
-        world.mutes = set(mutes)
-        return world
+        harness = SelfUpdateHarness(self.folder, data, self.first.source)
+        harness.add_known(self.first)
+        harness.mutes = set(mutes)
+        return harness
 
-    def play(self, before: Tree, wanted: AgentRelease, end: str, tell: Callable[[World, Machine], Machine],
+    def play(self, before: Tree, wanted: AgentRelease, end: str, tell: Callable[[SelfUpdateHarness, Machine], Machine],
              *may_run: str, mutes: frozenset[str] = frozenset()) -> tuple[Story, Tree]:  # fmt: skip
         self.first.source.retained = None
-        world = self.world(before, mutes)
-        recorder = Recorder(world.data)
+        harness = self.harness(before, mutes)
+        recorder = Recorder(harness.data)
         with recorder.watching():
-            machine = world.start()
-            machine.offer(world.say(wanted))
-            machine = tell(world, machine)
+            machine = harness.start()
+            machine.offer(harness.say(wanted))
+            machine = tell(harness, machine)
             machine.off()
-        assert world.runs(machine) == end and machine.running == world.model.digest
-        left = read_tree(world.data)
-        shutil.rmtree(world.data)
+        assert harness.runs(machine) == end and machine.running == harness.model.digest
+        left = read_tree(harness.data)
+        shutil.rmtree(harness.data)
         retained = self.first.source.retained
         return Story(recorder.start, recorder.log, end, frozenset((*may_run, end)), retained, mutes), left
 
 
-def dying(world: World, machine: Machine) -> Machine:
+def dying(harness: SelfUpdateHarness, machine: Machine) -> Machine:
     """B ends at each of its starts before it has done anything; the power fails, so to speak, three times."""
-    world.again = 0
-    machine.settle(lambda now: world.again > 0)
+    harness.again = 0
+    machine.settle(lambda now: harness.again > 0)
     machine.stop()
     for _ in range(3):
-        world.start(online=False).off()
-    return world.settle(world.start())
+        harness.start(online=False).off()
+    return harness.settle(harness.start())
 
 
 @pytest.fixture(scope="module")
 def stories() -> Iterator[tuple[Stage, dict[str, Story]]]:
     with imaginary_disks() as folder:
         stage = Stage(folder)
-        install, with_a = stage.play({}, A, A.digest, World.settle, "")
-        update, _ = stage.play(with_a, B, B.digest, World.settle, A.digest)
+        install, with_a = stage.play({}, A, A.digest, SelfUpdateHarness.settle, "")
+        update, _ = stage.play(with_a, B, B.digest, SelfUpdateHarness.settle, A.digest)
         mutes = frozenset({B.digest})
-        silent, _ = stage.play(with_a, B, A.digest, World.settle, B.digest, mutes=mutes)
+        silent, _ = stage.play(with_a, B, A.digest, SelfUpdateHarness.settle, B.digest, mutes=mutes)
         deadly, _ = stage.play(with_a, B, A.digest, dying, B.digest, mutes=mutes)
         yield stage, dict(zip(NAMES, (install, update, silent, deadly), strict=True))
 
@@ -126,22 +126,22 @@ def _matters(path: str) -> bool:
 
 def check(stage: Stage, story: Story, tree: Tree) -> None:
     stage.first.source.retained = story.retained
-    world = stage.world(tree, story.mutes)
+    harness = stage.harness(tree, story.mutes)
     try:
-        had = read_tree(world.data).get("releases/" + world.model.digest)
-        machine = world.start(online=False)
-        runs = world.runs(machine)
-        assert runs in story.may_run | {""} and (not runs or VersionStore(world.data).damage(runs) == "")
-        assert had is None or not story.start.tree().get("current.json") or machine.running == world.model.digest
+        had = read_tree(harness.data).get("releases/" + harness.model.digest)
+        machine = harness.start(online=False)
+        runs = harness.runs(machine)
+        assert runs in story.may_run | {""} and (not runs or VersionStore(harness.data).damage(runs) == "")
+        assert had is None or not story.start.tree().get("current.json") or machine.running == harness.model.digest
         if runs not in story.mutes:
-            machine.connected()
-        machine = world.settle(machine)
-        assert world.runs(machine) == story.end, f"it ends with {world.runs(machine)[:12]!r}"
-        assert machine.running == world.model.digest and not machine.strangers()
-        shelf = VersionStore(world.data)
+            machine.connect_broker()
+        machine = harness.settle(machine)
+        assert harness.runs(machine) == story.end, f"it ends with {harness.runs(machine)[:12]!r}"
+        assert machine.running == harness.model.digest and not machine.strangers()
+        shelf = VersionStore(harness.data)
         assert shelf.damage(story.end) == "" and shelf.read().running == story.end and not shelf.read().unhealthy_starts
         litter = [one.name for one in shelf.folder.iterdir() if one.name.startswith(".")]
         assert not litter, f"left behind: {litter}"
         machine.off()
     finally:
-        shutil.rmtree(world.data)
+        shutil.rmtree(harness.data)

@@ -8,13 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgesplit.errors import ModelRefused
+from edgesplit.plan import Plan
 from edgesplit.release import manifest
 from edgesplit.release.agent_release import AGENT_MODEL, Build, build_name, this_machine
+from edgesplit.release.bundle_format import INDEX_FILE, BundleIndex, chunk_path, encode_index, statement_path
 from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement
+from edgesplit.release_store import StoredRelease
 from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.state.data_folder import DataFolder
+from edgesplit_agent.worker.host import Host
 from support.device_storage import DAY, DEVICE, MODEL, Machine, Source, Tiny
 
 INSTALLED_VERSION = "0.1.0"
@@ -43,7 +47,7 @@ class AgentRelease:
         self.digest = manifest.release_digest(self.raw)
 
 
-class World:
+class SelfUpdateHarness:
     """One device and its controller; `start` is what a supervisor does, the launcher first."""
 
     def __init__(self, folder: Path, data: Path | None = None, source: Source | None = None) -> None:
@@ -66,8 +70,8 @@ class World:
         self.source.add(*made)  # type: ignore[arg-type]
         self.agents.update({one.digest: one for one in made})
 
-    def add_known(self, other: World) -> None:
-        """What another world of the same controller has."""
+    def add_known(self, other: SelfUpdateHarness) -> None:
+        """What another harness of the same controller has."""
         self.agents.update(other.agents)
 
     def say(self, agent: AgentRelease | None, *, model: bool = True) -> bytes:
@@ -82,6 +86,22 @@ class World:
             )
         )  # fmt: skip
         return self.source.retained
+
+    def bundle(self, folder: Path, *releases: str) -> Path:
+        """A release bundle with the newest statement and all that these releases consist of."""
+        files, _ = self.source.repository.offline_files(releases)
+        assert self.source.retained is not None
+        files[statement_path(DEVICE)] = self.source.retained
+        files.update({chunk_path(sha256): data for sha256, data in self.source.chunks.items()})
+        index = BundleIndex(
+            controller="controller", created=int(self.source.now), valid_until=int(self.source.now + DAY),
+            limited_by="timestamp", devices={DEVICE: "pi4"}, releases=(),
+        )  # fmt: skip
+        files[INDEX_FILE] = encode_index(index)
+        for path, content in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        return folder
 
     def install(self, shelf: VersionStore, release: str, build: Build, folder: Path, question: tuple[str, ...]) -> None:
         """As `put_together`, of one file."""
@@ -105,9 +125,8 @@ class World:
         def own_version(folder: DataFolder) -> VersionManager:
             return VersionManager(folder, told, self._restart, self.install)
 
-        machine = Machine(self.data, self.source, own_version=own_version)
-        if running in self.forgets:
-            machine.work._try_serve = lambda model, release: False  # type: ignore[method-assign]
+        start = _refuse_to_load if running in self.forgets else None
+        machine = Machine(self.data, self.source, start=start, own_version=own_version)
         return machine.boot(online=online and running not in self.mutes)
 
     def _restart(self) -> None:
@@ -127,6 +146,10 @@ class World:
             machine.stop()
             machine = self.start()
         raise AssertionError(f"it starts over and over: {VersionStore(self.data).read()}")
+
+
+def _refuse_to_load(release: StoredRelease, plan: Plan) -> Host:
+    raise ModelRefused("this version of the agent cannot load it")
 
 
 def told(machine: Machine) -> tuple[str, str, str]:

@@ -26,15 +26,25 @@ from edgesplit.mqtt.messages import ModelState
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
 from edgesplit.release import manifest
-from edgesplit.release.manifest import Chunk, DesiredRelease, GoldenExample, Manifest, Slice, SliceFile, Statement
+from edgesplit.release.manifest import (
+    DesiredRelease,
+    GoldenExample,
+    Manifest,
+    Slice,
+    SliceFile,
+    Statement,
+    chunk_of,
+)
 from edgesplit.runtime import Tensor, Tensors
 from edgesplit_agent.releases.chunk_store import ChunkStore
 from edgesplit_agent.self_update.manager import VersionManager
 from edgesplit_agent.serving.engine import Engine
 from edgesplit_agent.state.data_folder import DataFolder, Identity
+from edgesplit_agent.state.slots import Current
 from edgesplit_agent.telemetry.request_record import DeviceRunObserver
 from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.reconciler import Reconciler, Step
+from edgesplit_agent.updates.trial_controller import OnActivated
 from edgesplit_agent.worker.host import StartHost, in_process
 from edgesplit_controller.tuf.repository import Repository
 from support.agent_engine import INPUT, LINK, H, X, Y
@@ -64,10 +74,6 @@ def imaginary_disks() -> Iterator[Path]:
         logging.disable(logging.NOTSET)
 
 
-def chunk(data: bytes) -> Chunk:
-    return Chunk(hashlib.sha256(data).hexdigest(), len(data))
-
-
 class Tiny:
     """A release of y = (x + 1) * factor in two slices, of which the first keeps its weights from version to version."""
 
@@ -81,7 +87,7 @@ class Tiny:
         request = b"".join(oip.encode_request(oip.InferRequest({"x": INPUT}, id=f"golden {version}"))[0])
         response = b"".join(oip.encode_response(oip.InferResponse(MODEL, {"y": answer}, id="golden"))[0])
         pieces = [piece for slice_ in files.values() for chunks in slice_.values() for piece in chunks]
-        self.chunks = {chunk(data).sha256: data for data in (*pieces, request, response)}
+        self.chunks = {chunk_of(data).sha256: data for data in (*pieces, request, response)}
         slices = tuple(
             Slice(name, "onnx", (name,), (ends[0],), (ends[1],), tuple(_file(*one) for one in files[name].items()))
             for name, ends in (("a", (X, H)), ("b", (H, Y)))
@@ -93,7 +99,7 @@ class Tiny:
             Manifest(
                 model=f"{MODEL}@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={"pi4": plan},
-                golden=(GoldenExample(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk_of(request), chunk_of(response)),),
             )
         )  # fmt: skip
         self.digest = manifest.release_digest(self.raw)
@@ -101,7 +107,7 @@ class Tiny:
 
 def _file(name: str, pieces: Sequence[bytes]) -> SliceFile:
     whole = b"".join(pieces)
-    return SliceFile(name, len(whole), chunk(whole).sha256, tuple(map(chunk, pieces)))  # type: ignore[arg-type]
+    return SliceFile(name, len(whole), chunk_of(whole).sha256, tuple(map(chunk_of, pieces)))  # type: ignore[arg-type]
 
 
 class Died(BaseException):
@@ -182,6 +188,8 @@ class Machine:
         moods: Mapping[int, str] | None = None,
         start: StartHost | None = None,
         own_version: Callable[[DataFolder], VersionManager] = VersionManager,
+        check_endpoint: Callable[[], None] = lambda: None,
+        on_activated: OnActivated = lambda model, release, drift, golden_ok: None,
     ) -> None:
         """`start` hosts releases in place of the runtime that shows what was loaded; `own_version`: what the agent's
         launcher told it."""
@@ -194,6 +202,7 @@ class Machine:
         self.reports: list[tuple[int, tuple[ModelState, ...], str, str]] = []
         self.told: Callable[[Any], None] = lambda what: None
         self.steps: list[Step] = []
+        self.connected = False
         self.folder = DataFolder(folder)
         self.folder.acquire()
         me = Identity(device=DEVICE, device_class="pi4", broker="h:1", offload="", controller="",
@@ -202,9 +211,11 @@ class Machine:
         self.engine = Engine("pi4", None)
         self.engine.observe(DeviceRunObserver(lambda release, error: self.updater.on_device_run(release, error)))
         start = start or in_process(lambda plan: Bytes(self.loaded, {} if moods is None else moods))
-        self.work = DeviceUpdateActions(self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
-                         version_manager=own_version(self.folder))  # fmt: skip
-        self.updater = Reconciler(self.work, clock=lambda: self.time, health_s=HEALTH_S)
+        self.actions = DeviceUpdateActions(
+            self.folder, me, self.engine, self.store, start, now=lambda: self.wall(),
+            version_manager=own_version(self.folder), check_endpoint=check_endpoint, on_activated=on_activated,
+        )  # fmt: skip
+        self.updater = Reconciler(self.actions, clock=lambda: self.time, health_s=HEALTH_S)
 
     # What the network would do
 
@@ -244,19 +255,25 @@ class Machine:
     # What a test does
 
     def boot(self, *, online: bool = True) -> Machine:
-        want = self.work.boot()
+        want = self.actions.boot()
         self.folder.next_session(self.wall())
-        self.work.connect(self)  # type: ignore[arg-type]
+        self.actions.connect(self)  # type: ignore[arg-type]
         self.updater.begin(want)
         if online:
-            self.connected()
+            self.connect_broker()
         return self
 
-    def connected(self) -> None:
+    def connect_broker(self) -> None:
         """The broker is there, and repeats what it retains."""
+        self.connected = True
         self.updater.on_connection(True)
         if self.source.retained is not None:
             self.updater.on_statement(self.source.retained)
+
+    def disconnect_broker(self) -> None:
+        """The link is lost."""
+        self.connected = False
+        self.updater.on_connection(False)
 
     def offer(self, raw: bytes) -> Machine:
         self.updater.on_statement(raw)
@@ -304,8 +321,13 @@ class Machine:
         return next(one for one in self.reports[-1][1] if one.model == ModelRef.parse(MODEL).name)
 
     @property
+    def activation(self) -> Current:
+        """The activation state on disk."""
+        return self.folder.read_current() or Current()
+
+    @property
     def standing(self) -> Any:
-        return self.work.installed()
+        return self.actions.installed()
 
     def strangers(self) -> set[str]:
         """Digests of files that were loaded and never signed: there must be none."""
@@ -314,7 +336,7 @@ class Machine:
     def stop(self) -> None:
         """As at SIGTERM."""
         self.updater.stop()
-        self.work.on_stopped()
+        self.actions.on_stopped()
         self.off()
 
     def off(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 from edgesplit.mqtt.messages import FetchChunks
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.release.manifest import DesiredRelease, Statement, decode_manifest, release_digest
+from edgesplit.release_store import open_release
 from edgesplit_agent.state.data_folder import DataFolder, Identity
-from edgesplit_agent.updates.actions import DeviceUpdateActions
-from edgesplit_agent.updates.bundle.command import offline_actions
+from edgesplit_agent.updates.bundle.command import apply_without_agent
 from edgesplit_provisioning.bundle.build import BundleRequest, make_bundle
 from edgesplit_provisioning.bundle.writer import open_sink
 from support.agent_versions import AgentRelease
@@ -22,7 +22,7 @@ from support.signed_repository import DAY, TrustHarness, sample_release
 DEVICE = "cam-1"
 
 
-class BundleWorld:
+class BundleHarness:
     """Also the controller's API, as `make_bundle` sees it."""
 
     url = "https://cloud:8443"
@@ -105,11 +105,15 @@ class BundleWorld:
         folder.write_identity(identity)
         return folder, identity
 
-    def work(self, folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> DeviceUpdateActions:
-        """The agent's hands at rest, by this world's clock."""
-        made: DeviceUpdateActions = offline_actions(folder, identity, quota_bytes)
-        made._trust._now = self.world.clock
-        return made
+    def apply(self, bundle: Path, **options: Any) -> str:
+        """Apply a bundle to the device as `edgesplit-agent bundle apply` does where no agent runs."""
+        folder, identity = self.device_folder()
+        return apply_without_agent(folder, identity, bundle, now=self.world.clock, **options)
+
+    def is_staged(self, release: str) -> bool:
+        """Whether the device has that release, whole and verified."""
+        folder, identity = self.device_folder()
+        return open_release(folder.releases, release, identity.tuf_root.encode()).has_slices(["head", "tail"])
 
 
 def digest_of(data: bytes) -> str:

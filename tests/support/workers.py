@@ -19,7 +19,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan, Row
-from edgesplit.release.manifest import GoldenExample, Manifest, Slice, encode_manifest, release_digest
+from edgesplit.release.manifest import GoldenExample, Manifest, Slice, chunk_of, encode_manifest, release_digest
 from edgesplit.runtime import Tensor, Timing
 from edgesplit.runtime.options import EngineOptions
 from edgesplit_agent.releases.loaded_release import LoadedRelease
@@ -28,7 +28,6 @@ from edgesplit_agent.worker.supervised_host import SupervisedHost
 from edgesplit_agent.worker.watchdog_policy import Bounds
 from support.agent_engine import CLASS, DIGEST, LINK, X, Y
 from support.device_storage import _file as slice_file
-from support.device_storage import chunk
 
 F, I32, I64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 SMALL = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -166,14 +165,14 @@ class OneSlice:
         y = golden * 2 if nodes[0].op_type == "Add" else golden
         request = b"".join(oip.encode_request(oip.InferRequest({"x": golden}, id=f"golden {version}"))[0])
         response = b"".join(oip.encode_response(oip.InferResponse("one", {"y": y}, id="golden"))[0])
-        self.chunks = {chunk(data).sha256: data for data in (files["graph.onnx"][0], request, response)}
+        self.chunks = {chunk_of(data).sha256: data for data in (files["graph.onnx"][0], request, response)}
         slices = (Slice("s", "onnx", ("s",), (X,), (Y,), (slice_file("graph.onnx", files["graph.onnx"]),)),)
         plan = Plan(model=f"tiny@{version}", device_class=CLASS, rows=(LOCAL,), link=LINK)
         self.raw = encode_manifest(
             Manifest(
                 model=f"tiny@{version}", model_sha256="0" * 64, created="2025-06-15T00:00:00Z", input_spec=None,
                 inputs=(X,), outputs=(Y,), slices=slices, plans={CLASS: plan},
-                golden=(GoldenExample(chunk(request), chunk(response)),),
+                golden=(GoldenExample(chunk_of(request), chunk_of(response)),),
             )
         )  # fmt: skip
         self.digest = release_digest(self.raw)

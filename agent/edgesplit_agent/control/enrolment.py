@@ -9,6 +9,7 @@ everything that it refers to is on disk.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import logging
 import ssl
@@ -36,7 +37,7 @@ from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 log = logging.getLogger(__name__)
 
-RETRY = Backoff(first_s=0.5, longest_s=30.0)
+RETRY = Backoff(first_s=0.5, longest_s=16.0)
 """Back-off between requests for a certificate."""
 
 TIMEOUT_S = 15.0
@@ -106,15 +107,14 @@ def enrol_with_retries(
 ) -> Identity | None:
     """Enrol, with retries for as long as the network fails. `wait(seconds)` returns True when the agent is to stop; the
     result then is None."""
-    tries = 0
-    while True:
+    for tries in itertools.count():
         try:
             return enrol(folder, claim, controller_url)
         except LinkError as error:
             log.warning("not enrolled yet, trying again: %s", error)
-            if wait(RETRY.pause_s(min(tries, 5), 0.5)):
-                return None
-            tries += 1
+        if wait(RETRY.pause_s(tries, 0.5)):
+            break
+    return None
 
 
 def credentials(folder: DataFolder) -> Credentials:

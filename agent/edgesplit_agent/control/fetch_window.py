@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
+from edgesplit.backoff import Backoff
 from edgesplit.limits import LIMITS
 
 INITIAL_WINDOW_BYTES = 2 * LIMITS.chunk_bytes
@@ -27,7 +28,7 @@ MIN_DELAY_S = 0.03
 each other, not on the link."""
 RATE_SAMPLES = 32
 """Number of chunks over which the highest rate is taken."""
-INITIAL_TIMEOUT_S = 20.0
+INITIAL_TIMEOUT = Backoff(first_s=20.0, longest_s=80.0)
 """Timeout of chunks in flight before anything is known of the link."""
 MAX_TIMEOUT_S = 60.0
 """Longest timeout of chunks in flight once rate and delay are known, back-off of repeated timeouts included."""
@@ -224,9 +225,9 @@ class FetchWindow:
     def _timeout_s(self) -> float:
         """Timeout of chunks in flight: seconds without any receipt."""
         if not self._rates:
-            return INITIAL_TIMEOUT_S * 2.0 ** max(0, self._timeouts - ESTIMATE_TIMEOUTS)
+            return INITIAL_TIMEOUT.pause_s(self._timeouts - ESTIMATE_TIMEOUTS)
         expected_s = self._min_delay_s + self._in_flight_bytes / self.bytes_per_s
-        return min(MAX_TIMEOUT_S, max(1.0, TIMEOUT_FACTOR * expected_s) * 2.0**self._timeouts)
+        return Backoff(max(1.0, TIMEOUT_FACTOR * expected_s), MAX_TIMEOUT_S).pause_s(self._timeouts)
 
     def _requeue_lost(self, now: float) -> None:
         """Request lost chunks again: those that were overtaken by far, and all in flight after a timeout."""

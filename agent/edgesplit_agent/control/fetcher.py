@@ -195,10 +195,14 @@ class ChunkFetcher:
         device: str,
         *,
         cap_bytes_per_s: float = float("inf"),
+        listen_chunks: int = LISTEN_CHUNKS,
+        look_s: float = LOOK_S,
         clock: Callable[[], float] | None = None,
         concurrency: Concurrency = THREAD_CONCURRENCY,
     ) -> None:
         """`clock` replaces the clock of `concurrency`."""
+        self._listen_chunks = listen_chunks
+        self._look_s = look_s
         self._session = session
         self._device = device
         self._cap_bytes_per_s = cap_bytes_per_s
@@ -265,7 +269,7 @@ class ChunkFetcher:
 
     def _subscribe_ahead(self, window: FetchWindow, subscribed: set[str]) -> None:
         """Subscribe to the next chunks, well ahead of their request: another device may request them first."""
-        limit = window.subscribe_ahead_count(LISTEN_CHUNKS)
+        limit = window.subscribe_ahead_count(self._listen_chunks)
         if len(subscribed) <= 2 * limit and subscribed.issuperset(window.next_chunks(max(1, limit // 2))):
             return
         ahead = window.next_chunks(limit)
@@ -293,7 +297,7 @@ class ChunkFetcher:
         """The chunks received, after waiting until something is received or the window has another event."""
         with self._changed:
             if not self._arrived:
-                self._changed.wait(max(0.0, min(LOOK_S, window.next_event_at(self._clock()) - self._clock())))
+                self._changed.wait(max(0.0, min(self._look_s, window.next_event_at(self._clock()) - self._clock())))
             batch = list(self._arrived)
             self._arrived.clear()
         for sha256, _ in batch:

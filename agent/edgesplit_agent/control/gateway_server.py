@@ -13,9 +13,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import time
+from typing import Protocol
 
 import msgspec
 from cryptography import x509
@@ -51,6 +52,13 @@ class NextTier:
     """Connect to this address instead (an emulated link in front of the next tier)."""
 
 
+class ServerProcess(Protocol):
+    """The part of a supervised process that is needed here."""
+
+    def start(self, timeout_s: float, /) -> None: ...
+    def stop(self) -> None: ...
+
+
 class GatewayServer:
     """Keeps one offload server running for as long as the agent runs."""
 
@@ -61,9 +69,17 @@ class GatewayServer:
         listen: str,
         next_tier: NextTier,
         further_options: Sequence[str] = (),
+        *,
+        post: Callable[[str, bytes], bytes] | None = None,
+        make_process: Callable[[], ServerProcess] | None = None,
+        now: Callable[[], float] = time,
     ) -> None:
         """`listen`: HOST:PORT, or :PORT for every address of this machine. `further_options`: appended to the server's
-        command line."""
+        command line. `post` (what is requested, body) replaces the requests to the controller, `make_process` the
+        offload server, `now` the wall clock."""
+        self._post = post or self._post_by_https
+        self._make_process = make_process or self._offload_server
+        self._now = now
         self._further_options = tuple(further_options)
         self._folder = folder
         self._identity = identity
@@ -74,7 +90,7 @@ class GatewayServer:
             self._server_folder / "key.pem", self._server_folder / "certificate.pem", folder.ca_file
         )
         self._revoked_file = self._server_folder / "revoked.pem"
-        self._process: SupervisedProcess | None = None
+        self._process: ServerProcess | None = None
         self._outdated = False
         self._changed = threading.Condition()
         self._stopping = False
@@ -104,7 +120,7 @@ class GatewayServer:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                self._reconcile()
+                self.reconcile()
                 self._set_trouble("")
             except (EdgeError, OSError) as error:
                 self._set_trouble(str(error))
@@ -121,7 +137,7 @@ class GatewayServer:
             log.error("devices cannot offload here: %s", trouble)
         self.trouble = trouble
 
-    def _reconcile(self) -> None:
+    def reconcile(self) -> None:
         """Bring certificate, revocation list and process up to date, each where it is missing or outdated."""
         fresh = self._renew_certificate()
         self._update_revocation_list()
@@ -132,7 +148,7 @@ class GatewayServer:
         if self._process is None:
             self._start_process(self._make_process())
 
-    def _start_process(self, process: SupervisedProcess) -> None:
+    def _start_process(self, process: ServerProcess) -> None:
         with self._changed:
             if self._stopping:
                 return
@@ -173,11 +189,11 @@ class GatewayServer:
         if certificate is None:
             return True
         begins, ends = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
-        return due_in_s(begins, ends, time()) <= 0
+        return due_in_s(begins, ends, self._now()) <= 0
 
     def _is_certificate_valid(self) -> bool:
         certificate = self._certificate()
-        return certificate is not None and certificate.not_valid_after_utc.timestamp() > time()
+        return certificate is not None and certificate.not_valid_after_utc.timestamp() > self._now()
 
     def _certificate(self) -> x509.Certificate | None:
         """The installed certificate; None where there is none that fits the key."""
@@ -211,11 +227,11 @@ class GatewayServer:
         except (OSError, EdgeError):
             return None
 
-    def _post(self, what: str, body: bytes) -> bytes:
+    def _post_by_https(self, what: str, body: bytes) -> bytes:
         tls, url = credentials(self._folder).client_context(), self._identity.controller
         return post(url, f"/v1/gateway/{what}", tls, body, f"a gateway's {what}", max_bytes=LIMITS.metadata_bytes)
 
-    def _make_process(self) -> SupervisedProcess:
+    def _offload_server(self) -> ServerProcess:
         """The server's process, not started yet."""
         root = self._server_folder / "root.json"
         write_durably(root, self._identity.tuf_root.encode())

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from edgesplit.atomic_files import make_folders, sync_file, sync_folder, write_durably
 from edgesplit.errors import MalformedMessage
+from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import SHA256
 from edgesplit.release.manifest import Manifest, SliceFile, decode_manifest
 from edgesplit.release_store import remove_leftovers, remove_release
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 BATCH_CHUNKS = 64
 """Chunks copied from other releases between two waits for the disk."""
-_READ_BYTES = 1 << 20
 
 
 class _ChunkLocation(NamedTuple):
@@ -328,14 +328,10 @@ def _wrong_chunks(path: Path, file: SliceFile) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while piece := file.read(_READ_BYTES):
-                digest.update(piece)
+        return file_sha256(path)
     except OSError:
         return ""
-    return digest.hexdigest()
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:

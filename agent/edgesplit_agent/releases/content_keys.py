@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
 from edgesplit.crypto.key_file import read_wrapped_keys, write_wrapped_keys
 from edgesplit.crypto.key_wrapping import load_encryption_key, select_keys, unwrap
 from edgesplit.crypto.slice_encryption import Keys, needed_keys
 from edgesplit.errors import TrustError
 from edgesplit.release.manifest import Manifest, Statement, gateway_slices
-from edgesplit_agent.state.data_folder import Identity
+from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +20,10 @@ class ContentKeys:
     """Content keys by release: those of the newest statement, and for releases staged before it those stored beside
     them."""
 
-    def __init__(self, own_key: Path, identity: Identity, releases: Path) -> None:
-        self._own_key = own_key
+    def __init__(self, folder: DataFolder, identity: Identity) -> None:
+        self._own_key = folder.encryption_key_file
         self._device = identity.device
-        self._releases = releases
+        self._releases = folder.releases
         self._wrapped_own: dict[str, bytes] = {}
         self._wrapped_gateway: dict[str, bytes] = {}
 

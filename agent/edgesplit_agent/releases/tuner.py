@@ -48,7 +48,7 @@ class Tuner:
         tuned_setup = self._results.setup_of(release, self._allowed)
         return tuned_setup if tuned_setup is not None and tuned_setup.providers == default.providers else default
 
-    def tune(self, active: LoadedRelease, inputs: Tensors, check: Callable[[], None], *, alone: bool = True) -> None:
+    def tune(self, active: LoadedRelease, inputs: Tensors, check: Callable[[], object], *, alone: bool = True) -> None:
         """Measure the candidate setups over `inputs` and use the fastest from now on.
 
         `check` raises an EdgeError where the answers are not right any more; `alone`: no other release serves here. A

@@ -26,9 +26,9 @@ import msgspec
 from edgesplit import __version__
 from edgesplit.errors import UsageError
 from edgesplit_agent.host.sd_notify import SOCKET, WATCHDOG_PID, WATCHDOG_US, ServiceManager
-from edgesplit_agent.self_update import slots
-from edgesplit_agent.self_update.slots import Versions
+from edgesplit_agent.self_update import version_slots
 from edgesplit_agent.self_update.trial import TRIAL_S
+from edgesplit_agent.self_update.version_slots import Versions
 from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.state.data_folder import DataFolder
 
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             if not versions.running:
                 raise
             log.error("agent release %s does not start: %s", versions.running[:12], error)
-            versions = _persisted(store, slots.with_damage(versions, f"it cannot be started: {error.strerror}"))
+            versions = _persisted(store, version_slots.with_damage(versions, f"it cannot be started: {error.strerror}"))
 
 
 def _select_version(folder: DataFolder, store: VersionStore) -> Versions:
@@ -119,7 +119,7 @@ def _select_version(folder: DataFolder, store: VersionStore) -> Versions:
     try:
         folder.lock()
     except UsageError:
-        return msgspec.structs.replace(store.read(), trial=slots.INSTALLED)
+        return msgspec.structs.replace(store.read(), trial=version_slots.INSTALLED)
     try:
         return prepare_start(store, __version__)
     finally:
@@ -129,12 +129,14 @@ def _select_version(folder: DataFolder, store: VersionStore) -> Versions:
 def prepare_start(store: VersionStore, installed: str) -> Versions:
     """Count this start and check the files of the version that is to start, falling back until one is undamaged; the
     state to start from."""
-    versions = _persisted(store, slots.with_start_counted(store.read(), installed))
+    versions = _persisted(store, version_slots.with_start_counted(store.read(), installed))
     # Each round removes the damaged version from the state, so the loop ends at the installed version at the latest.
     # `with_start_counted` again: the start is one of the version that will actually run.
     while versions.running and (trouble := store.damage(versions.running)):
         log.error("agent release %s does not start: %s", versions.running[:12], trouble)
-        versions = _persisted(store, slots.with_start_counted(slots.with_damage(versions, trouble), installed))
+        versions = _persisted(
+            store, version_slots.with_start_counted(version_slots.with_damage(versions, trouble), installed)
+        )
     return versions
 
 
@@ -147,7 +149,7 @@ def _persisted(store: VersionStore, versions: Versions) -> Versions:
         store.write(versions)
     except OSError as error:
         log.error("cannot write versions.json, so nothing is tried: %s", error.strerror)
-        return msgspec.structs.replace(versions, trial=slots.INSTALLED)
+        return msgspec.structs.replace(versions, trial=version_slots.INSTALLED)
     return versions
 
 

@@ -19,9 +19,9 @@ from edgesplit.errors import ModelRefused, TrustError, UsageError
 from edgesplit.release.agent_release import AGENT_MODEL, Build, build_for, is_agent_release, this_machine
 from edgesplit.release.manifest import Manifest
 from edgesplit.release_store import StoredRelease
-from edgesplit_agent.self_update import slots
+from edgesplit_agent.self_update import version_slots
 from edgesplit_agent.self_update.launcher import LaunchContext
-from edgesplit_agent.self_update.slots import Versions
+from edgesplit_agent.self_update.version_slots import Versions
 from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.state.data_folder import DataFolder
 
@@ -71,7 +71,7 @@ class VersionManager:
     @property
     def release(self) -> str:
         """Release of the version that this process runs; empty for the installed version."""
-        return self._context.release if self._context is not None else slots.INSTALLED
+        return self._context.release if self._context is not None else version_slots.INSTALLED
 
     @property
     def built_for(self) -> str:
@@ -107,7 +107,7 @@ class VersionManager:
     @property
     def protected(self) -> set[str]:
         """Releases that may have to start again, and are therefore never removed."""
-        return {self.release, self._versions.committed, self._versions.trial} - {slots.INSTALLED}
+        return {self.release, self._versions.committed, self._versions.trial} - {version_slots.INSTALLED}
 
     def write_format(self) -> None:
         """Raise the data folder's format to this version's, unless it is on trial. A disk error is logged, so that a
@@ -146,7 +146,7 @@ class VersionManager:
         try:
             self._install(self._store, opened.digest, build, folder, check_arguments)
         except ModelRefused as refusal:
-            self._persist(slots.with_refusal(self._versions, opened.digest, str(refusal), counter))
+            self._persist(version_slots.with_refusal(self._versions, opened.digest, str(refusal), counter))
             raise
 
     def activate(self, manifest: Manifest, release: str, served: Iterable[str], counter: int, *, online: bool) -> None:
@@ -155,7 +155,9 @@ class VersionManager:
         if not is_agent_release(manifest):
             raise TrustError(f"release {release[:12]} is of {manifest.model}, and no agent")
         models = tuple(model for model in served if model != AGENT_MODEL)
-        self._persist(slots.with_activated(self._versions, release, models, counter, __version__, offline=not online))
+        self._persist(
+            version_slots.with_activated(self._versions, release, models, counter, __version__, offline=not online)
+        )
         log.warning("the agent starts again, as release %s", release[:12])
         self._restart()
 
@@ -163,7 +165,7 @@ class VersionManager:
         """Commit this version: it was found healthy. It may write its own format of the data folder from now on, and
         the launcher's alarm is cancelled."""
         self._folder.write_format()
-        self._persist(slots.with_trial_committed(self._versions))
+        self._persist(version_slots.with_trial_committed(self._versions))
         signal.alarm(0)
         self._starts_before = 0
         log.info("the agent is committed to release %s", self.release[:12])
@@ -171,17 +173,17 @@ class VersionManager:
     def roll_back(self, reason: str) -> None:
         """Mark this version as bad and restart at once, as the version before it."""
         log.error("the agent goes back from release %s: %s", self.release[:12], reason)
-        self._persist(slots.with_rollback(self._versions, reason))
+        self._persist(version_slots.with_rollback(self._versions, reason))
         self._restart()
 
     def on_statement(self, counter: int) -> None:
         """Adopt the counter of an accepted statement."""
-        self._persist(slots.with_statement(self._versions, counter))
+        self._persist(version_slots.with_statement(self._versions, counter))
 
     def mark_start_healthy(self) -> None:
         """Clear the count of starts, unless this version is on trial: a trial is committed by `commit` alone."""
         if not self.on_trial and self._versions.running == self.release and self._versions.unhealthy_starts:
-            self._persist(slots.with_trial_committed(self._versions))
+            self._persist(version_slots.with_trial_committed(self._versions))
             self._starts_before = 0
 
     def on_stopped(self) -> None:
@@ -189,7 +191,7 @@ class VersionManager:
         thread."""
         if self._versions.unhealthy_starts > self._starts_before:
             try:
-                self._persist(slots.with_start_uncounted(self._versions, self.release))
+                self._persist(version_slots.with_start_uncounted(self._versions, self.release))
             except OSError as error:
                 log.warning("cannot write versions.json, this start stays counted: %s", error.strerror)
 

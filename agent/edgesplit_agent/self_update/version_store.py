@@ -1,6 +1,6 @@
 """The agent's versions on disk, and the check that a version still is what was installed.
 
-    versions.json            which one runs (`slots`)
+    versions.json            which one runs (`version_slots`)
     versions/{release}/      a complete virtual environment; it appears by one rename
         installed.json       every file in it by its SHA-256, every link by its target
 
@@ -11,7 +11,6 @@ the release from which the version was installed, and are verified at installati
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Collection
@@ -20,13 +19,13 @@ from pathlib import Path
 import msgspec
 
 from edgesplit.atomic_files import make_folders, remove, sync_folder, write_durably
+from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import SHA256, sha256_hex
 from edgesplit.msgspec_warmup import warm_up_structs
-from edgesplit_agent.self_update.slots import Versions
+from edgesplit_agent.self_update.version_slots import Versions
 
 log = logging.getLogger(__name__)
 LIST_FILE = "installed.json"
-_READ_BYTES = 1 << 20
 
 
 class InstalledFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,11 +131,7 @@ def _fingerprint(path: Path) -> str:
     """SHA-256 of a file in hexadecimal, or `-> ` and the target of a link."""
     if path.is_symlink():
         return f"-> {os.readlink(path)}"
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+    return file_sha256(path)
 
 
 warm_up_structs(__name__)

@@ -70,8 +70,8 @@ def _supervise(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from edgesplit.observability.doctor_findings import exit_code, format_findings
     from edgesplit_agent.service.doctor import examine
-    from edgesplit_agent.service.doctor_findings import exit_code, format_findings
 
     findings = examine(options.data, online=not options.offline)
     print(format_findings(findings, as_json=options.as_json))

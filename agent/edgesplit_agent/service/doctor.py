@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
+from edgesplit.observability.doctor_findings import Finding, bad
 from edgesplit_agent.power.sensors import ROOT as SYSFS
 from edgesplit_agent.service.doctor_certificates import (
     check_certificates,
@@ -26,7 +27,6 @@ from edgesplit_agent.service.doctor_device import (
     check_runtimes,
     check_service,
 )
-from edgesplit_agent.service.doctor_findings import Finding, bad
 from edgesplit_agent.service.doctor_network import check_servers
 from edgesplit_agent.service.doctor_version import check_versions
 from edgesplit_agent.state.data_folder import DataFolder

@@ -13,11 +13,11 @@ import msgspec
 from cryptography import x509
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit.trust.store import TrustStore
 from edgesplit.trust.verification import verify_chain
 from edgesplit_agent.control.certificate_renewal import RENEW_AT_RATIO
 from edgesplit_agent.control.enrolment import credentials, read_claim
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.service.doctor_network import check_server
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.host.machine import machine_figures
 from edgesplit_agent.power.sensors import read
 from edgesplit_agent.releases.disk_quota import RESERVE_BYTES
 from edgesplit_agent.service.doctor_edge_tpu import check_edge_tpu
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.service.systemd_unit import NAME
 from edgesplit_agent.serving.http_endpoint import STATUS_PATH
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder

@@ -9,11 +9,11 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit.runtime.tflite import EDGE_TPU_LIBRARY
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 
 USB = {("1a6e", "089a"): "at USB, before its first use", ("18d1", "9302"): "at USB"}
 """Place of a USB device by vendor and product number: an Edge TPU changes both once its firmware is loaded."""
@@ -46,10 +46,10 @@ def check_edge_tpu(root: Path = Path("/"), trouble: Callable[[], str] | None = N
     )
 
 
-def delegate_problem() -> str:
-    """Why the delegate does not load; empty where it does."""
+def delegate_problem(command: Sequence[str] = (sys.executable, "-c", _TRY)) -> str:
+    """Why the delegate does not load when `command` loads it; empty where it does."""
     try:
-        completed = subprocess.run([sys.executable, "-c", _TRY], capture_output=True, text=True, timeout=TIMEOUT_S)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not answer ({type(error).__name__})"
     if completed.returncode != 0:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
+from edgesplit.observability.doctor_findings import Finding, bad, good, warning
 from edgesplit.trust.identity import enrolment_context
 from edgesplit_agent.control.enrolment import credentials
-from edgesplit_agent.service.doctor_findings import Finding, bad, good, warning
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
 TIMEOUT_S = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import edgesplit
+from edgesplit.observability.doctor_findings import Finding, good, warning
 from edgesplit_agent.self_update.version_store import VersionStore
-from edgesplit_agent.service.doctor_findings import Finding, good, warning
 from edgesplit_agent.state.data_folder import DataFolder
 
 DEPLOY_AGAIN = "deploy another version, or this one again: `edgectl agent deploy`"

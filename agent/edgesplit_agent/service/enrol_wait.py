@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
+from edgesplit.trust.identity import Claim
 from edgesplit_agent.control.enrolment import enrol_with_retries, read_claim
 from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.state.data_folder import DataFolder, Identity
@@ -23,7 +24,12 @@ Wait = Callable[[float], bool]
 
 
 def enrol_as_service(
-    folder: DataFolder, claim_file: Path, controller_url: str | None, wait: Wait, manager: ServiceManager
+    folder: DataFolder,
+    claim_file: Path,
+    controller_url: str | None,
+    wait: Wait,
+    manager: ServiceManager,
+    enrol: Callable[[DataFolder, Claim, str | None, Wait], Identity | None] = enrol_with_retries,
 ) -> Identity | None:
     """Become the device that the claim names. Where there is no claim, or it is refused, wait for another; None when
     the agent is to stop."""
@@ -35,7 +41,7 @@ def enrol_as_service(
             manager.status(f"waiting for a claim at {claim_file}")
         elif stamp != refused:
             try:
-                return enrol_with_retries(folder, read_claim(claim_file), controller_url, wait)
+                return enrol(folder, read_claim(claim_file), controller_url, wait)
             except (TrustError, MalformedMessage, UsageError) as error:
                 refused = stamp
                 log.error("cannot enrol: %s; put a new claim at %s (edgectl device claim)", error, claim_file)

@@ -11,7 +11,8 @@ power cut.
     bundle.json     request to apply a release bundle (`updates.bundle.request`)
     backlog/          telemetry that waits for a link (`telemetry.disk_ring`)
     tuning.json     measured engine options by release (`releases.tuning`)
-    versions.json   which version of the agent runs (`self_update.slots`); versions/… those that came as releases
+    versions.json   which version of the agent runs (`self_update.version_slots`)
+    versions/…      the versions of the agent that came as releases
     format.json     the format of all this: only a version that was found healthy raises it
     agent.json      address of the agent while it runs
     agent.sock      Unix socket for applications while the agent runs

@@ -30,7 +30,7 @@ inputs."""
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """The two releases of one model on this device."""
+    """The two releases of one model, or of the agent itself, on this device."""
 
     committed: str = ""
     """Release that was found healthy; empty before the first."""

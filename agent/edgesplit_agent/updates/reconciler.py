@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 
 RETRY = Backoff(first_s=0.5, longest_s=30.0)
 """Back-off of steps that failed."""
-BUNDLE_TRIES, BUNDLE_BACKOFF_TRIES = 1_800, 2
-"""Number of attempts to read a release bundle, and the largest exponent of the back-off between them: a bundle whose
-USB stick was pulled is retried every second or two, for about an hour."""
-LOCAL_BACKOFF_TRIES = 5
-"""Exponent of the back-off for steps that need only this device's disk."""
+BUNDLE_TRIES, BUNDLE_RETRY = 1_800, Backoff(first_s=0.5, longest_s=2.0)
+"""Number of attempts to read a release bundle, and the back-off between them: a bundle whose USB stick was pulled is
+retried every second or two, for about an hour."""
+LOCAL_RETRY = Backoff(first_s=16.0, longest_s=16.0)
+"""Pause before a failed step that needs only this device's disk is retried."""
 FINAL_ERRORS = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
 """Errors that the same bytes would cause again; `Expired` is excepted, because this device's clock may be wrong."""
 
@@ -864,7 +864,7 @@ class Reconciler:
             elif isinstance(step, Reverify):
                 self._on_reverify_failed(step, error)
             elif isinstance(step, (Commit, RollBack, MarkStartHealthy, Retire, CollectGarbage)):
-                self._have = replace(self._have, local_retry_at=now + RETRY.pause_s(LOCAL_BACKOFF_TRIES, jitter))
+                self._have = replace(self._have, local_retry_at=now + LOCAL_RETRY.pause_s(0, jitter))
             else:
                 state = after_failure(self._known_progress(step.release), error, now, jitter)
                 if isinstance(step, Stage) and isinstance(error, LinkError):
@@ -886,7 +886,7 @@ class Reconciler:
         is_retried = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
         state: Literal["waiting", "refused"] = "waiting" if is_retried else "refused"
         self._bundle_status = BundleStatus(self._bundle_status.number, state, str(error) or type(error).__name__, tries)
-        retry_at = now + RETRY.pause_s(min(tries, BUNDLE_BACKOFF_TRIES), jitter)
+        retry_at = now + BUNDLE_RETRY.pause_s(tries, jitter)
         self._have = replace(self._have, bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
 
     def _on_statement_failed(self, step: AcceptStatement, error: Exception, now: float, jitter: float) -> None:

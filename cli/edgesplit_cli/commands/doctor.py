@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from edgesplit_agent.service.doctor_findings import exit_code, format_findings
+from edgesplit.observability.doctor_findings import exit_code, format_findings
 from edgesplit_cli.output import json_option
 
 

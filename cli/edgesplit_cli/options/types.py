@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 import click
 
 from edgesplit.errors import UsageError
-from edgesplit.links import parse_link
-from edgesplit.observability.metrics_server import parse_address
+from edgesplit.links import parse_link, parse_metrics_address
 from edgesplit.plan import Link
 from edgesplit.quantities import NUMBER, parse_duration, parse_energy, parse_fraction, parse_size
 
@@ -95,4 +94,4 @@ OBJECTIVE = ParsedType("objective", parse_objective)
 TIER = ParsedType("tier", parse_tier)
 LINK = ParsedType("link", parse_link)
 CODECS = ParsedType("codecs", parse_codecs)
-METRICS = ParsedType("ADDRESS:PORT", parse_address)
+METRICS = ParsedType("ADDRESS:PORT", parse_metrics_address)

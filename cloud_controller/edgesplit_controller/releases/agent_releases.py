@@ -22,6 +22,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from edgesplit.errors import NotFound, UsageError
+from edgesplit.file_hash import file_sha256
 from edgesplit.limits import LIMITS
 from edgesplit.release.agent_release import AGENT_MODEL, WHEELS_FILE, Target, agent_builds, build_name, public_version
 from edgesplit.release.manifest import Chunk, Manifest, Slice, SliceFile
@@ -56,8 +57,7 @@ class AgentReleases:
             name = build_name(version, target)
             pieces = list(chunk_runs(part, version))
             chunks = tuple(self._store_chunk(part, offset, size) for offset, size in pieces)
-            with part.open("rb") as file:
-                whole = hashlib.file_digest(file, "sha256").hexdigest()
+            whole = file_sha256(part)
         finally:
             part.unlink(missing_ok=True)
         file_ = SliceFile(WHEELS_FILE, sum(one.bytes for one in chunks), whole, chunks)

@@ -9,7 +9,6 @@ valid recut of that release. Callers run this in a worker thread, one call at a 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections import OrderedDict
@@ -29,11 +28,11 @@ from edgesplit.plan import Link, Plan
 from edgesplit.release.agent_release import is_agent_release
 from edgesplit.release.fingerprint import decode_fingerprint, encode_fingerprint, fingerprint_file
 from edgesplit.release.manifest import (
-    Chunk,
     GoldenExample,
     Manifest,
     Slice,
     TensorSpec,
+    chunk_of,
     decode_manifest,
     encode_manifest,
     release_digest,
@@ -482,8 +481,4 @@ def _spec(graph: LayerGraph, name: str) -> TensorSpec:
 
 
 def _golden(pair: GoldenPair) -> GoldenExample:
-    return GoldenExample(request=_chunk(pair.request), response=_chunk(pair.response))
-
-
-def _chunk(data: bytes) -> Chunk:
-    return Chunk(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+    return GoldenExample(request=chunk_of(pair.request), response=chunk_of(pair.response))

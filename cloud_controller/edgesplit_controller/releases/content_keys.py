@@ -8,7 +8,6 @@ release.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +28,10 @@ from edgesplit.crypto.slice_encryption import (
 )
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.release.manifest import (
-    Chunk,
     EncryptionInfo,
     GoldenExample,
     Manifest,
+    chunk_of,
     device_slices,
     gateway_slices,
     remote_slices,
@@ -64,7 +63,7 @@ class ContentKeys:
             compiled=tuple(
                 msgspec.structs.replace(piece, slice=by_name[piece.slice.name]) for piece in manifest.compiled
             ),
-            golden=tuple(GoldenExample(_chunk(pair.request), _chunk(pair.response), golden_seal) for pair in pairs),
+            golden=tuple(GoldenExample(chunk_of(pair.request), chunk_of(pair.response), golden_seal) for pair in pairs),
         )
         return encrypted, sealed, pairs
 
@@ -139,7 +138,3 @@ def check_key_ownership(csr_pem: str, encryption_key: bytes, signature: bytes) -
         raise UsageError(f"not a certificate request: {error}") from error
     except TrustError as error:
         raise Unauthenticated(str(error)) from error
-
-
-def _chunk(data: bytes) -> Chunk:
-    return Chunk(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))

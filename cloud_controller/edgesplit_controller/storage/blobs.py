@@ -16,6 +16,7 @@ from pathlib import Path
 
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import EdgeError, UsageError
+from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
 
 
@@ -56,8 +57,7 @@ class BlobStore:
 
     def put_file(self, part: Path) -> str:
         """Move a file created with `incoming_file` into the store; return its SHA-256."""
-        with part.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(part)
         if self._has_whole(digest, part.stat().st_size):
             part.unlink()
         else:

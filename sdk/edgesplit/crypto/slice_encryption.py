@@ -40,6 +40,7 @@ from edgesplit.release.manifest import (
     PlaintextInfo,
     Slice,
     SliceFile,
+    chunk_of,
 )
 
 CIPHER: Final = "chacha20-poly1305"
@@ -186,7 +187,7 @@ def encrypt_slice(
         for run in sealed:
             whole.update(run)
             size += len(run)
-            chunks.append(Chunk(hashlib.sha256(run).hexdigest(), len(run)))
+            chunks.append(chunk_of(run))
         plain_file = PlaintextInfo(file.bytes, digest.hexdigest())
         listed.append(SliceFile(file.name, size, whole.hexdigest(), tuple(chunks), plain_file))
     return msgspec.structs.replace(plain, files=tuple(listed), encryption=key.sealed), contents

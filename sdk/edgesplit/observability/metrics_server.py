@@ -8,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgesplit.errors import NotFound, UsageError
+from edgesplit.errors import NotFound
 from edgesplit.http1.server import Request, Response, Server, error_response
 from edgesplit.observability.prometheus import METRICS_PATH, is_scrape
 
 MAX_CONNECTIONS = 16
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse ADDRESS:PORT, as in 127.0.0.1:9400 or [::1]:9400; port 0 means any. UsageError otherwise."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65_535:
-        raise UsageError(f"not an address for metrics: {text[:200]!r} (as in 127.0.0.1:9400)")
-    return host.strip("[]"), int(port)
 
 
 def make_metrics_server(address: tuple[str, int], render_page: Callable[[], Response]) -> Server:

@@ -35,6 +35,11 @@ class Chunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: int
 
 
+def chunk_of(data: bytes) -> Chunk:
+    """The chunk whose content is `data`."""
+    return Chunk(hashlib.sha256(data).hexdigest(), len(data))
+
+
 class EncryptionInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How data is encrypted (`edgesplit.crypto.slice_encryption`), chunk by chunk, and with which content key."""
 

@@ -26,7 +26,6 @@ from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.telemetry.disk_ring import DiskRing
 from edgesplit_agent.telemetry.outbox import Outbox
 from edgesplit_agent.telemetry.windows import build_telemetry
-from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.reconciler import InstalledState, Reconciler, model_states
 from edgesplit_simulation.device.engine import DEADLINE_S, SimulatedEngine, SimulatedOffloadServer, host_of
 from edgesplit_simulation.device.runtime import simulated_hosts
@@ -241,11 +240,10 @@ class _PoweredAgent:
             self._golden_reader(store),
             lambda sha256: around.checker.on_file_loaded(device.name, sha256),
         )
-        work = DeviceUpdateActions(
-            folder, identity, self.engine, store, start_host, on_activated=self._on_activated, now=self._time
-        )
-        self._device_actions = work
-        self.actions = ObservedUpdateActions(work, device.card_name, around.checker)
+        self.actions = ObservedUpdateActions(
+            device.card_name, around.checker, folder, identity, self.engine, store, start_host,
+            on_activated=self._on_activated, now=self._time,
+        )  # fmt: skip
         self.updater = Reconciler(
             self.actions, clock=around.hub.monotonic, health_s=around.health_s, rng=around.hub.rng
         )
@@ -273,11 +271,11 @@ class _PoweredAgent:
     def boot(self) -> None:
         self._device.folder.remove_partial_files()
         try:
-            want = self._device_actions.boot()
+            want = self.actions.boot()
         except TaskKilled:
             return
         self._device.check_serving()
-        self._device_actions.connect(self.uplink)
+        self.actions.connect(self.uplink)
         self.updater.begin(want)
         self.uplink.start(self._on_statement, self._on_online)
         self.wake_update_loop()
@@ -302,7 +300,7 @@ class _PoweredAgent:
         self._ended = True
         self.engine.abort("the agent was stopped")
         self.uplink.stop()
-        self._device_actions.on_stopped()
+        self.actions.on_stopped()
         self._cancel_tasks()
 
     @property

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import edgesplit
 from edgesplit.controller_client.credentials import Credentials
 from edgesplit.errors import UsageError
-from edgesplit_agent.service.doctor_findings import Finding, bad, good
+from edgesplit.observability.doctor_findings import Finding, bad, good
 from edgesplit_cli import doctor
 from edgesplit_cli.main import cli
 from edgesplit_controller.status import ProcessStatus

@@ -12,7 +12,14 @@ import pytest
 
 from edgesplit.errors import UsageError
 from edgesplit.link_emulation import ShapedLink
-from edgesplit.links import LINKS, divide_rates, format_link, parse_link
+from edgesplit.links import (
+    LINKS,
+    divide_rates,
+    format_link,
+    parse_host_and_port,
+    parse_link,
+    parse_metrics_address,
+)
 from edgesplit.plan import Link
 
 FAST = Link(up_bytes_per_s=50e6, down_bytes_per_s=50e6, rtt_s=0.002)
@@ -221,3 +228,27 @@ def test_a_taken_port_is_one_clear_line(echo: Echo) -> None:
     """And no traceback."""
     with pytest.raises(UsageError, match=str(echo.port)):
         ShapedLink("127.0.0.1", 1, FAST, port=echo.port).start()
+
+
+BAD_PORTS = ["", "9400", ":9400", "host:", "host:x", "host:65536", "host:-1", "h:1:é", "h:²", "h:" + "9" * 5_000]
+
+
+@pytest.mark.parametrize("text", [*BAD_PORTS, "nowhere", "h:0", "h:70000"])
+def test_malformed_address_is_refused(text: str) -> None:
+    """Before anything connects; a superscript is a digit to `str.isdigit` and no port."""
+    with pytest.raises(UsageError, match="not the address of a broker"):
+        parse_host_and_port(text, "broker")
+
+
+@pytest.mark.parametrize("text", BAD_PORTS)
+def test_malformed_metrics_address_is_refused(text: str) -> None:
+    """Before anything listens."""
+    with pytest.raises(UsageError, match="not the address of a metrics server"):
+        parse_metrics_address(text)
+
+
+def test_addresses_are_parsed() -> None:
+    """Brackets around IPv6; port 0 where the system chooses one to listen at."""
+    assert parse_host_and_port("[::1]:80", "broker") == ("::1", 80)
+    assert parse_metrics_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
+    assert parse_metrics_address("[::1]:0") == ("::1", 0)

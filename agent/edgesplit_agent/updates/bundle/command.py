@@ -23,11 +23,20 @@ from edgesplit.errors import EdgeError, LinkError, UsageError
 from edgesplit.quantities import parse_size
 from edgesplit.release.bundle_format import BundleIndex
 from edgesplit.trust.store import TrustStore
+from edgesplit_agent.control.mqtt_uplink import Uplink
 from edgesplit_agent.releases.chunk_store import ChunkStore
+from edgesplit_agent.releases.content_keys import ContentKeys
+from edgesplit_agent.self_update.manager import VersionManager
+from edgesplit_agent.state.activation_store import ActivationStore
 from edgesplit_agent.state.data_folder import DataFolder, FolderInUse, Identity
+from edgesplit_agent.updates.assignment import Assignment
 from edgesplit_agent.updates.bundle import request
 from edgesplit_agent.updates.bundle.fetcher import BundleFetcher
+from edgesplit_agent.updates.bundle.importer import BundleImporter, OnProgress
 from edgesplit_agent.updates.bundle.reader import open_bundle
+from edgesplit_agent.updates.download_window import DownloadWindow
+from edgesplit_agent.updates.release_installer import ReleaseInstaller
+from edgesplit_agent.updates.trusted_manifests import TrustedManifests
 
 WAIT_S = 3_600
 """Default seconds to wait for a running agent."""
@@ -153,41 +162,27 @@ def apply_without_agent(
     folder: DataFolder,
     identity: Identity,
     bundle: Path,
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
+    on_progress: OnProgress = lambda done, of: None,
     quota_bytes: int | None = None,
+    *,
+    now: Callable[[], float] = time.time,
 ) -> str:
     """Apply a bundle to a folder that this process holds and on which no agent runs; what the bundle lacks, for
-    people."""
-    actions = offline_actions(folder, identity, quota_bytes)
-    actions.on_bundle_progress = on_progress
-    return str(actions.apply_bundle_at(str(bundle), lambda statement: None, lambda: False))
-
-
-def offline_actions(folder: DataFolder, identity: Identity, quota_bytes: int | None = None) -> Any:
-    """The agent's update actions, with no model loaded or served."""
-    from edgesplit_agent.updates.actions import DeviceUpdateActions
-
-    actions = DeviceUpdateActions(
-        folder, identity, _NoEngine(), ChunkStore(folder.chunks, folder.releases, quota_bytes), _refuse_start
+    people. No start is counted, and nothing is loaded. `now` is the wall clock, in Unix seconds."""
+    activation, versions = ActivationStore(folder), VersionManager(folder)
+    manifests = TrustedManifests(folder, identity, now=now)
+    assignment = Assignment(manifests, activation, versions, ContentKeys(folder, identity), identity.device_class)
+    store = ChunkStore(folder.chunks, folder.releases, quota_bytes)
+    installer = ReleaseInstaller(
+        folder, store, manifests, assignment, activation, versions, DownloadWindow(), _no_uplink
     )
-    actions.load_state_only()
-    return actions
+    activation.current = installer.stored_state()
+    importer = BundleImporter(identity.device, assignment, installer, on_progress)
+    return importer.apply(bundle, lambda statement: None, lambda: False)
 
 
-class _NoEngine:
-    """An engine that serves nothing."""
-
-    serving: Mapping[str, Any] = {}
-
-    def serve(self, model: str, release: Any) -> None:
-        raise AssertionError("nothing is served here")
-
-    def drop(self, model: str) -> None:
-        raise AssertionError("nothing is served here")
-
-
-def _refuse_start(*_: Any) -> Any:
-    raise AssertionError("nothing is loaded here")
+def _no_uplink() -> Uplink:
+    raise LinkError("no agent runs here")
 
 
 def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: ReadStatus) -> int:

@@ -112,23 +112,19 @@ CHUNKS = {digest(data): data for data in (bytes([number]) * 60_000 for number in
 SIZES = {sha256: len(data) for sha256, data in CHUNKS.items()}
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow each other closely; the clock above says how much time has passed."""
-    monkeypatch.setattr("edgesplit_agent.control.fetcher.LOOK_S", 0.001)
-
-
 class Cloud:
     """Publishes chunks, as twisted as a test wants."""
 
-    def __init__(self, twist: Callable[[int, str, bytes], list[bytes]]) -> None:
+    def __init__(self, twist: Callable[[int, str, bytes], list[bytes]], listen_chunks: int = 512) -> None:
         self.twist = twist
         self.sent = 0
         self.unheard = 0
         self.kept: dict[str, bytes] = {}
         self.wire = FakeWire(self._answer)
         clock = itertools.count(0.0, 0.5)  # half a second passes at each look, so that nobody's patience is waited out
-        self.fetcher = ChunkFetcher(self.wire, "cam", clock=lambda: next(clock))
+        self.fetcher = ChunkFetcher(
+            self.wire, "cam", listen_chunks=listen_chunks, look_s=0.001, clock=lambda: next(clock)
+        )
 
     def fetch(self, stop: Callable[[], bool] = lambda: False) -> None:
         self.fetcher.fetch("r" * 64, SIZES, tuple(SIZES), self.kept.update, stop)
@@ -152,20 +148,18 @@ def test_all_chunks_come_once() -> None:
     assert not cloud.wire.topics
 
 
-def test_a_large_release_is_listened_for_a_bounded_way_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_release_is_listened_for_a_bounded_way_ahead() -> None:
     """Never more topics than that, and all chunks come."""
-    monkeypatch.setattr("edgesplit_agent.control.fetcher.LISTEN_CHUNKS", 8)
-    cloud = Cloud(lambda number, sha256, data: [data])
+    cloud = Cloud(lambda number, sha256, data: [data], listen_chunks=8)
     cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.wire.most_topics <= 2 * 8 and not cloud.wire.topics
 
 
 @pytest.mark.parametrize("listened", [2, 8, 16, 39])
-def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_beyond_what_was_listened_for_were_asked_for(listened: int) -> None:
     """They were published to nobody, and came a time-out later: a release larger than what is listened for at once."""
-    monkeypatch.setattr("edgesplit_agent.control.fetcher.LISTEN_CHUNKS", listened)
-    cloud = Cloud(lambda number, sha256, data: [data])
+    cloud = Cloud(lambda number, sha256, data: [data], listen_chunks=listened)
     cloud.fetch()
     assert cloud.kept == CHUNKS
     assert cloud.unheard == 0

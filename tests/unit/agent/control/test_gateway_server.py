@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import time
 
 import pytest
 from cryptography import x509
@@ -11,7 +12,7 @@ from cryptography import x509
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import LinkError, TrustError, UsageError
 from edgesplit.trust.identity import certificate_request, load_or_make_key
-from edgesplit.trust.revocation import revoked_serials
+from edgesplit.trust.revocation import authority_key, revoked_serials
 from edgesplit_agent.control.gateway_server import GatewayServer, NextTier
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki import authority
@@ -24,7 +25,7 @@ class Process:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
 
-    def start(self, patience_s: float = 0.0) -> None:
+    def start(self, timeout_s: float, /) -> None:
         if self._bench.taken:
             raise UsageError("the offload server does not start: its port is taken")
         self._bench.lived.append("started")
@@ -36,7 +37,7 @@ class Process:
 class Bench:
     """One gateway's folder, and a controller that answers as it is told."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder / "keys")
         self.folder = DataFolder(folder / "gw")
         self.folder.acquire()
@@ -53,10 +54,17 @@ class Bench:
         self.trouble: Exception | None = None
         self.forged: bytes = b""
         self.taken = False
-        self.server = GatewayServer(self.folder, self.identity, ":8500", NextTier("https://cloud:8500"))
+        self.later_s = 0.0
+        """Seconds by which the gateway's clock is ahead."""
         self.home = self.folder.path / "gateway"
-        monkeypatch.setattr(self.server, "_post", self._ask)
-        monkeypatch.setattr(self.server, "_make_process", lambda: Process(self))
+        self.server = self.start_agent()
+
+    def start_agent(self) -> GatewayServer:
+        """The gateway's server as a newly started agent tends it."""
+        return GatewayServer(
+            self.folder, self.identity, ":8500", NextTier("https://cloud:8500"),
+            post=self._ask, make_process=lambda: Process(self), now=lambda: time() + self.later_s,
+        )  # fmt: skip
 
     def _ask(self, what: str, body: bytes) -> bytes:
         if self.trouble is not None:
@@ -69,19 +77,19 @@ class Bench:
     def tend(self) -> list[str]:
         """One look; what became of the process."""
         self.lived.clear()
-        self.server._reconcile()
+        self.server.reconcile()
         return list(self.lived)
 
     def listed(self) -> frozenset[int]:
-        return revoked_serials((self.home / "revoked.pem").read_bytes(), self.authority._key.public_key())
+        return revoked_serials((self.home / "revoked.pem").read_bytes(), authority_key(self.folder.ca_file))
 
     def serial(self) -> int:
         return x509.load_pem_x509_certificate((self.home / "certificate.pem").read_bytes()).serial_number
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return Bench(tmp_path, monkeypatch)
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 def test_the_server_starts_once_it_has_a_certificate_and_a_list(bench: Bench) -> None:
@@ -119,30 +127,24 @@ def test_a_controller_that_is_gone_or_lies_changes_nothing(bench: Bench, tmp_pat
     assert bench.tend() == []
     assert bench.listed() == {7} and bench.serial() == serial
 
-    bench.server._process = None
+    bench.server = bench.start_agent()
     assert bench.tend() == ["started"]
 
 
-def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_certificate_of_either_side_begins_a_new_process(bench: Bench) -> None:
     """The agent's own is shown to the cloud, the server's to devices: a running process has read the old ones."""
     bench.tend()
     bench.server.on_renewed()
     assert bench.tend() == ["stopped", "started"] and bench.tend() == []
 
     serial = bench.serial()
-    monkeypatch.setattr("edgesplit_agent.control.gateway_server.time", lambda: _later(0.7))
+    bench.later_s = 0.7 * authority.LEAF_LIFE.total_seconds()
     assert bench.tend() == ["stopped", "started"] and bench.serial() != serial
 
-    monkeypatch.setattr("edgesplit_agent.control.gateway_server.time", lambda: _later(1.5))
+    bench.later_s = 1.5 * authority.LEAF_LIFE.total_seconds()
     bench.trouble = LinkError("cannot reach the controller")
     with pytest.raises(LinkError):  # it has run out: better said than served
         bench.tend()
-
-
-def _later(part: float) -> float:
-    from time import time
-
-    return time() + part * authority.LEAF_LIFE.total_seconds()
 
 
 def test_a_spoilt_key_or_certificate_is_replaced_or_told(bench: Bench) -> None:

@@ -264,9 +264,10 @@ def test_the_oldest_that_nobody_needs_makes_room_first(tmp_path: Path) -> None:
         os.utime(tmp_path / "releases" / name, (age, age))
     assembly, _ = card.assembly(4)
     held = bytes_on_disk([tmp_path / "chunks", tmp_path / "releases"])
-    card.store._quota_bytes = held + 2**20 + assembly.layout.bytes_of(assembly.layout.sizes) - 1
+    quota_bytes = held + 2**20 + assembly.layout.bytes_of(assembly.layout.sizes) - 1
+    store = ChunkStore(tmp_path / "chunks", tmp_path / "releases", quota_bytes)
 
-    card.store.make_room(assembly.layout, assembly.layout.sizes, {names[0]})
+    store.make_room(assembly.layout, assembly.layout.sizes, {names[0]})
 
     left = {path.name for path in (tmp_path / "releases").iterdir()}
     assert left == {names[0], names[2]}

@@ -16,7 +16,7 @@ from edgesplit.release.manifest import Slice
 from edgesplit_agent.releases.disk_quota import NoRoom
 from edgesplit_agent.self_update.install import install_version
 from edgesplit_agent.self_update.launcher import start_command
-from edgesplit_agent.self_update.slots import Versions
+from edgesplit_agent.self_update.version_slots import Versions
 from edgesplit_agent.self_update.version_store import VersionStore
 from support.wheels import archive, small_agent, wheel
 

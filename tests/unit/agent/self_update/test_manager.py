@@ -13,181 +13,182 @@ from edgesplit.release.manifest import DesiredRelease, Statement, decode_manifes
 from edgesplit.release.recut import check_recut
 from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.updates.reconciler import Activate, Commit, RollBack, Stage, Verify
-from support.agent_versions import AgentRelease, World, told
+from support.agent_versions import AgentRelease, SelfUpdateHarness, told
 from support.device_storage import HEALTH_S, Machine
 
 A, B = AgentRelease("0.3.0"), AgentRelease("0.4.0")
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SelfUpdateHarness:
     monkeypatch.setattr(os, "sync", lambda: None)  # all disks of a busy machine are nobody's to wait for
-    made = World(tmp_path)
+    made = SelfUpdateHarness(tmp_path)
     made.add(A, B)
     return made
 
 
-def on(world: World, version: AgentRelease) -> Machine:
+def on(harness: SelfUpdateHarness, version: AgentRelease) -> Machine:
     """A device that runs this version, committed, and serves a model."""
-    world.say(version)
-    machine = world.settle(world.start())
-    assert world.runs(machine) == version.digest and not machine.standing.trials
+    harness.say(version)
+    machine = harness.settle(harness.start())
+    assert harness.runs(machine) == version.digest and not machine.standing.trials
     return machine
 
 
-def test_a_version_is_installed_tried_and_committed(world: World) -> None:
+def test_a_version_is_installed_tried_and_committed(harness: SelfUpdateHarness) -> None:
     """Fetched and verified as a model is, started on trial, committed once it was connected for the health time; the
     model is served throughout, and the wheel that both have travelled once."""
-    machine = on(world, A)
+    machine = on(harness, A)
 
-    machine.offer(world.say(B)).settle(lambda now: world.again > 0)
+    machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
-    assert machine.running == world.model.digest
-    trial = world.start().settle(lambda now: bool(now.reports))
+    assert machine.running == harness.model.digest
+    trial = harness.start().settle(lambda now: bool(now.reports))
 
-    assert told(trial)[:2] == (B.digest, "trial") and trial.running == world.model.digest
+    assert told(trial)[:2] == (B.digest, "trial") and trial.running == harness.model.digest
     trial.settle()
     assert told(trial)[:2] == (B.digest, "running")
-    assert VersionStore(world.data).read().committed == B.digest
+    assert VersionStore(harness.data).read().committed == B.digest
     assert len(machine.sent) == 1, "the wheel that stays was sent again"
     assert not trial.strangers()
 
 
-def test_a_version_that_does_not_reach_the_broker_goes_back(world: World) -> None:
+def test_a_version_that_does_not_reach_the_broker_goes_back(harness: SelfUpdateHarness) -> None:
     """After its time it starts the one before, which says why; the same statement does not bring it again."""
-    machine = on(world, A)
-    world.mutes.add(B.digest)
-    machine.offer(world.say(B))
+    machine = on(harness, A)
+    harness.mutes.add(B.digest)
+    machine.offer(harness.say(B))
 
-    back = world.settle(machine)
+    back = harness.settle(machine)
 
-    assert world.runs(back) == A.digest and back.running == world.model.digest
+    assert harness.runs(back) == A.digest and back.running == harness.model.digest
     assert told(back) == (A.digest, "rolled back", "it did not reach the broker within 300 s")
     assert not any(isinstance(step, Activate) for step in back.steps)
 
 
-def test_a_version_that_loses_a_model_goes_back(world: World) -> None:
+def test_a_version_that_loses_a_model_goes_back(harness: SelfUpdateHarness) -> None:
     """It is connected, but what was served before is not: that is no better version."""
-    machine = on(world, A)
-    world.forgets.add(B.digest)
-    machine.offer(world.say(B))
+    machine = on(harness, A)
+    harness.forgets.add(B.digest)
+    machine.offer(harness.say(B))
 
-    back = world.settle(machine)
+    back = harness.settle(machine)
 
-    assert world.runs(back) == A.digest and back.running == world.model.digest
+    assert harness.runs(back) == A.digest and back.running == harness.model.digest
     assert told(back)[1:] == ("rolled back", "it does not serve tiny, which the version before it served")
 
 
-def test_a_version_that_ends_at_every_start_goes_back(world: World) -> None:
+def test_a_version_that_ends_at_every_start_goes_back(harness: SelfUpdateHarness) -> None:
     """The launcher alone sees it: three starts, then the one before. The models' own count of starts knows nothing of
     it, and no safe mode follows."""
-    machine = on(world, A)
-    machine.offer(world.say(B)).settle(lambda now: world.again > 0)
+    machine = on(harness, A)
+    machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
     for _ in range(3):
-        dying = world.start(online=False)
-        assert world.runs(dying) == B.digest
+        dying = harness.start(online=False)
+        assert harness.runs(dying) == B.digest
         dying.off()
 
-    back = world.settle(world.start())
+    back = harness.settle(harness.start())
 
-    assert world.runs(back) == A.digest and back.running == world.model.digest
+    assert harness.runs(back) == A.digest and back.running == harness.model.digest
     assert told(back)[1:] == ("rolled back", "3 starts in a row were not found healthy")
     assert not back.standing.safe_mode and not back.standing.starts
 
 
-def test_wheels_that_were_not_signed_are_never_installed(world: World) -> None:
+def test_wheels_that_were_not_signed_are_never_installed(harness: SelfUpdateHarness) -> None:
     """Bytes that a broker or a card has changed are refused on their way in, and again before they are unpacked."""
-    machine = on(world, A)
+    machine = on(harness, A)
     wheel = next(iter(B.chunks))
-    world.source.chunks[wheel] = b"x" * len(B.chunks[wheel])
-    machine = world.settle(machine.offer(world.say(B)))
-    assert told(machine)[1] == "failed" and not VersionStore(world.data).version_folder(B.digest).exists()
+    harness.source.chunks[wheel] = b"x" * len(B.chunks[wheel])
+    machine = harness.settle(machine.offer(harness.say(B)))
+    assert told(machine)[1] == "failed" and not VersionStore(harness.data).version_folder(B.digest).exists()
 
-    world.source.chunks[wheel] = B.chunks[wheel]
-    machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Stage))
-    (file,) = (world.data / "releases" / B.digest / "slices").glob("*/wheels.tar")
+    harness.source.chunks[wheel] = B.chunks[wheel]
+    machine.offer(harness.say(B)).settle(lambda now: isinstance(now.steps[-1], Stage))
+    (file,) = (harness.data / "releases" / B.digest / "slices").glob("*/wheels.tar")
     file.write_bytes(b"x" * file.stat().st_size)
-    machine = world.settle(machine)
-    assert world.runs(machine) == A.digest and not VersionStore(world.data).version_folder(B.digest).exists()
+    machine = harness.settle(machine)
+    assert harness.runs(machine) == A.digest and not VersionStore(harness.data).version_folder(B.digest).exists()
 
 
-def test_a_newer_statement_tries_it_again(world: World) -> None:
+def test_a_newer_statement_tries_it_again(harness: SelfUpdateHarness) -> None:
     """What failed because the broker was away is an operator's word from running."""
-    machine = on(world, A)
-    world.mutes.add(B.digest)
-    back = world.settle(machine.offer(world.say(B)))
-    world.mutes.clear()
+    machine = on(harness, A)
+    harness.mutes.add(B.digest)
+    back = harness.settle(machine.offer(harness.say(B)))
+    harness.mutes.clear()
 
-    again = world.settle(back.offer(world.say(B)))
+    again = harness.settle(back.offer(harness.say(B)))
 
-    assert world.runs(again) == B.digest and told(again)[1] == "running"
+    assert harness.runs(again) == B.digest and told(again)[1] == "running"
 
 
-def test_a_version_that_says_no_is_never_started(world: World) -> None:
+def test_a_version_that_says_no_is_never_started(harness: SelfUpdateHarness) -> None:
     """A version that cannot live with this launcher or folder is refused before anything is changed."""
     unfit = AgentRelease("0.5.0", unfit=True)
-    world.add(unfit)
-    machine = on(world, A)
+    harness.add(unfit)
+    machine = on(harness, A)
 
-    machine = world.settle(machine.offer(world.say(unfit)))
+    machine = harness.settle(machine.offer(harness.say(unfit)))
 
     assert told(machine) == (A.digest, "failed", "agent 0.5.0 cannot run here: it needs a newer launcher")
-    assert world.runs(machine) == A.digest and not VersionStore(world.data).version_folder(unfit.digest).exists()
+    assert harness.runs(machine) == A.digest and not VersionStore(harness.data).version_folder(unfit.digest).exists()
     machine.stop()
-    again = world.settle(world.start())
+    again = harness.settle(harness.start())
     assert told(again)[1] == "failed" and not any(isinstance(step, Verify) for step in again.steps)
     unfit.unfit = False
-    assert world.runs(world.settle(again.offer(world.say(unfit)))) == unfit.digest
+    assert harness.runs(harness.settle(again.offer(harness.say(unfit)))) == unfit.digest
 
 
-def test_nothing_else_is_changed_on_trial(world: World) -> None:
+def test_nothing_else_is_changed_on_trial(harness: SelfUpdateHarness) -> None:
     """While a version proves itself no model is fetched or activated: should it go back, the one before finds the
     folder as it left it."""
-    machine = on(world, A)
-    machine.offer(world.say(B)).settle(lambda now: world.again > 0)
+    machine = on(harness, A)
+    machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
-    trial = world.start()
-    trial.offer(world.say(B, model=False))
+    trial = harness.start()
+    trial.offer(harness.say(B, model=False))
 
     trial.settle(lambda now: any(isinstance(step, Commit) for step in now.steps))
 
     assert {type(step).__name__ for step in trial.steps} <= {"AcceptStatement", "Report", "Commit"}
-    assert trial.running == world.model.digest
+    assert trial.running == harness.model.digest
     trial.settle()
     assert trial.running == "", "the model is retired now"
 
 
-def test_a_version_that_a_bundle_brought_needs_no_broker(world: World) -> None:
+def test_a_version_that_a_bundle_brought_needs_no_broker(harness: SelfUpdateHarness, tmp_path: Path) -> None:
     """Where the version before reached none either, it is enough that it serves what was served."""
-    machine = on(world, A)
-    machine.offer(world.say(B)).settle(lambda now: isinstance(now.steps[-1], Verify))
-    machine.work._needs_broker = lambda: False  # type: ignore[method-assign]
-    world.again = 0
-    machine.settle(lambda now: world.again > 0)
+    machine = on(harness, A)
+    machine.disconnect_broker()
+    harness.say(B)
+    machine.updater.on_bundle("1", str(harness.bundle(tmp_path / "stick", harness.model.digest, B.digest)))
+    harness.again = 0
+    machine.settle(lambda now: harness.again > 0)
     machine.stop()
 
-    trial = world.start(online=False).settle()
+    trial = harness.start(online=False).settle()
 
-    assert world.runs(trial) == B.digest and VersionStore(world.data).read().committed == B.digest
+    assert harness.runs(trial) == B.digest and VersionStore(harness.data).read().committed == B.digest
 
 
-def test_an_interrupted_trial_is_still_one(world: World) -> None:
+def test_an_interrupted_trial_is_still_one(harness: SelfUpdateHarness) -> None:
     """Restarted by its operator before it was found healthy, five times: no reason to go back."""
-    machine = on(world, A)
-    machine.offer(world.say(B)).settle(lambda now: world.again > 0)
+    machine = on(harness, A)
+    machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
     for _ in range(5):
-        world.start().stop()
-    assert world.runs(world.settle(world.start())) == B.digest
+        harness.start().stop()
+    assert harness.runs(harness.settle(harness.start())) == B.digest
 
 
-def test_a_link_that_comes_and_goes_proves_nothing_yet(world: World) -> None:
+def test_a_link_that_comes_and_goes_proves_nothing_yet(harness: SelfUpdateHarness) -> None:
     """The health time counts from the last connection on."""
-    machine = on(world, A)
-    machine.offer(world.say(B)).settle(lambda now: world.again > 0)
+    machine = on(harness, A)
+    machine.offer(harness.say(B)).settle(lambda now: harness.again > 0)
     machine.stop()
-    trial = world.start()
+    trial = harness.start()
     trial.settle(lambda now: now.step() is None)
     trial.time += HEALTH_S - 1
     trial.updater.on_connection(False)
@@ -197,70 +198,72 @@ def test_a_link_that_comes_and_goes_proves_nothing_yet(world: World) -> None:
     assert not any(isinstance(trial.step(), (Commit, RollBack)) for _ in range(3))
     trial.time += 1
     trial.settle()
-    assert VersionStore(world.data).read().committed == B.digest
+    assert VersionStore(harness.data).read().committed == B.digest
 
 
-def test_a_version_that_nobody_wants_any_more_stays(world: World) -> None:
+def test_a_version_that_nobody_wants_any_more_stays(harness: SelfUpdateHarness) -> None:
     """A statement without an agent is no word against the one that runs: some version must run."""
-    machine = on(world, A)
-    machine = world.settle(machine.offer(world.say(None)))
-    assert world.runs(machine) == A.digest and all(one.model != AGENT_MODEL for one in machine.reports[-1][1])
-    assert VersionStore(world.data).damage(A.digest) == ""
+    machine = on(harness, A)
+    machine = harness.settle(machine.offer(harness.say(None)))
+    assert harness.runs(machine) == A.digest and all(one.model != AGENT_MODEL for one in machine.reports[-1][1])
+    assert VersionStore(harness.data).damage(A.digest) == ""
 
 
-def test_without_a_launcher_a_version_is_refused_in_words(world: World) -> None:
+def test_without_a_launcher_a_version_is_refused_in_words(harness: SelfUpdateHarness) -> None:
     """An agent that was started by hand says what would help; its models are not held up."""
-    world.launcher = False
-    world.say(A)
-    machine = world.settle(world.start())
+    harness.launcher = False
+    harness.say(A)
+    machine = harness.settle(harness.start())
     release, state, detail = told(machine)
     assert (release, state) == ("", "failed") and "edgesplit-agent launch" in detail
-    assert machine.running == world.model.digest
+    assert machine.running == harness.model.digest
 
 
-def test_a_model_is_no_agent_and_an_agent_no_model(world: World) -> None:
+def test_a_model_is_no_agent_and_an_agent_no_model(harness: SelfUpdateHarness) -> None:
     """A statement that mixes them up starts nothing: each is what its own manifest says."""
-    machine = on(world, A)
-    world.source.counter += 1
-    mixed = (DesiredRelease(AGENT_MODEL, world.model.digest), DesiredRelease("tiny", B.digest))
-    raw = world.source.repository.sign_statement(
-        Statement(device="cam-1", releases=mixed, counter=world.source.counter, expires=int(world.source.now + 9_999))
+    machine = on(harness, A)
+    harness.source.counter += 1
+    mixed = (DesiredRelease(AGENT_MODEL, harness.model.digest), DesiredRelease("tiny", B.digest))
+    raw = harness.source.repository.sign_statement(
+        Statement(
+            device="cam-1", releases=mixed, counter=harness.source.counter, expires=int(harness.source.now + 9_999)
+        )
     )
-    world.source.retained = raw
+    harness.source.retained = raw
 
-    machine = world.settle(machine.offer(raw))
+    machine = harness.settle(machine.offer(raw))
 
-    assert world.runs(machine) == A.digest and machine.running == world.model.digest
+    assert harness.runs(machine) == A.digest and machine.running == harness.model.digest
     assert {one.state for one in machine.reports[-1][1]} == {"failed"}
 
 
-def test_the_planner_cannot_sign_an_agent(world: World) -> None:
+def test_the_planner_cannot_sign_an_agent(harness: SelfUpdateHarness) -> None:
     """Another cut of an agent release is none, for the controller and for every device: it has no plan."""
     recut = AgentRelease("0.4.0", recut_of=A.digest)
     with pytest.raises(TrustError, match="without a plan"):
-        world.source.repository.add_recut(recut.raw)
+        harness.source.repository.add_recut(recut.raw)
     with pytest.raises(TrustError, match="without a plan"):
         check_recut(decode_manifest(recut.raw), decode_manifest(A.raw), None)
 
 
-def test_a_lost_version_is_installed_again_from_what_is_here(world: World) -> None:
+def test_a_lost_version_is_installed_again_from_what_is_here(harness: SelfUpdateHarness) -> None:
     """Files that rot on the card: the installed version starts, and puts the other together from the signed wheels."""
-    on(world, A).off()
-    (VersionStore(world.data).version_folder(A.digest) / "bin" / "python").write_bytes(b"rot")
+    on(harness, A).off()
+    (VersionStore(harness.data).version_folder(A.digest) / "bin" / "python").write_bytes(b"rot")
 
-    first = world.start(online=False)
-    assert world.runs(first) == "" and first.running == world.model.digest
-    first.settle(lambda now: world.again > 0)
+    first = harness.start(online=False)
+    assert harness.runs(first) == "" and first.running == harness.model.digest
+    first.settle(lambda now: harness.again > 0)
     first.stop()
-    healed = world.settle(world.start())
+    healed = harness.settle(harness.start())
 
-    assert world.runs(healed) == A.digest and VersionStore(world.data).damage(A.digest) == ""
+    assert harness.runs(healed) == A.digest and VersionStore(harness.data).damage(A.digest) == ""
     assert not first.sent and not healed.sent
 
 
-def test_old_versions_are_dropped(world: World) -> None:
+def test_old_versions_are_dropped(harness: SelfUpdateHarness) -> None:
     """Room is for what may have to start again: the one before goes once the next is committed."""
-    machine = on(world, A)
-    world.settle(machine.offer(world.say(B)))
-    shelf = VersionStore(world.data)
+    machine = on(harness, A)
+    harness.settle(machine.offer(harness.say(B)))
+    shelf = VersionStore(harness.data)
     assert [one.name for one in shelf.folder.iterdir()] == [B.digest]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from edgesplit.observability.doctor_findings import Finding, exit_code, format_findings
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Claim, Credentials, encode_claim
 from edgesplit_agent.service.doctor import examine
-from edgesplit_agent.service.doctor_findings import Finding, exit_code, format_findings
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki.authority import Authority
 from support.agent_engine import folder_bytes

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from edgesplit.runtime.tflite import edge_tpu_problem
-from edgesplit_agent.service import doctor_edge_tpu as looked_at
 from edgesplit_agent.service.doctor_edge_tpu import check_edge_tpu, delegate_problem
 
 
@@ -39,12 +38,10 @@ def test_a_delegate_that_does_not_load_says_why_and_what_to_do(tmp_path: Path) -
     assert found.level == "bad" and "no such file" in found.said and "--coral-deb" in found.todo
 
 
-def test_a_library_that_ends_the_process_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_ends_the_process_is_told_of() -> None:
     """And ends only the one that tried it."""
-    monkeypatch.setattr(looked_at, "_TRY", "import os; os.kill(os.getpid(), 11)")
-    assert "another LiteRT" in delegate_problem()
-    monkeypatch.setattr(sys, "executable", "/nowhere")
-    assert "does not answer" in delegate_problem()
+    assert "another LiteRT" in delegate_problem([sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"])
+    assert "does not answer" in delegate_problem(["/nowhere"])
 
 
 def test_here_the_library_is_tried_for_real() -> None:

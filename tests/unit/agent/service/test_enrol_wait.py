@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from edgesplit.errors import TrustError
 from edgesplit.trust.identity import Claim, encode_claim
 from edgesplit_agent.host.sd_notify import ServiceManager
-from edgesplit_agent.service import enrol_wait
 from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 
@@ -23,9 +20,7 @@ def claim(device: str = "cam-1", token: str = "secret") -> bytes:
     return encode_claim(held)
 
 
-def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(tmp_path: Path) -> None:
     """No claim, a spoilt one, one that is refused, and at last one that the controller takes: it is asked once each."""
     asked: list[str] = []
 
@@ -35,7 +30,6 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
             raise TrustError("the controller refused the claim (403): used")
         return IDENTITY
 
-    monkeypatch.setattr(enrol_wait, "enrol_with_retries", ask)
     file = tmp_path / "claim.json"
     contents = iter([None, b"{", None, claim(token="used up"), None, None, claim(token="good")])
 
@@ -46,7 +40,7 @@ def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(
             file.write_bytes(content)
         return False
 
-    assert enrol_as_service(DataFolder(tmp_path), file, None, wait, ServiceManager()) == IDENTITY
+    assert enrol_as_service(DataFolder(tmp_path), file, None, wait, ServiceManager(), ask) == IDENTITY
     assert asked == ["used up", "good"]
 
 

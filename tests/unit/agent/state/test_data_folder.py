@@ -17,7 +17,6 @@ import pytest
 from edgesplit import Client
 from edgesplit.errors import DeadlineExceeded, NotFound, UsageError
 from edgesplit.http1.server import Request, Server
-from edgesplit.links import parse_host_and_port
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import Report
 from edgesplit.plan import Conditions, Link
@@ -226,14 +225,6 @@ def test_windows_count_and_begin_anew() -> None:
 def test_quantile_of_nothing() -> None:
     """No requests, no latency."""
     assert quantile([], 0.95) == 0.0
-
-
-def test_addresses() -> None:
-    """HOST:PORT or one line that says what is wrong."""
-    assert parse_host_and_port("[::1]:80", "broker") == ("::1", 80)
-    for wrong in ("nowhere", ":80", "h:0", "h:70000", "h:x"):
-        with pytest.raises(UsageError):
-            parse_host_and_port(wrong, "broker")
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ def test_a_new_release_is_compared_with_the_one_that_runs(tmp_path: Path) -> Non
     source = Source(tmp_path / "controller")
     one, same, other = Tiny(1), Tiny(2), Tiny(3, factor=3.0)
     source.add(one, same, other)
-    machine = Machine(tmp_path / "device", source).boot()
-    machine.work._on_activated = lambda model, release, drift, ok: told.append((release, drift, ok))
+    machine = Machine(
+        tmp_path / "device", source, on_activated=lambda model, release, drift, ok: told.append((release, drift, ok))
+    ).boot()
     for wanted in (one, same, other):
         machine.offer(source.say(wanted)).settle()
     machine.stop()

@@ -10,7 +10,8 @@ import pytest
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.release.manifest import DesiredRelease, Gateway, Statement
-from edgesplit_agent.control.gateway_server import listen_address, revoked_serials
+from edgesplit.trust.revocation import authority_key, revoked_serials
+from edgesplit_agent.control.gateway_server import listen_address
 from edgesplit_agent.offload.gateway_route import GatewayRoute
 from edgesplit_agent.updates.reconciler import (
     Activate,
@@ -121,7 +122,8 @@ def test_an_emulated_link_goes_to_the_gateway_too() -> None:
 def test_only_the_authoritys_list_revokes(tmp_path: Path) -> None:
     """Another authority's, garbage, and one cut short are no lists."""
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
-    key = ours._key.public_key()
+    (tmp_path / "ca.pem").write_text(ours.ca_pem)
+    key = authority_key(tmp_path / "ca.pem")
     listed = ours.revocation_list([7, 9])
     assert revoked_serials(listed, key) == {7, 9} and revoked_serials(ours.revocation_list([]), key) == set()
     for wrong in (theirs.revocation_list([7]), b"", b"-----BEGIN X509 CRL-----", listed[:-40]):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.errors import MalformedMessage
 from edgesplit.observability import metrics, metrics_reference
 from edgesplit.observability.histogram import SECONDS_BOUNDS, Histogram, quantile
 from edgesplit.observability.metrics import FAMILIES, MetricFamily
-from edgesplit.observability.metrics_server import make_metrics_server, parse_address
+from edgesplit.observability.metrics_server import make_metrics_server
 from edgesplit.observability.phases import (
     MAX_PHASE_S,
     SERVER_PHASES,
@@ -283,19 +283,6 @@ def test_the_port_for_prometheus_has_that_page_and_nothing_else() -> None:
         ("GET", "/metrics"): 200, ("POST", "/metrics"): 405, ("GET", "/v2"): 404, ("GET", "/"): 404,
     }  # fmt: skip
     assert value(samples(got["GET", "/metrics"][1]), "edgesplit_offload_sent_bytes_total", model="m@1") == 5
-
-
-@pytest.mark.parametrize("text", ["", "9400", ":9400", "host:", "host:x", "host:65536", "host:-1", "h:1:é"])
-def test_an_address_that_is_none_is_said(text: str) -> None:
-    """Before anything listens."""
-    with pytest.raises(UsageError, match=r"as in 127\.0\.0\.1:9400"):
-        parse_address(text)
-
-
-def test_addresses_for_metrics() -> None:
-    """Brackets around IPv6."""
-    assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
-    assert parse_address("[::1]:0") == ("::1", 0)
 
 
 def test_what_is_noted_is_seen_by_whoever_reads_and_what_cannot_be_counted_costs_nobody_else() -> None:

@@ -15,120 +15,109 @@ import pytest
 
 from edgesplit.errors import EdgeError, Expired, LinkError, MalformedMessage, TrustError, UsageError
 from edgesplit.release.bundle_format import INDEX_FILE, decode_index, statement_path
-from edgesplit.release.manifest import Statement
-from edgesplit.release_store import open_release, stored_releases
+from edgesplit.release_store import stored_releases
 from edgesplit_agent.releases.disk_quota import NoRoom
-from edgesplit_agent.updates.actions import DeviceUpdateActions
 from edgesplit_agent.updates.bundle import request
-from edgesplit_agent.updates.bundle.command import apply_without_agent, lines, verify_for_device
+from edgesplit_agent.updates.bundle.command import lines, verify_for_device
 from edgesplit_agent.updates.bundle.fetcher import BundleFetcher
 from edgesplit_agent.updates.bundle.reader import FolderReader, open_bundle
 from edgesplit_agent.updates.reconciler import BundleStatus
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
 from edgesplit_provisioning.bundle.writer import open_sink
 from support.agent_versions import AgentRelease
-from support.release_bundles import BundleWorld
+from support.release_bundles import BundleHarness
 from support.signed_repository import DAY
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> BundleWorld:
-    return BundleWorld(tmp_path)
-
-
-def take(work: DeviceUpdateActions, bundle: Path) -> str:
-    return work.apply_bundle_at(str(bundle), lambda statement: None, lambda: False)
+def fleet(tmp_path: Path) -> BundleHarness:
+    return BundleHarness(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
 def test_a_device_without_a_network_has_its_release_from_a_bundle(
-    fleet: BundleWorld, tmp_path: Path, name: str
+    fleet: BundleHarness, tmp_path: Path, name: str
 ) -> None:
     """Verified by its own root, whole, staged for its next start; its statement is kept for then."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / name)
-    folder, identity = fleet.device_folder()
+    folder, _ = fleet.device_folder()
 
-    said: list[Statement] = []
-    assert fleet.work(folder, identity).apply_bundle_at(str(bundle), said.append, lambda: False) == ""
+    assert fleet.apply(bundle) == ""
 
-    opened = open_release(folder.releases, release, identity.tuf_root.encode())
-    assert opened.has_slices(["head", "tail"])
-    assert [one.counter for one in said] == [101]
-    again = fleet.work(folder, identity)
-    assert again._stored_statement() == said[0]
-    assert again.progress(release).staged
+    current = folder.read_current()
+    assert fleet.is_staged(release)
+    assert current is not None and (current.counter, current.statement) == (101, fleet.statement)
 
 
-def test_taking_it_again_copies_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_taking_it_again_copies_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
     """What is here is not copied, of a newer release only what differs."""
     fleet.deploy(1)
-    folder, identity = fleet.device_folder()
     copied: list[int] = []
-    work = fleet.work(folder, identity)
-    work.on_bundle_progress = lambda done, of: copied.append(of)
-    take(work, fleet.bundle(tmp_path / "stick"))
-    take(work, tmp_path / "stick")
+
+    def on_progress(done: int, total: int) -> None:
+        copied.append(total)
+
+    fleet.apply(fleet.bundle(tmp_path / "stick"), on_progress=on_progress)
+    fleet.apply(tmp_path / "stick", on_progress=on_progress)
     assert max(copied) > 1_500
 
     fleet.world.now += 10
     fleet.deploy(2)
     copied.clear()
-    take(work, fleet.bundle(tmp_path / "stick"))
+    fleet.apply(fleet.bundle(tmp_path / "stick"), on_progress=on_progress)
     assert max(copied) == len(b"tail graph 2")
 
 
-def test_an_older_bundle_takes_no_device_back(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_an_older_bundle_takes_no_device_back(fleet: BundleHarness, tmp_path: Path) -> None:
     """Neither by its statement nor by its metadata, also after a restart."""
     fleet.deploy(1)
     old = fleet.bundle(tmp_path / "old")
     fleet.world.now += 10
     newer = fleet.deploy(2)
-    folder, identity = fleet.device_folder()
-    take(fleet.work(folder, identity), fleet.bundle(tmp_path / "new"))
+    fleet.apply(fleet.bundle(tmp_path / "new"))
 
     with pytest.raises(TrustError):
-        take(fleet.work(folder, identity), old)
+        fleet.apply(old)
     mixed = tmp_path / "mixed"
     shutil.copytree(tmp_path / "new", mixed)
     shutil.copy(old / statement_path("cam-1"), mixed / statement_path("cam-1"))
     with pytest.raises(TrustError, match="older than"):
-        take(fleet.work(folder, identity), mixed)
-    assert fleet.work(folder, identity).progress(newer).staged
+        fleet.apply(mixed)
+    assert fleet.is_staged(newer)
 
 
-def test_an_expired_bundle_installs_nothing(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_an_expired_bundle_installs_nothing(fleet: BundleHarness, tmp_path: Path) -> None:
     """Until when it does, it says."""
     fleet.deploy(1, lasts_s=30 * DAY)
     bundle = fleet.bundle(tmp_path / "stick")
-    folder, identity = fleet.device_folder()
+    folder, _ = fleet.device_folder()
     fleet.world.now = decode_index((bundle / INDEX_FILE).read_bytes()).valid_until + 1
     with pytest.raises(Expired):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
     assert stored_releases(folder.releases) == []
 
 
-def test_another_fleets_bundle_is_not_believed(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_another_fleets_bundle_is_not_believed(fleet: BundleHarness, tmp_path: Path) -> None:
     """However well it is signed."""
     fleet.deploy(1)
-    other = BundleWorld(tmp_path, "other")
+    other = BundleHarness(tmp_path, "other")
     other.deploy(1)
-    folder, identity = fleet.device_folder()
+    folder, _ = fleet.device_folder()
     with pytest.raises(TrustError):
-        take(fleet.work(folder, identity), other.bundle(tmp_path / "theirs"))
+        fleet.apply(other.bundle(tmp_path / "theirs"))
     assert stored_releases(folder.releases) == [] and not folder.chunks.exists()
 
 
-def test_another_devices_statement_is_not_obeyed(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_another_devices_statement_is_not_obeyed(fleet: BundleHarness, tmp_path: Path) -> None:
     """Also where it lies under this device's name."""
     fleet.deploy(1, "cam-2")
     bundle = fleet.bundle(tmp_path / "stick")
-    folder, identity = fleet.device_folder()
     with pytest.raises(UsageError, match="nothing for cam-1"):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
     os.rename(bundle / statement_path("cam-2"), bundle / statement_path("cam-1"))
     with pytest.raises(TrustError, match="'cam-2'"):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
 
 
 def _spoil_chunk(bundle: Path) -> None:
@@ -183,20 +172,20 @@ def _no_metadata(bundle: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_spoilt_or_hostile_bundle_installs_nothing(
-    fleet: BundleWorld, tmp_path: Path, spoil: Callable[[Path], None], kind: type[EdgeError]
+    fleet: BundleHarness, tmp_path: Path, spoil: Callable[[Path], None], kind: type[EdgeError]
 ) -> None:
     """And nothing outside of it is read."""
     fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     spoil(bundle)
-    folder, identity = fleet.device_folder()
+    folder, _ = fleet.device_folder()
     with pytest.raises(kind):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
     assert stored_releases(folder.releases) == []
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../b", "a//b", "", ".x", "a\0b", "a\nb", "x" * 999])
-def test_no_name_leads_out_of_a_bundle(fleet: BundleWorld, tmp_path: Path, path: str) -> None:
+def test_no_name_leads_out_of_a_bundle(fleet: BundleHarness, tmp_path: Path, path: str) -> None:
     """Whoever asks for it."""
     fleet.deploy(1)
     source = FolderReader(fleet.bundle(tmp_path / "stick"))
@@ -205,7 +194,7 @@ def test_no_name_leads_out_of_a_bundle(fleet: BundleWorld, tmp_path: Path, path:
     source.close()
 
 
-def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: Path, fleet: BundleWorld) -> None:
+def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: Path, fleet: BundleHarness) -> None:
     """Links, devices, paths that lead elsewhere; and of two with one name the first."""
     fleet.deploy(1)
     good = fleet.bundle(tmp_path / "good.tar")
@@ -224,29 +213,26 @@ def test_members_of_a_tar_file_that_are_no_files_of_ours_do_not_count(tmp_path: 
         entry = tarfile.TarInfo("metadata/timestamp.json")
         entry.size = 1
         made.addfile(entry, io.BytesIO(b"x"))
-    folder, identity = fleet.device_folder()
-    assert take(fleet.work(folder, identity), hostile) == ""
+    assert fleet.apply(hostile) == ""
 
 
 @pytest.mark.parametrize("keep", [0, 300, 5_000, 0.5])
-def test_a_tar_file_that_is_cut_off_is_refused(fleet: BundleWorld, tmp_path: Path, keep: float) -> None:
+def test_a_tar_file_that_is_cut_off_is_refused(fleet: BundleHarness, tmp_path: Path, keep: float) -> None:
     """At whatever byte."""
     fleet.deploy(1)
     raw = fleet.bundle(tmp_path / "whole.tar").read_bytes()
     cut = tmp_path / "cut.tar"
     cut.write_bytes(raw[: int(keep * len(raw)) if keep < 1 else int(keep)])
-    folder, identity = fleet.device_folder()
     with pytest.raises((MalformedMessage, UsageError)):
-        take(fleet.work(folder, identity), cut)
+        fleet.apply(cut)
 
 
 def test_a_stick_that_is_pulled_is_gone_on_with(
-    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was copied stays, and is not copied again."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
-    folder, identity = fleet.device_folder()
     read, chunks = FolderReader.read, [0]
 
     def pulled(source: FolderReader, path: str, most: int) -> bytes:
@@ -259,39 +245,36 @@ def test_a_stick_that_is_pulled_is_gone_on_with(
 
     monkeypatch.setattr(FolderReader, "read", pulled)
     with pytest.raises(LinkError, match="gone"):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
     monkeypatch.undo()
     with pytest.raises(LinkError, match="no bundle at"):
-        take(fleet.work(folder, identity), bundle)
+        fleet.apply(bundle)
 
     fleet.bundle(bundle)
     copied: list[int] = []
-    work = fleet.work(folder, identity)
-    work.on_bundle_progress = lambda done, of: copied.append(of)
-    assert take(work, bundle) == "" and work.progress(release).staged
+    assert fleet.apply(bundle, on_progress=lambda done, of: copied.append(of)) == "" and fleet.is_staged(release)
     assert max(copied) < sum(map(len, fleet.chunks.values()))
 
 
-def test_without_room_not_a_byte_is_copied(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_without_room_not_a_byte_is_copied(fleet: BundleHarness, tmp_path: Path) -> None:
     """The quota and the disk are looked at for all of it together."""
     fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
-    folder, identity = fleet.device_folder()
+    folder, _ = fleet.device_folder()
     with pytest.raises(NoRoom):
-        take(fleet.work(folder, identity, quota_bytes=1_000), bundle)
+        fleet.apply(bundle, quota_bytes=1_000)
     assert [path for path in folder.chunks.rglob("*") if path.is_file()] == []
 
 
-def test_what_is_not_in_the_bundle_is_left_to_the_network(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_what_is_not_in_the_bundle_is_left_to_the_network(fleet: BundleHarness, tmp_path: Path) -> None:
     """A bundle of one model is no reason to fail for another."""
     release = fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
     shutil.rmtree(bundle / "targets")
-    folder, identity = fleet.device_folder()
-    assert release[:12] in take(fleet.work(folder, identity), bundle)
+    assert release[:12] in fleet.apply(bundle)
 
 
-def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleHarness, tmp_path: Path) -> None:
     """Its index comes last; making it again goes on, and drops what is of the older one."""
     fleet.deploy(1)
     stick = tmp_path / "stick"
@@ -300,7 +283,7 @@ def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleWorld, tmp_path: P
     fleet.bundle(stick)
     (stick / "chunks" / "ff").mkdir(exist_ok=True)
     (stick / "chunks" / "ff" / "old").write_bytes(b"of an older bundle")
-    broken = BundleWorld.download
+    broken = BundleHarness.download
 
     def fails(*_: object, **__: object) -> bytes:
         raise LinkError("the network fails")
@@ -319,7 +302,7 @@ def test_a_bundle_is_no_bundle_until_it_is_whole(fleet: BundleWorld, tmp_path: P
 
 
 def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
-    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is as good as it was."""
     fleet.deploy(1)
@@ -336,18 +319,16 @@ def test_a_bundle_that_the_controller_refuses_leaves_the_one_that_is_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fleet", "stick"]
 
 
-def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_an_agent_release_is_left_to_an_agent_that_runs(fleet: BundleHarness, tmp_path: Path) -> None:
     """It keeps no model's release from being taken."""
     model = fleet.deploy(1)
     fleet.deploy_agent(AgentRelease("0.3.0"), beside=model)
-    folder, identity = fleet.device_folder()
-    work = fleet.work(folder, identity)
-    said = take(work, fleet.bundle(tmp_path / "stick"))
-    assert fleet.agent[:12] in said and model[:12] not in said and work.progress(model).staged
+    lacking = fleet.apply(fleet.bundle(tmp_path / "stick"))
+    assert fleet.agent[:12] in lacking and model[:12] not in lacking and fleet.is_staged(model)
 
 
 @pytest.mark.parametrize("name", ["stick", "bundle.tar"])
-def test_the_kit_goes_beside_the_releases(fleet: BundleWorld, tmp_path: Path, name: str) -> None:
+def test_the_kit_goes_beside_the_releases(fleet: BundleHarness, tmp_path: Path, name: str) -> None:
     """As the folder `edgesplit`, which a stick and a card have alike; a bundle without one has it no more."""
     fleet.deploy(1)
     files = {one: tmp_path / one for one in ("install.sh", "kit.json")}
@@ -369,7 +350,7 @@ def test_the_kit_goes_beside_the_releases(fleet: BundleWorld, tmp_path: Path, na
     source.close()
 
 
-def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleHarness, tmp_path: Path) -> None:
     """Nor anything beside it."""
     fleet.deploy(1)
     fleet.chunks = dict.fromkeys(fleet.chunks, b"wrong")
@@ -378,7 +359,7 @@ def test_a_tar_file_that_was_not_finished_is_not_there(fleet: BundleWorld, tmp_p
     assert list(tmp_path.glob("*.tar*")) == []
 
 
-def test_chunks_that_come_spoilt_are_not_written(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_chunks_that_come_spoilt_are_not_written(fleet: BundleHarness, tmp_path: Path) -> None:
     """What a device would refuse is found where it can be mended."""
     fleet.deploy(1)
     fleet.chunks = {sha256: b"?" * len(data) for sha256, data in fleet.chunks.items()}
@@ -388,7 +369,7 @@ def test_chunks_that_come_spoilt_are_not_written(fleet: BundleWorld, tmp_path: P
 
 
 def test_a_medium_without_room_is_told_before_anything_is_written(
-    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: BundleHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what is missing on it."""
     fleet.deploy(1)
@@ -398,11 +379,11 @@ def test_a_medium_without_room_is_told_before_anything_is_written(
     assert list((tmp_path / "stick").iterdir()) == []
 
 
-def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_files_of_an_answer_lie_in_the_bundle_and_nowhere_else(fleet: BundleHarness, tmp_path: Path) -> None:
     """A controller that lies writes no other file."""
     fleet.deploy(1)
     for path in ("../x", "metadata/../../x", "bundle.json", "chunks/aa/x", "/etc/x", "metadata/.x", "metadata//x"):
-        honest = BundleWorld.post(fleet, "")
+        honest = BundleHarness.post(fleet, "")
         fleet.post = lambda *_, honest=honest, path=path, **__: {**honest, "files": {path: ""}}  # type: ignore
         with open_sink(tmp_path / "stick") as opened, pytest.raises(LinkError):
             make_bundle(fleet, BundleRequest(devices=("cam-1",)), opened, lambda done, of: None)
@@ -418,7 +399,7 @@ def test_a_target_that_is_something_else_is_not_overwritten(tmp_path: Path) -> N
     check_target(tmp_path / "new")
 
 
-def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleWorld, tmp_path: Path) -> None:
+def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleHarness, tmp_path: Path) -> None:
     """And says whether it would be taken, by what the device trusts."""
     fleet.deploy(1)
     bundle = fleet.bundle(tmp_path / "stick")
@@ -437,20 +418,17 @@ def test_showing_a_bundle_changes_nothing_on_the_device(fleet: BundleWorld, tmp_
     assert not any("\x1b" in line for line in shown) and any("?[2Jx" in line for line in shown)
 
 
-def test_an_agent_at_rest_is_left_to_start_as_it_would(
-    fleet: BundleWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_at_rest_is_left_to_start_as_it_would(fleet: BundleHarness, tmp_path: Path) -> None:
     """No start is counted, and what ran before is not forgotten, also where current.json is lost."""
-    monkeypatch.setattr("edgesplit_agent.updates.bundle.command.offline_actions", fleet.work)
     first = fleet.deploy(1)
-    folder, identity = fleet.device_folder()
-    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    folder, _ = fleet.device_folder()
+    fleet.apply(fleet.bundle(tmp_path / "stick"))
     current = folder.read_current()
     assert current is not None and current.unhealthy_starts == 0
     (folder.path / "current.json").unlink()
     fleet.world.now += 10
     fleet.deploy(2)
-    apply_without_agent(folder, identity, fleet.bundle(tmp_path / "stick"))
+    fleet.apply(fleet.bundle(tmp_path / "stick"))
     found = folder.read_current()
     assert found is not None and found.models["tiny"].trial == first
 

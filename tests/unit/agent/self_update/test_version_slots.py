@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.release.agent_release import Target, agent_builds, build_for, build_name
 from edgesplit.release.manifest import decode_manifest
-from edgesplit_agent.self_update import launcher, slots
+from edgesplit_agent.self_update import launcher, version_slots
 from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start, start_command
-from edgesplit_agent.self_update.slots import INSTALLED, Versions
 from edgesplit_agent.self_update.trial import VersionTrial, verdict_times, version_unhealthy_reason, version_verdict
+from edgesplit_agent.self_update.version_slots import INSTALLED, Versions
 from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.service.doctor_version import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
@@ -34,7 +34,7 @@ def _become(*_: object) -> None:
 
 OLD, NEW = "a" * 64, "b" * 64
 ON_OLD = Versions(installed="0.1.0", committed=OLD)
-TRYING = slots.with_activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
+TRYING = version_slots.with_activated(ON_OLD, NEW, ("digits",), 7, "0.1.0")
 
 
 def fresh(shelf: VersionStore, release: str) -> Path:
@@ -47,7 +47,7 @@ def fresh(shelf: VersionStore, release: str) -> Path:
 
 def started(versions: Versions, times: int = 1) -> Versions:
     for _ in range(times):
-        versions = slots.with_start_counted(versions, "0.1.0")
+        versions = version_slots.with_start_counted(versions, "0.1.0")
     return versions
 
 
@@ -74,43 +74,44 @@ def test_three_unhealthy_starts_of_a_committed_version_leave_the_installed_one()
 
 def test_a_first_update_goes_back_to_the_installed_version() -> None:
     """Where no release ran before, the installed version is what is gone back to."""
-    trying = slots.with_activated(Versions(), NEW, (), 7, "0.1.0")
+    trying = version_slots.with_activated(Versions(), NEW, (), 7, "0.1.0")
     assert trying.installed == "0.1.0"
-    assert slots.with_rollback(trying, "it is silent").running == INSTALLED
+    assert version_slots.with_rollback(trying, "it is silent").running == INSTALLED
 
 
 def test_a_start_that_was_asked_to_end_says_nothing() -> None:
     """Restarted by its operator again and again, a version on trial is still on trial."""
     versions = TRYING
     for _ in range(9):
-        versions = slots.with_start_uncounted(started(versions), NEW)
+        versions = version_slots.with_start_uncounted(started(versions), NEW)
     assert versions == TRYING
 
 
 def test_a_version_that_was_found_healthy_is_committed_and_counts_anew() -> None:
     """A commit ends the trial and the count."""
-    done = slots.with_trial_committed(started(TRYING, 2))
+    done = version_slots.with_trial_committed(started(TRYING, 2))
     assert done == replace(ON_OLD, committed=NEW, counter=7)
 
 
 def test_what_is_spoilt_on_disk_is_made_again_once() -> None:
     """A committed version that was damaged is not called bad; one on trial is: it was written a moment ago."""
-    assert slots.with_damage(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
+    assert version_slots.with_damage(ON_OLD, "torn") == replace(ON_OLD, committed=INSTALLED)
     assert (
-        slots.with_damage(TRYING, "torn").rejected == {NEW: "torn"} and slots.with_damage(TRYING, "torn").running == OLD
+        version_slots.with_damage(TRYING, "torn").rejected == {NEW: "torn"}
+        and version_slots.with_damage(TRYING, "torn").running == OLD
     )
 
 
 def test_an_installation_from_outside_wins() -> None:
     """Who installs another version by hand gets that one, whatever came as a release before."""
-    assert slots.with_start_counted(TRYING, "0.2.0") == Versions(installed="0.2.0")
+    assert version_slots.with_start_counted(TRYING, "0.2.0") == Versions(installed="0.2.0")
 
 
 def test_only_a_newer_statement_forgives() -> None:
     """The statement under which a version failed does not bring it back; the next one may."""
-    bad = slots.with_rollback(TRYING, "it is silent")
-    assert slots.with_statement(bad, 7) == bad
-    assert slots.with_statement(bad, 8).rejected == {}
+    bad = version_slots.with_rollback(TRYING, "it is silent")
+    assert version_slots.with_statement(bad, 7) == bad
+    assert version_slots.with_statement(bad, 8).rejected == {}
 
 
 @pytest.mark.parametrize(
@@ -269,13 +270,16 @@ def test_a_spoilt_versions_file_starts_the_installed_version(tmp_path: Path) -> 
         assert prepare_start(shelf, "0.1.0").running == INSTALLED
 
 
-def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path) -> None:
+def test_a_folder_that_somebody_holds_counts_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second agent on the same folder is refused as ever, and costs the first one nothing."""
+    monkeypatch.setattr("signal.alarm", lambda seconds: None)
+    monkeypatch.setattr("os.execve", _become)
     shelf, holder = VersionStore(tmp_path), DataFolder(tmp_path)
     holder.acquire()
     shelf.write(ON_OLD)
     for _ in range(9):
-        launcher._select_version(DataFolder(tmp_path), shelf)
+        with pytest.raises(Became):
+            launcher.main(["--data", str(tmp_path)])
     assert shelf.read() == ON_OLD
 
 
@@ -287,12 +291,12 @@ def test_a_trial_that_hangs_is_ended_by_the_kernel(tmp_path: Path, monkeypatch: 
     shelf = VersionStore(tmp_path)
     part = fresh(shelf, NEW)
     shelf.adopt(part, NEW, "0.3.0")
-    shelf.write(slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
+    shelf.write(version_slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
 
     for more in (["--trial-seconds", "20"], []):
         with pytest.raises(Became):
             launcher.main(["--data", str(tmp_path), *more])
-        shelf.write(slots.with_trial_committed(shelf.read()))
+        shelf.write(version_slots.with_trial_committed(shelf.read()))
 
     assert alarms == [20 + launcher.STARTING_S, 0]
 
@@ -311,7 +315,7 @@ def test_a_version_that_cannot_be_started_gives_way_at_once(tmp_path: Path, monk
     monkeypatch.setattr("os.execve", become)
     shelf = VersionStore(tmp_path)
     shelf.adopt(fresh(shelf, NEW), NEW, "0.3.0")
-    shelf.write(slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
+    shelf.write(version_slots.with_activated(Versions(), NEW, (), 7, launcher.__version__))
 
     with pytest.raises(Became):
         launcher.main(["--data", str(tmp_path)])
@@ -328,7 +332,7 @@ def test_a_doctor_tells_what_runs_and_what_was_given_up(tmp_path: Path) -> None:
     part = fresh(shelf, OLD)
     (part / "module.py").write_text("x = 1")
     shelf.adopt(part, OLD, "0.3.0")
-    shelf.write(slots.with_rollback(TRYING, "it is silent"))
+    shelf.write(version_slots.with_rollback(TRYING, "it is silent"))
     healthy, given_up = check_versions(folder)
     assert (healthy.level, given_up.level) == ("good", "warning") and "it is silent" in given_up.said
 

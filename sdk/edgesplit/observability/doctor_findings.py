@@ -1,4 +1,4 @@
-"""The findings of `edgesplit-agent doctor` and their output: each problem with its remedy."""
+"""The findings of `edgesplit-agent doctor` and `edgectl doctor`, and their output: each problem with its remedy."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 The *installed* version is the one that `install.sh` put there as root. The launcher is part of it, self-update never
 changes it, and it runs when no other version can. A version that came as a release runs on trial first; after three of
 its starts that were not found healthy, the previous version runs again. The file is a contract between versions of the
-agent: fields are only ever added, and a launcher leaves fields that it does not define unchanged.
+agent: fields are only ever added, each with a default, because a launcher drops fields that it does not define.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from __future__ import annotations
 import msgspec
 
 from edgesplit.msgspec_warmup import warm_up_structs
-from edgesplit_agent.state.slots import UNHEALTHY_STARTS
+from edgesplit_agent.state.slots import UNHEALTHY_STARTS, Slots
 
 INSTALLED = ""
 """Stands in place of a release digest for the version that was installed rather than delivered as a release."""
 
 
-class Versions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of the agent's versions on this device: `versions.json`."""
+class Versions(Slots, frozen=True, kw_only=True, omit_defaults=True):
+    """State of the agent's versions on this device: `versions.json`. An empty slot (`INSTALLED`) means the installed
+    version."""
 
     installed: str = ""
     """Installed version under which the rest of this state was decided. Where a different version has been installed
     since, that version runs and the rest is discarded."""
-    committed: str = INSTALLED
-    """Release of the version that was found healthy."""
-    trial: str = INSTALLED
-    """Release of the version that runs in its place until its trial is decided."""
     unhealthy_starts: int = 0
     """Starts of the running version since it was last found healthy; starts of the installed version are not counted.
     """
-    rejected: dict[str, str] = {}
+    rejected: dict[str, str] = msgspec.field(default_factory=dict)
     """Reason by release: failed after it was activated, and not tried again under this statement."""
-    refused: dict[str, str] = {}
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
     """Reason by release: refused before it ever ran. Recorded because unpacking it again at every start would take
     minutes on a slow card."""
     counter: int = 0
@@ -43,11 +40,6 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offline: bool = False
     """The broker was unreachable before the trial, as where a release bundle brought the version: the trial does not
     require it."""
-
-    @property
-    def running(self) -> str:
-        """The release that is to run; `INSTALLED` for the installed version."""
-        return self.trial or self.committed
 
 
 def with_start_counted(versions: Versions, installed: str) -> Versions:
