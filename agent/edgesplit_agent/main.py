@@ -168,7 +168,7 @@ def _release_options(run: argparse.ArgumentParser) -> None:
         f" (default {TRIAL_S:g})",
     )  # fmt: skip
     run.add_argument(
-        "--fetch-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
+        "--download-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
         help="fetch releases only then, local time; may cross midnight and be given several times",
     )  # fmt: skip
     run.add_argument(
@@ -239,7 +239,7 @@ def _model_options(run: argparse.ArgumentParser) -> None:
         help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
     )
     run.add_argument(
-        "--no-lanes", dest="lanes", action="store_false",
+        "--no-direct-access", dest="direct_access", action="store_false",
         help="every request goes through the agent, also where there is nothing for it to decide",
     )  # fmt: skip
     run.add_argument(
@@ -445,7 +445,7 @@ def _run(options: argparse.Namespace) -> int:
                 privacy_floor=PrivacyFloor(keep_raw_input=options.keep_raw_input, keep_first=options.keep_first),
                 fetch_bytes_per_s=fetch_bytes_per_s, health_s=options.health_seconds,
                 trial_s=options.trial_seconds,
-                download_spans=tuple(options.fetch_window),
+                download_spans=tuple(options.download_window),
                 foreign_trust=_foreign_trust(options),
                 metrics=options.metrics, gateway_metrics=options.gateway_metrics or "", log_format=options.log_format,
                 store_quota_bytes=options.store_quota,
@@ -453,7 +453,8 @@ def _run(options: argparse.Namespace) -> int:
                 hedge=options.hedge, hedge_budget=options.hedge_budget,
                 power=PowerWishes(options.battery_policy, options.power_budget), sensors_root=options.sensors_root,
                 link_trace=_link_trace(options),
-                isolate=options.worker == "process", lanes=options.lanes, worker_memory_bytes=options.worker_memory,
+                isolate=options.worker == "process", lanes=options.direct_access,
+                worker_memory_bytes=options.worker_memory,
                 providers=options.providers, optimise=options.mode,
                 gateway=options.gateway,
             ), folder, identity, version_manager, stop, manager)  # fmt: skip

@@ -68,7 +68,7 @@ class Settings:
     """URL of a PostgreSQL database; empty: SQLite in the data folder."""
     broker: str = ""
     """mqtts://HOST:PORT of an external broker; empty: the controller runs mosquitto as a supervised child process."""
-    broker_told: str = ""
+    advertised_broker: str = ""
     """HOST:PORT of the broker that is given to devices, instead of the address in `broker`."""
     on_revocation: str = ""
     """Command that installs a new certificate revocation list at the external broker."""
@@ -94,8 +94,8 @@ class Settings:
             check_host(host)
         if self.broker:
             broker_address(self.broker)
-        if self.broker_told:
-            parse_host_and_port(self.broker_told, "broker")
+        if self.advertised_broker:
+            parse_host_and_port(self.advertised_broker, "broker")
         if self.on_revocation and not self.broker:
             raise UsageError("--on-revocation is for a broker of your own: give it with --broker")
         if not 1 <= self.processes <= MAX_PROCESSES:
@@ -120,10 +120,10 @@ class Settings:
         return broker_address(self.broker) if self.broker else (self.own_address, self.mqtt_port)
 
     @property
-    def advertised_broker(self) -> tuple[str, int]:
+    def device_broker(self) -> tuple[str, int]:
         """Host and port at which devices reach the broker."""
-        if self.broker_told:
-            return parse_host_and_port(self.broker_told, "broker")
+        if self.advertised_broker:
+            return parse_host_and_port(self.advertised_broker, "broker")
         return self.broker_address if self.broker else (self.host, self.mqtt_port)
 
     @property

@@ -38,4 +38,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
 ENTRYPOINT ["python", "-m", "edgesplit_offload.main"]
 CMD ["--releases", "/offload/releases", "--root", "/offload/root.json", "--revoked", "/offload/revoked.pem", \
      "--cert", "/tls/offload.pem", "--key", "/tls/offload.key", "--ca", "/tls/ca.pem", \
-     "--host", "0.0.0.0", "--port", "8500", "--notice", "10", "--metrics", "0.0.0.0:9101", "--log-format", "json"]
+     "--host", "0.0.0.0", "--port", "8500", "--not-ready-for", "10", "--metrics", "0.0.0.0:9101", "--log-format", "json"]

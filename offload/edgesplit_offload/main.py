@@ -62,9 +62,9 @@ def serve(options: argparse.Namespace) -> None:
         _serve_metrics(options, server.series, stack)
         print(f"offload: listening on {server.url}", flush=True)
         wait_until(ending)
-        if options.notice:
+        if options.not_ready_for:
             server.set_not_ready()
-            threading.Event().wait(options.notice)
+            threading.Event().wait(options.not_ready_for)
 
 
 def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     url = server_url(options.host, listener.getsockname()[1], tls=context is not None)
     command = [sys.executable, "-m", "edgesplit_offload.main", *arguments]
     count = given.process_count(options.processes)
-    supervisor = Supervisor(listener, command, count, stuck_after_s=options.stuck_after)
+    supervisor = Supervisor(listener, command, count, hung_after_s=options.hung_after)
     with ExitStack() as stack:
         stack.callback(lambda: supervisor.stop(options.drain))
         supervisor.start()
@@ -86,8 +86,8 @@ def supervise(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         print(f"offload: listening on {url}", flush=True)
         wait_until(ending)
         supervisor.notice()
-        if options.notice:
-            threading.Event().wait(options.notice)
+        if options.not_ready_for:
+            threading.Event().wait(options.not_ready_for)
 
 
 def work(options: argparse.Namespace) -> None:
@@ -97,7 +97,7 @@ def work(options: argparse.Namespace) -> None:
     except (ValueError, OSError) as error:
         raise UsageError("--worker is for the supervisor to give") from error
     worker = ServingProcess(
-        IpcConnection(ipc_socket), connections, longest_run_s=options.stuck_after, drain_s=options.drain
+        IpcConnection(ipc_socket), connections, longest_run_s=options.hung_after, drain_s=options.drain
     )
     count = given.process_count(options.processes)
     with ExitStack() as stack:
@@ -120,12 +120,12 @@ def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **ext
         revoked=given.revoked(options),
         runtime=given.engine(options),
         threads=options.threads,
-        at_once=options.runs or given.runs_at_once(processes, options.threads),
+        at_once=options.concurrent_runs or given.runs_at_once(processes, options.threads),
         memory=None if options.memory is None else options.memory // processes,
         batching=options.batching == "auto",
         connections=options.connections,
         tracer=tracer,
-        onward=given.next_tier(options),
+        next_tier=given.next_tier(options),
         **extra,
     )
 

@@ -39,10 +39,10 @@ def parser() -> argparse.ArgumentParser:
     add("--key", type=Path, help="its private key (PEM)")
     add("--ca", type=Path, help="the authority that devices' certificates must come from (PEM)")
     add("--revoked", type=Path, help="the authority's revocation list (PEM), read again when it changes; with --ca")
-    add("--onward", metavar="URL", help="of a gateway: the offload server of the next tier")
-    add("--onward-cert", type=Path, help="the certificate that it is shown (PEM); with --onward-key and --ca")
-    add("--onward-key", type=Path, help="its private key (PEM)")
-    add("--onward-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
+    add("--next-tier", metavar="URL", help="of a gateway: the offload server of the next tier")
+    add("--next-tier-cert", type=Path, help="the certificate that it is shown (PEM); with --next-tier-key and --ca")
+    add("--next-tier-key", type=Path, help="its private key (PEM)")
+    add("--next-tier-via", metavar="HOST:PORT", help="connect to it there, and still expect the name in the URL")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=DEFAULT_PORT, help="port to listen on, 0 for any (default %(default)s)")
     add("--processes", type=int, default=0, help="serving processes behind the port (default 0: by the cores)")
@@ -54,7 +54,12 @@ def parser() -> argparse.ArgumentParser:
         help="exact: the whole model's bits on one machine; fast: onnxruntime may fuse further, and last digits differ "
         "(default %(default)s)",
     )
-    add("--runs", type=int, default=0, help="at once, of each process (default 0: what gives them all the cores)")
+    add(
+        "--concurrent-runs",
+        type=int,
+        default=0,
+        help="at once, of each process (default 0: what gives them all the cores)",
+    )
     add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
     add(
         "--batching",
@@ -63,9 +68,14 @@ def parser() -> argparse.ArgumentParser:
         help="auto: requests share runs where that is measured to gain and gives the same bits (default %(default)s)",
     )
     add("--connections", type=int, default=256, help="at once, of each process (default %(default)s)")
-    add("--notice", type=float, default=0.0, help="seconds of serving on after being told to stop, not ready any more")
+    add(
+        "--not-ready-for",
+        type=float,
+        default=0.0,
+        help="seconds of serving on after being told to stop, not ready any more",
+    )
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
-    add("--stuck-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
+    add("--hung-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
     add(
         "--metrics",
         metavar="ADDRESS:PORT",
@@ -85,10 +95,10 @@ def parser() -> argparse.ArgumentParser:
 
 def validate(options: argparse.Namespace) -> argparse.Namespace:
     """`options`, validated. UsageError for values out of range."""
-    for name, least in (("processes", 0), ("runs", 0), ("threads", 1), ("connections", 1)):
+    for name, least in (("processes", 0), ("concurrent_runs", 0), ("threads", 1), ("connections", 1)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name} must be at least {least}")
-    for name in ("notice", "drain", "stuck_after"):
+    for name in ("not_ready_for", "drain", "hung_after"):
         if not 0 <= getattr(options, name) < 1e6:
             raise UsageError(f"--{name.replace('_', '-')} must be a number of seconds")
     return options
@@ -146,18 +156,18 @@ def revoked(options: argparse.Namespace) -> Container[object]:
 
 def next_tier(options: argparse.Namespace) -> NextTier | None:
     """The next tier of a gateway, over mutual TLS unless its URL is http; None for other servers."""
-    if not options.onward:
+    if not options.next_tier:
         return None
-    files = (options.onward_key, options.onward_cert, options.ca)
-    if not all(files) and not options.onward.startswith("http://"):
-        raise UsageError("--onward needs --onward-cert, --onward-key and --ca: the next tier asks who we are")
+    files = (options.next_tier_key, options.next_tier_cert, options.ca)
+    if not all(files) and not options.next_tier.startswith("http://"):
+        raise UsageError("--next-tier needs --next-tier-cert, --next-tier-key and --ca: the next tier asks who we are")
     context = None
     if all(files):
         from edgesplit.trust.identity import Credentials
 
         context = Credentials(*files).client_context()
-    via = parse_host_and_port(options.onward_via, "server") if options.onward_via else None
-    return NextTier(OffloadClient(options.onward, context, via=via, idle=MAX_WAITING))
+    via = parse_host_and_port(options.next_tier_via, "server") if options.next_tier_via else None
+    return NextTier(OffloadClient(options.next_tier, context, via=via, idle=MAX_WAITING))
 
 
 def root(options: argparse.Namespace) -> bytes:

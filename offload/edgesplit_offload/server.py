@@ -116,12 +116,12 @@ class OffloadServer:
         elsewhere: RemoteBatcher | None = None,
         on_closed: Callable[[], None] = lambda: None,
         tracer: Tracer = TRACING_OFF,
-        onward: NextTier | None = None,
+        next_tier: NextTier | None = None,
     ) -> None:
         """`runtime`: replaces each slice's default engine with `threads`. `wide`: the engine for batches with
         STACK_THREADS, of one process among several. `elsewhere`: the route to batchers in other processes, of one
         process among several. `onward`: the next tier, of a gateway."""
-        self._next_tier = onward
+        self._next_tier = next_tier
         self._revoked = revoked
         self._metrics = MetricsRecorder(tracer)
         self._process_id = uuid.uuid4().hex
@@ -147,7 +147,7 @@ class OffloadServer:
             elsewhere.bind(self._loop, self._scheduler.on_remote_load)
         self._pipeline = InferencePipeline(
             self._models, self._scheduler, self._loop, elsewhere, (self._metrics, self._statistics), self._on_requested,
-            onward,
+            next_tier,
         )  # fmt: skip
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]

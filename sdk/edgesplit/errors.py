@@ -73,7 +73,7 @@ class Busy(LinkError):
     """Seconds after which to retry, as requested by the server; 0 where it gave none."""
 
 
-class Crowding(Busy):
+class FairShareExceeded(Busy):
     """This client exceeds its fair share while other clients wait (HTTP 429)."""
 
 

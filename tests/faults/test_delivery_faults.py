@@ -113,9 +113,9 @@ class World:
         kind = topic.rpartition("/")[2]
         if kind == "desired":
             self.told.release()
-        elif kind == "fetched" and (sha256 := chunk_digest(correlation)):
+        elif kind == "fetch_reply" and (sha256 := chunk_digest(correlation)):
             self.fetcher.on_message(sha256, payload)
-        elif kind == "fetched":
+        elif kind == "fetch_reply":
             self.metadata.on_message(payload, correlation)
         else:
             self.fetcher.on_message(kind, payload)

@@ -93,7 +93,7 @@ def delivery() -> Callable[[bytes], object]:
     """All kinds of topics take these bytes; the workers do not run, their queues are bounded."""
     nothing: Any = None
     made = Delivery(Sources(nothing, nothing, nothing, nothing, nothing))
-    kinds = ("birth", "reported", "telemetry", "fetch", "fetched", "odd")
+    kinds = ("birth", "reported", "telemetry", "fetch", "fetch_reply", "odd")
     return lambda raw: [made.on_message(messages.topic("cam", kind), raw, raw[:20]) for kind in kinds]  # type: ignore[arg-type]
 
 
@@ -236,8 +236,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
             messages.FetchMetadata("metadata/1.root.json"),
             messages.FetchChunks.from_indexes("a" * 64, [3, 17]),
         ),
-        "fetched": message(messages.FetchReply, messages.FetchReply("metadata/x.json", 0, 3, b"abc")),
-        "fetched, on the device": Parser(metadata_fetcher(), message(messages.FetchReply, messages.FetchReply(
+        "fetch_reply": message(messages.FetchReply, messages.FetchReply("metadata/x.json", 0, 3, b"abc")),
+        "fetch_reply, on the device": Parser(metadata_fetcher(), message(messages.FetchReply, messages.FetchReply(
             "metadata/timestamp.json", 0, 3, b"abc")).good),
         "chunk, on the device": Parser(chunks, [b"chunk"]),
         "anything, on the controller": Parser(delivery(), [messages.encode(TELEMETRY), messages.encode(
@@ -310,7 +310,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
             lambda raw: key_wrapping.verify_encryption_key(raw[:32], raw[32:], key.public_key(), csr.decode(), "cam-1"),
             [b"".join(key_wrapping.sign_encryption_key(x25519, key, csr.decode()))],
         ),
-        "anatomy of a model": Parser(
+        "fingerprint of a model": Parser(
             lambda raw: fingerprint.decode_fingerprint(raw, fingerprint.fingerprint_file(raw)), [ANATOMY]
         ),
         "graph of a recut slice": Parser(onnx_graph.read_graph, [a_model()]),
@@ -318,7 +318,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
 
 
 NAMES = [
-    "birth", "reported", "telemetry", "fetch", "fetched", "fetched, on the device", "chunk, on the device",
+    "birth", "reported", "telemetry", "fetch", "fetch_reply", "fetch_reply, on the device", "chunk, on the device",
     "anything, on the controller", "topic", "broker's log", "signed", "statement", "manifest", "listed manifest",
     "bootstrap root", "proof", "tuf root", "tuf timestamp", "tuf snapshot", "tuf targets", "claim",
     "enrolment request", "enrolment answer", "renewal", "certificate request", "certificate request's key",
@@ -327,7 +327,7 @@ NAMES = [
     "deflate body", "picture", "sound", "tensors in an npz", "input spec", "device profile", "costs file", "link",
     "rate", "duration", "size", "span of the day", "model reference", "device name", "digest", "content keys, wrapped",
     "content keys, opened",
-    "encryption key", "anatomy of a model", "graph of a recut slice",
+    "encryption key", "fingerprint of a model", "graph of a recut slice",
 ]  # fmt: skip
 
 

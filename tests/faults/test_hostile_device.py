@@ -208,8 +208,8 @@ def undisturbed(world: World) -> Iterator[World]:
 
 
 WRITTEN = [
-    *(topic(VICTIM, kind) for kind in ("birth", "desired", "reported", "telemetry", "fetch", "fetched")),
-    *(topic(BAD, kind) for kind in ("desired", "fetched")),
+    *(topic(VICTIM, kind) for kind in ("birth", "desired", "reported", "telemetry", "fetch", "fetch_reply")),
+    *(topic(BAD, kind) for kind in ("desired", "fetch_reply")),
     *(topic("controller", kind) for kind in ("birth", "desired", "fetch")),
     messages.chunk_topic("0" * 64),
     "edgesplit/v1/pi-bad/birth/deeper",

@@ -78,7 +78,7 @@ def test_a_killed_process_takes_only_its_own_connections_and_is_back(serving: Se
 
 def test_a_process_that_hangs_is_replaced(signed: Signed) -> None:
     """SIGSTOP: it says nothing any more, is killed, and the next one serves who connected to it."""
-    with Serving(signed, "--processes", 2, "--stuck-after", "3") as serving:
+    with Serving(signed, "--processes", 2, "--hung-after", "3") as serving:
         victim = serving.workers[0]
         os.kill(victim, signal.SIGSTOP)
         replaced(serving, victim)

@@ -423,12 +423,13 @@ def test_a_release_that_does_not_fit_is_told_and_what_runs_goes_on(controller: S
 def test_outside_its_hours_a_device_waits_unless_the_operator_says_now(
     controller: SmallController, agent: Process
 ) -> None:
-    """--fetch-window: metadata comes, chunks do not, the operator reads why; `now` in the statement fetches at once."""
+    """--download-window: metadata comes, chunks do not,
+    the operator reads why; `now` in the statement fetches at once."""
     made = Made(22)
     controller.chunks_sent.clear()
     controller.deploy(made)
     begins, ends = (time.strftime("%H:%M", time.localtime(time.time() + hours * 3600)) for hours in (2, 3))
-    agent.extra = ("--fetch-window", f"{begins}-{ends}")
+    agent.extra = ("--download-window", f"{begins}-{ends}")
     agent.start()
     eventually("it says that it waits", lambda: _told(controller, made, "fetching", "waiting for the fetch window"), 60)
     waiting = json.loads(_run(agent, "status"))["desired"]

@@ -101,7 +101,15 @@ def test_the_command_writes_what_the_broker_needs(tmp_path: Path, kind: str) -> 
     """Before the first start of a controller: certificate for that host, key that only its owner reads, the empty
     list, and files that name each other where they will lie."""
     out = tmp_path / "out"
-    words = ["--data", tmp_path / "data", "up", "--broker", "mqtts://mq.example:18883", "--broker-told", "10.1.1.1:1"]
+    words = [
+        "--data",
+        tmp_path / "data",
+        "up",
+        "--broker",
+        "mqtts://mq.example:18883",
+        "--advertised-broker",
+        "10.1.1.1:1",
+    ]
     words += ["--print-broker-config", kind, "--out", out, "--installed-at", "/etc/mq"]
     done = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0 and {Path(line) for line in done.output.splitlines()} == set(out.iterdir())

@@ -84,7 +84,7 @@ class Tiers:
     @property
     def kept(self) -> set[str]:
         """Releases that the gateway says it has for others."""
-        return {one["release"] for one in self.cloud.api.get("/v1/devices/gw")["kept"]} - {""}
+        return {one["release"] for one in self.cloud.api.get("/v1/devices/gw")["gateway_models"]} - {""}
 
     def expected(self, jpeg: bytes) -> npt.NDArray[Any]:
         return self.whole.run(prepare(self.spec, jpeg))

@@ -195,7 +195,7 @@ class Device:
             on_message=lambda topic, payload, correlation: self._queue(topic).put((payload, correlation)),
             will=(messages.topic(self.name, "birth"), messages.encode(messages.Death(self.number)), True),
         )
-        session.subscribe([messages.topic(self.name, kind) for kind in ("desired", "fetched")], qos=1)
+        session.subscribe([messages.topic(self.name, kind) for kind in ("desired", "fetch_reply")], qos=1)
         return session
 
     def again(self, start: str = "") -> Device:

@@ -110,7 +110,9 @@ def three_tiers(folder: Path, *, device: Tracer, edge: Tracer, cloud: Tracer) ->
     release.manifest = msgspec.structs.replace(release.manifest, plans={DEVICE_CLASS: only})
     far = OffloadServer(folder, b"", open_release=release.open, tracer=cloud)
     far.start()
-    near = OffloadServer(folder, b"", open_release=release.open, tracer=edge, onward=NextTier(OffloadClient(far.url)))
+    near = OffloadServer(
+        folder, b"", open_release=release.open, tracer=edge, next_tier=NextTier(OffloadClient(far.url))
+    )
     near.start()
     engine = Engine(DEVICE_CLASS, OffloadClient(near.url), settings=Settings(idle_probe_s=3600.0), tracer=device)
     engine.serve(MODEL, LoadedRelease(DIGEST, release.manifest, only, InProcess({})))

@@ -115,12 +115,12 @@ def made(
         private_tensors=tuple(private_tensors),
         required_local_layers=tuple(required_local_layers),
     )
-    anatomy = encode_fingerprint(anatomy_for(model))
+    fingerprint = encode_fingerprint(anatomy_for(model))
     manifest = msgspec.structs.replace(
         tiny.manifest_of(prepared, cut),
         plans={CLASS: to_release_plan(table, cut, {})},
         golden=(GoldenExample(*map(chunk_of, golden)),),
-        fingerprint=None if recut_of else fingerprint_file(anatomy),
+        fingerprint=None if recut_of else fingerprint_file(fingerprint),
         recut_of=recut_of,
     )
     return Made(manifest, tuple(cut), golden)
@@ -128,7 +128,7 @@ def made(
 
 def anatomy_for(model: str) -> Any:
     prepared = tiny.prepared(model)
-    return prepared.anatomy(prepared.graph)
+    return prepared.fingerprint(prepared.graph)
 
 
 def row_of(graph: LayerGraph, name: str, here: frozenset[str]) -> Row:
@@ -182,8 +182,8 @@ class RecutHarness(TrustHarness):
         return digest
 
     @staticmethod
-    def encoded(anatomy: Any) -> bytes:
-        return encode_fingerprint(anatomy)
+    def encoded(fingerprint: Any) -> bytes:
+        return encode_fingerprint(fingerprint)
 
     def stolen_proof(self, one: Made) -> dict[str, bytes]:
         """What lies beside that release once the thief has signed it."""

@@ -204,7 +204,9 @@ class TufHarness:
 
     def _asked(self, name: str, payload: bytes, correlation: bytes | None) -> None:
         for piece in self.simulator.said(decode(payload, FetchMetadata)):
-            self._controller.session.publish(name.replace("/fetch", "/fetched"), encode(piece), correlation=correlation)
+            self._controller.session.publish(
+                name.replace("/fetch", "/fetch_reply"), encode(piece), correlation=correlation
+            )
 
     def case(self, folder: Path, rounds_s: tuple[float, ...] = ROUNDS_S) -> Case:
         """A fresh repository and a fresh device, on the same connections."""

@@ -125,8 +125,8 @@ class World:
         self.gateway = self.start_gateway()
 
     def start_gateway(self) -> OffloadServer:
-        onward = NextTier(OffloadClient(f"http://127.0.0.1:{self.wire.port}"))
-        server = OffloadServer(Path("unused"), b"", open_release=self.here.open, onward=onward)
+        next_tier = NextTier(OffloadClient(f"http://127.0.0.1:{self.wire.port}"))
+        server = OffloadServer(Path("unused"), b"", open_release=self.here.open, next_tier=next_tier)
         server.start()
         return server
 

@@ -117,7 +117,7 @@ class MetadataFetcher:
         raise LinkError(f"the controller does not send {path}")
 
     def on_message(self, payload: bytes, correlation: bytes | None) -> None:
-        """Handle a message on this device's `fetched` topic. Called on the network's thread; raises nothing."""
+        """Handle a message on this device's `fetch_reply` topic. Called on the network's thread; raises nothing."""
         try:
             piece = messages.decode(payload, messages.FetchReply)
         except MalformedMessage as error:
@@ -169,7 +169,7 @@ class MetadataFetcher:
 
 
 def chunk_digest(correlation: bytes | None) -> str:
-    """The digest, where a message on this device's `fetched` topic is a chunk; empty for a piece of metadata, whose
+    """The digest, where a message on this device's `fetch_reply` topic is a chunk; empty for a piece of metadata, whose
     correlation data is random and shorter."""
     return correlation.hex() if correlation is not None and len(correlation) == DIGEST_BYTES else ""
 

@@ -243,10 +243,11 @@ class GatewayServer:
             "--cert": self._credentials.certificate_file, "--key": self._credentials.key_file,
             "--ca": self._credentials.ca_file, "--revoked": self._revoked_file,
             "--host": host, "--port": port, "--die-with-parent": os.getpid(),
-            "--onward": self._next_tier.url, "--onward-cert": own.certificate_file, "--onward-key": own.key_file,
+            "--next-tier": self._next_tier.url, "--next-tier-cert": own.certificate_file,
+            "--next-tier-key": own.key_file,
         }  # fmt: skip
         if self._next_tier.via is not None:
-            options["--onward-via"] = f"{self._next_tier.via[0]}:{self._next_tier.via[1]}"
+            options["--next-tier-via"] = f"{self._next_tier.via[0]}:{self._next_tier.via[1]}"
         return SupervisedProcess(
             "offload server",
             [*_COMMAND, *(str(part) for option in options.items() for part in option), *self._further_options],

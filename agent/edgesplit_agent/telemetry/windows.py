@@ -84,7 +84,9 @@ class TelemetryWindows:
             return
         with self._lock:
             tally = self._tallies.setdefault(model, Tally())
-            total = self.total.setdefault(model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "late": 0})
+            total = self.total.setdefault(
+                model, {"requests": 0, "failed": 0, "fallbacks": 0, "switches": 0, "emulation_overruns": 0}
+            )
             before = tally.switches
             if not isinstance(report, Report):
                 tally.failed += 1
@@ -94,7 +96,7 @@ class TelemetryWindows:
             for name, increment in (
                 ("requests", 1),
                 ("fallbacks", report.fallback),
-                ("late", report.emulation_overrun),
+                ("emulation_overruns", report.emulation_overrun),
             ):
                 total[name] += int(increment)
             total["switches"] += tally.switches - before

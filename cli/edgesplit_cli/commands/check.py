@@ -83,7 +83,7 @@ def check(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if as_json:
-        verdict = {"model": model.name, "fine": report.is_safe, "fast_fine": report.is_safe_fast}
+        verdict = {"model": model.name, "is_safe": report.is_safe, "is_safe_fast": report.is_safe_fast}
         print_json(verdict | msgspec.to_builtins(report))
     else:
         print_report(model.name, report)

@@ -50,7 +50,9 @@ def offload() -> None:
     show_default=True,
     help="exact: the whole model's bits on one machine. fast: onnxruntime may fuse further, and last digits differ.",
 )
-@click.option("--runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]")
+@click.option(
+    "--concurrent-runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]"
+)
 @click.option("--memory", metavar="SIZE", help="Memory for all loaded models, as in 2GB. [default: no limit]")
 @click.option(
     "--batching",
@@ -67,7 +69,7 @@ def offload() -> None:
     help="Concurrent connections in each process.",
 )
 @click.option(
-    "--notice",
+    "--not-ready-for",
     type=click.FloatRange(0),
     default=0.0,
     help="Seconds to go on serving after SIGTERM, reported as not ready.",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
 )
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
-@click.option("--broker-told", default="", help="HOST:PORT by which devices reach the broker of --broker.")
+@click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
 @click.option(
     "--on-revocation",
     default="",
@@ -110,7 +110,7 @@ def up(
     no_offload: bool,
     database: str,
     broker: str,
-    broker_told: str,
+    advertised_broker: str,
     on_revocation: str,
     print_broker_config: BrokerKind | None,
     out: Path | None,
@@ -131,7 +131,12 @@ def up(
     ports: dict[str, Any] = {"api_port": api_port, "mqtt_port": mqtt_port, "offload_port": offload_port, "bind": bind}
     options = {name: value for name, value in ports.items() if value is not None}
     options |= {"metrics": metrics, "offload_metrics": format_address(offload_metrics), "log_format": log_format}
-    options |= {"database": database, "broker": broker, "broker_told": broker_told, "on_revocation": on_revocation}
+    options |= {
+        "database": database,
+        "broker": broker,
+        "advertised_broker": advertised_broker,
+        "on_revocation": on_revocation,
+    }
     options |= {"processes": processes, "join": join, "api_url": api_url, "offload_url": offload_url}
     options |= {"telemetry_s": telemetry_s}
     settings = Settings(data=data, hosts=hosts, offload=not no_offload, offload_mode=offload_mode, **options)

@@ -138,7 +138,7 @@ class Assembly:
             authority=on.authority,
             statements=self.delivery,
             revocations=self.revocations,
-            addresses=Addresses(api_url(settings), *settings.advertised_broker, offload_url(settings)),
+            addresses=Addresses(api_url(settings), *settings.device_broker, offload_url(settings)),
             signing=self._signing(),
             exporter=self._exporting(),
             listing=Listing(database, stale_after_s=settings.effective_stale_after_s, now=time.time),

@@ -129,7 +129,7 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
         revoked = authority.revocation_list(devices.revoked_serials())
     finally:
         database.close()
-    names = dict.fromkeys((settings.advertised_broker[0], settings.broker_address[0]))
+    names = dict.fromkeys((settings.device_broker[0], settings.broker_address[0]))
     return write_broker_files(
         kind, folder, authority, revoked, list(names), settings.broker_address[1], installed_at=installed_at
     )
@@ -470,14 +470,14 @@ def _serve(process: _Process, app: FastAPI, server: uvicorn.Server, listener: so
 def _settings_of_children(settings: Settings) -> Settings:
     """Settings of the additional processes on this machine: shared database and broker, no port chosen anew."""
     host, port = settings.broker_address
-    device_host, device_port = settings.advertised_broker
+    device_host, device_port = settings.device_broker
     return replace(
         settings,
         join=True,
         offload=False,
         database=settings.database_url,
         broker=f"mqtts://{url_host(host)}:{port}",
-        broker_told=f"{url_host(device_host)}:{device_port}",
+        advertised_broker=f"{url_host(device_host)}:{device_port}",
         api_url=api_url(settings),
         offload_url=offload_url(settings),
     )
@@ -497,7 +497,7 @@ def _settings_of_joining(settings: Settings) -> Settings:
         settings,
         offload=False,
         broker=settings.broker or f"mqtts://{device_broker}",
-        broker_told=settings.broker_told or device_broker,
+        advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
         offload_url=settings.offload_url or str(running.get("offload_url", "")),
     )
@@ -531,8 +531,8 @@ def _addresses(settings: Settings) -> dict[str, Any]:
     """Content of `controller.json`."""
     return {
         "api_url": api_url(settings),
-        "mqtt_host": settings.advertised_broker[0],
-        "mqtt_port": settings.advertised_broker[1],
+        "mqtt_host": settings.device_broker[0],
+        "mqtt_port": settings.device_broker[1],
         "offload_url": offload_url(settings),
         "offload_port": settings.offload_port,
         "bind": settings.address,

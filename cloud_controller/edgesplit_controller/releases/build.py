@@ -86,7 +86,7 @@ class ReleaseSigner(Protocol):
         ...
 
     def add_anatomy(self, raw: bytes) -> None:
-        """Store a model's anatomy (fingerprint file), to which its manifest refers."""
+        """Store a model's fingerprint (fingerprint file), to which its manifest refers."""
         ...
 
     @property
@@ -183,19 +183,21 @@ class ReleaseBuilder:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        anatomy = b"" if options.encrypt else anatomy_of(loaded)  # digests of weights would reveal the encrypted ones
+        fingerprint = (
+            b"" if options.encrypt else anatomy_of(loaded)
+        )  # digests of weights would reveal the encrypted ones
         # Anatomy: fingerprints of the model's weights by which devices check a recut against its base (`check_recut`).
         made = msgspec.structs.replace(
             made,
             compiled=tuple(half.compiled for half in compiled),
-            fingerprint=fingerprint_file(anatomy) if anatomy else None,
+            fingerprint=fingerprint_file(fingerprint) if fingerprint else None,
         )
         contents = [*cut, *(half.cut for half in compiled)]
         if options.encrypt:
             made, contents, pairs = self._content_keys.seal(made, contents, pairs)
-        if anatomy:
-            self._repository.add_anatomy(anatomy)
-            self._blobs.put(anatomy)
+        if fingerprint:
+            self._repository.add_anatomy(fingerprint)
+            self._blobs.put(fingerprint)
         manifest = self._with_known_date(model, made)
         return self._store(model, manifest, contents, pairs), manifest
 
@@ -426,9 +428,9 @@ def is_union_of(table: Plan, slices: Iterable[Slice]) -> bool:
 
 
 def anatomy_of(loaded: LoadedModel) -> bytes:
-    """The model's anatomy as it is signed; empty if it has none, or one above devices' size limit."""
-    anatomy = loaded.prepared.anatomy(loaded.graph)
-    raw = b"" if anatomy is None else encode_fingerprint(anatomy)
+    """The model's fingerprint as it is signed; empty if it has none, or one above devices' size limit."""
+    fingerprint = loaded.prepared.fingerprint(loaded.graph)
+    raw = b"" if fingerprint is None else encode_fingerprint(fingerprint)
     return raw if len(raw) <= LIMITS.fingerprint_bytes else b""
 
 

@@ -104,9 +104,9 @@ class Repository:
             if recut_path(digest) not in published.planner.targets:
                 raise TrustError(f"release {digest[:12]} is not in the repository")
             raw_base, raw_anatomy = self._base_of(decode_manifest(self.manifest(digest)))
-            anatomy = {} if raw_anatomy is None else {FINGERPRINT_FILE: raw_anatomy}
+            fingerprint = {} if raw_anatomy is None else {FINGERPRINT_FILE: raw_anatomy}
             raw_planner = store.metadata(f"{published.planner.version}.{PLANNER_FILE}")
-            return {**proof, PLANNER_FILE: raw_planner, BASE_FILE: raw_base, **anatomy}
+            return {**proof, PLANNER_FILE: raw_planner, BASE_FILE: raw_base, **fingerprint}
 
     def offline_files(self, releases: Collection[str]) -> tuple[dict[str, bytes], dict[str, float]]:
         """The metadata and manifests that lead from any root to these releases, by the paths under which devices fetch
@@ -139,10 +139,10 @@ class Repository:
         return {f"targets/{name}": content for name, content in files.items()}
 
     def _base_of(self, recut: Manifest) -> tuple[bytes, bytes | None]:
-        """The manifest of a recut's base, and its anatomy where it has one."""
+        """The manifest of a recut's base, and its fingerprint where it has one."""
         raw_base = self.store.target(target_path(recut.recut_of))
-        anatomy = decode_manifest(raw_base).fingerprint
-        return raw_base, None if anatomy is None else self.store.target(fingerprint_path(anatomy.sha256))
+        fingerprint = decode_manifest(raw_base).fingerprint
+        return raw_base, None if fingerprint is None else self.store.target(fingerprint_path(fingerprint.sha256))
 
     # Publishing
 
@@ -163,7 +163,8 @@ class Repository:
         return digest
 
     def add_anatomy(self, raw: bytes) -> None:
-        """Store a model's anatomy for devices to fetch; it is authenticated by the signed manifest, which contains its
+        """Store a model's fingerprint for devices to fetch; it is authenticated by the signed manifest,
+        which contains its
         digest."""
         self.store.write_target(fingerprint_path(fingerprint_file(raw).sha256), raw)
 
@@ -187,7 +188,7 @@ class Repository:
         return digest
 
     def _listed_base_of(self, recut: Manifest, targets: Targets) -> tuple[Manifest, Fingerprint | None]:
-        """The base of a recut, and its anatomy; TrustError if the targets metadata does not list the base."""
+        """The base of a recut, and its fingerprint; TrustError if the targets metadata does not list the base."""
         if not recut.recut_of or target_path(recut.recut_of) not in targets.targets:
             raise TrustError("this is no recut of a release that the release key signed")
         try:

@@ -19,9 +19,9 @@ import numpy as np
 
 from edgesplit.errors import (
     Busy,
-    Crowding,
     DeadlineExceeded,
     EdgeError,
+    FairShareExceeded,
     InferenceFailed,
     LinkError,
     MalformedMessage,
@@ -101,7 +101,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _ERRORS: Mapping[str, type[EdgeError]] = {
     kind.__name__: kind
     for kind in (
-        Busy, Crowding, DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage, ModelRefused, NotFound,
+        Busy, FairShareExceeded, DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage, ModelRefused, NotFound,
         TrustError, UsageError, Alone,
     )
 }  # fmt: skip

@@ -99,12 +99,12 @@ class ChildProcess:
 class Supervisor:
     """Keeps `count` processes of `command` serving the connections of `listener`."""
 
-    def __init__(self, listener: socket.socket, command: Sequence[str], count: int, *, stuck_after_s: float) -> None:
+    def __init__(self, listener: socket.socket, command: Sequence[str], count: int, *, hung_after_s: float) -> None:
         self.restarts = 0
         self._listener = listener
         self._command = list(command)
         self._count = count
-        self._stuck_after_s = stuck_after_s
+        self._stuck_after_s = hung_after_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._serving: list[ChildProcess] = []

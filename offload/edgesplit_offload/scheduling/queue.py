@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgesplit.errors import Busy, Crowding
+from edgesplit.errors import Busy, FairShareExceeded
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
 from edgesplit_offload.scheduling.run_times import RunTimes
 
@@ -103,7 +103,7 @@ class RunQueue:
 
     def admit(self, job: Job, now: float) -> Job | None:
         """Add the job to the queue; returns the job that it displaced, if any. Raises Busy if it cannot end in time or
-        there is no room, Crowding if its client has its share already."""
+        there is no room, FairShareExceeded if its client has its share already."""
         if job.arrival_stats is not None:
             job.run_times.returns.on_request(job.arrival_stats, now)
         self._check_deadline(job, now)
@@ -117,7 +117,7 @@ class RunQueue:
                 raise self._with_retry_after(Busy(f"{len(self.running)} requests run and {len(self.queue)} wait"), now)
             self.queue.remove(displaced)
             displaced.error = self._with_retry_after(
-                Crowding("others wait, and this client has more than its share"), now
+                FairShareExceeded("others wait, and this client has more than its share"), now
             )
         self.queue.append(job)
         return displaced
@@ -246,14 +246,16 @@ class RunQueue:
             raise self._with_retry_after(Busy(text), now)
 
     def _check_share(self, job: Job, now: float) -> None:
-        """Raise Crowding if the client has its share of the slots and others wait."""
+        """Raise FairShareExceeded if the client has its share of the slots and others wait."""
         if job.client is None or all(queued.client == job.client for queued in self.queue):
             return
         slots = self._slots_by_client()
         # Equal shares of all slots (active and waiting) among the clients that are present now.
         share = max(1, (self._max_runs + self._max_waiting) // len({*slots, job.client}))
         if slots[job.client] >= share:
-            raise self._with_retry_after(Crowding(f"others wait, and this client has its share of {share} places"), now)
+            raise self._with_retry_after(
+                FairShareExceeded(f"others wait, and this client has its share of {share} places"), now
+            )
 
     def _job_to_displace(self, job: Job) -> Job | None:
         """The newest waiting job of the client with most slots, if that client has at least two more than this

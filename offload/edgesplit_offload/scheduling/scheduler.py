@@ -100,7 +100,7 @@ class Scheduler:
 
     def submit(self, job: Job) -> None:
         """Queue the job for whichever thread fetches its run; its owner is notified when it is done. Raises Busy (or
-        Crowding) if there is no room."""
+        FairShareExceeded) if there is no room."""
         job.arrived = monotonic()
         with self._lock:
             displaced = self._queue.admit(job, job.arrived)
@@ -110,8 +110,8 @@ class Scheduler:
             self._notify_owners()
 
     def submit_and_wait(self, job: Job) -> Any:
-        """Queue the job and wait for its result; meanwhile this thread executes runs. Raises Busy (Crowding) if there
-        is no room, DeadlineExceeded if the queue moved too slowly, LinkError if the client has disconnected, and
+        """Queue the job and wait for its result; meanwhile this thread executes runs. Busy or FairShareExceeded if
+        there is no room, DeadlineExceeded if the queue moved too slowly, LinkError if the client has disconnected, and
         whatever running raises."""
         waiter = job.owner = _Waiter()
         self.submit(job)

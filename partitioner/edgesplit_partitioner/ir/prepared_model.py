@@ -79,7 +79,7 @@ class PreparedModel(Protocol):
         """
         ...
 
-    def anatomy(self, graph: LayerGraph) -> Fingerprint | None:
+    def fingerprint(self, graph: LayerGraph) -> Fingerprint | None:
         """The model's fingerprint with the layers of `graph` (the model's own, or with an input layer), which the
         release key signs; None for formats whose slice files cannot be compared with it."""
         ...

@@ -78,7 +78,7 @@ class OnnxModel:
         own."""
         return onnx_slice_files(self.proto, self.weights, members, boundary, shared)
 
-    def anatomy(self, graph: LayerGraph) -> Fingerprint | None:
+    def fingerprint(self, graph: LayerGraph) -> Fingerprint | None:
         """The model's fingerprint with the layers of `graph`: digests of operators, weights and declarations as slices
         hold them."""
         return onnx_fingerprint(self.proto, self.weights, graph)

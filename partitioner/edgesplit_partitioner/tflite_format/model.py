@@ -83,7 +83,7 @@ class TfliteModel:
         cut = extract(self.tflite_graph, _operator_positions(members), inputs, outputs)
         return {"model.tflite": pack(cut, _buffer_owners(self.tflite_graph, cut, members, shared))}
 
-    def anatomy(self, graph: LayerGraph) -> Fingerprint | None:
+    def fingerprint(self, graph: LayerGraph) -> Fingerprint | None:
         """None: devices have no reader of this format apart from the runtime, and operators refer to tensors by index,
         so that their bytes differ from slice to slice."""
         return None

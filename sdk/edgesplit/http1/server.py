@@ -26,10 +26,10 @@ import msgspec
 
 from edgesplit.errors import (
     Busy,
-    Crowding,
     DeadlineExceeded,
     Dropped,
     EdgeError,
+    FairShareExceeded,
     InferenceFailed,
     LinkError,
     MalformedMessage,
@@ -57,7 +57,7 @@ _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
     (MalformedMessage, 400),
     (Dropped, 410),
     (DeadlineExceeded, 504),
-    (Crowding, 429),
+    (FairShareExceeded, 429),
     (Busy, 503),
     (LinkError, 502),
     (InferenceFailed, 500),

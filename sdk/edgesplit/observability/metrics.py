@@ -67,7 +67,7 @@ AGENT_SWITCHES = MetricFamily(
     "edgesplit_agent_switches_total", "counter", "Times that another row of the plan was used than before.", ("model",)
 )
 AGENT_EMULATION_OVERRUNS = MetricFamily(
-    "edgesplit_agent_late_total",
+    "edgesplit_agent_emulation_overruns_total",
     "counter",
     "Answers of an emulated device for which this host was slower than the device profile.",
     ("model",),
@@ -98,7 +98,7 @@ AGENT_DROPPED_FRAMES = MetricFamily(
     "edgesplit_agent_dropped_total", "counter", "Frames that gave way to others, as their application asked."
 )
 AGENT_DEDUPLICATED = MetricFamily(
-    "edgesplit_agent_joined_total",
+    "edgesplit_agent_deduplicated_total",
     "counter",
     "Requests sent again under their id that were given the first one's answer; they count nowhere else.",
 )
@@ -263,7 +263,7 @@ CONTROLLER_BACKLOG_AGE_S = MetricFamily(
     bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0),
 )
 CONTROLLER_INGEST_S = MetricFamily(
-    "edgesplit_controller_hear_seconds", "histogram", "Time to take in a batch of what devices said."
+    "edgesplit_controller_ingest_seconds", "histogram", "Time to take in a batch of what devices said."
 )
 CONTROLLER_WAITING = MetricFamily(
     "edgesplit_controller_waiting",
@@ -278,7 +278,7 @@ CONTROLLER_STATEMENT_S = MetricFamily(
     ("kind",),
 )
 CONTROLLER_ROLLUP_BACKLOG = MetricFamily(
-    "edgesplit_controller_telemetry_not_added_up", "gauge", "Telemetry messages that minutes and hours lack still."
+    "edgesplit_controller_rollup_backlog", "gauge", "Telemetry messages that minutes and hours lack still."
 )
 CONTROLLER_BROKER = MetricFamily(
     "edgesplit_controller_broker_connected", "gauge", "1 while our broker session is there."

@@ -90,11 +90,11 @@ def fingerprint_file(raw: bytes) -> FingerprintFile:
 def decode_fingerprint(raw: bytes, signed: FingerprintFile) -> Fingerprint:
     """Decode a fingerprint, if `raw` are the bytes that were signed; TrustError otherwise."""
     if len(raw) > LIMITS.fingerprint_bytes or fingerprint_file(raw) != signed:
-        raise TrustError("the model's anatomy is not the one that was signed with its release")
+        raise TrustError("the model's fingerprint is not the one that was signed with its release")
     try:
         return msgspec.json.decode(raw, type=Fingerprint)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(f"the model's anatomy: {error}") from error
+        raise TrustError(f"the model's fingerprint: {error}") from error
 
 
 warm_up_structs(__name__)

@@ -306,7 +306,7 @@ def _fetch_fingerprint(signed: FingerprintFile, fetch: Fetch) -> bytes:
     try:
         return fetch(f"targets/{fingerprint_path(signed.sha256)}", signed.bytes)
     except FileNotFoundError as error:
-        raise LinkError(f"the anatomy {signed.sha256[:12]} is not there (yet)") from error
+        raise LinkError(f"the fingerprint {signed.sha256[:12]} is not there (yet)") from error
 
 
 def _encode_proof(proof: Proof) -> bytes:

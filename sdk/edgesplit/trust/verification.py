@@ -30,14 +30,14 @@ DIRECTOR = "director"
 PLANNER = "planner"
 """Delegated role that may sign recuts of a release, and nothing else. Its targets are `recuts/…`."""
 TARGETS_FILE, PLANNER_FILE = "targets.json", "planner.json"
-BASE_FILE, FINGERPRINT_FILE = "base.json", "anatomy.json"
+BASE_FILE, FINGERPRINT_FILE = "base.json", "fingerprint.json"
 """Files in the proof of a recut: the manifest of its base release, and the fingerprint that this names."""
 MAX_SIGNATURES = 16
 """Maximum number of signatures of a statement."""
 
 Proof = Mapping[str, bytes]
 """Metadata files that prove a manifest without a network: `N.root.json` up to the newest root, and `targets.json`; for
-a recut also `planner.json`, `base.json`, and `anatomy.json` where its base has a fingerprint."""
+a recut also `planner.json`, `base.json`, and `fingerprint.json` where its base has a fingerprint."""
 
 _Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
 
@@ -103,13 +103,13 @@ def _verify_recut(recut: Manifest, proof: Proof, targets: Targets) -> VerifiedRe
     if raw_base is None:
         raise TrustError("the proof has no manifest of the release that this is a recut of")
     check_listed(raw_base, recut.recut_of, targets)
-    base, anatomy = decode_manifest(raw_base), None
+    base, fingerprint = decode_manifest(raw_base), None
     if base.fingerprint is not None:
         if FINGERPRINT_FILE not in proof:
-            raise TrustError("the proof has no anatomy of the model that this is a recut of")
-        anatomy = decode_fingerprint(proof[FINGERPRINT_FILE], base.fingerprint)
-    check_recut(recut, base, anatomy)
-    return VerifiedRelease(recut, base, anatomy)
+            raise TrustError("the proof has no fingerprint of the model that this is a recut of")
+        fingerprint = decode_fingerprint(proof[FINGERPRINT_FILE], base.fingerprint)
+    check_recut(recut, base, fingerprint)
+    return VerifiedRelease(recut, base, fingerprint)
 
 
 def verify_statement_offline(raw: bytes, device: str, proof: Proof, bootstrap_root: bytes) -> Statement:

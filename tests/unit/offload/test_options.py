@@ -68,7 +68,7 @@ def test_stacks_take_several_threads_where_there_are_cores_for_them(
 
 
 @pytest.mark.parametrize(
-    "words", [("--processes", "-1"), ("--threads", "0"), ("--drain", "-1"), ("--stuck-after", "nan"), ("--runs", "-2")]
+    "words", [("--processes", "-1"), ("--threads", "0"), ("--drain", "-1"), ("--hung-after", "nan"), ("--runs", "-2")]
 )
 def test_numbers_that_make_no_sense_are_refused(words: tuple[str, str]) -> None:
     """By the option's name."""

@@ -190,7 +190,7 @@ def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: R
     until, pause, last_detail, bar = monotonic() + wait_s, threading.Event(), "", _progress_bar()
     while monotonic() < until:
         try:
-            info = status(folder).get("bundle") or {}
+            info = status(folder).get("release_bundle") or {}
         except LinkError:
             info = {}
         if info.get("number") == submitted.number:

@@ -219,7 +219,7 @@ def test_windows_count_and_begin_anew() -> None:
     assert windows.close_windows({"tiny": release}, now)[0].requests == 0
     windows.finished(record(Report(release="r", row="cut-1")))
     assert windows.close_windows({"tiny": release}, now)[0].switches == 1
-    assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "late": 1}
+    assert windows.total["tiny"] == {"requests": 5, "failed": 1, "fallbacks": 1, "switches": 2, "emulation_overruns": 1}
 
 
 def test_quantile_of_nothing() -> None:

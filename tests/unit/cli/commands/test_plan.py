@@ -218,7 +218,7 @@ def test_check_of_a_file(model_file: Path, monkeypatch: pytest.MonkeyPatch, caps
     text = capsys.readouterr().out
     assert "stem/Conv" in text and "a fused group" in text and "exact" in text
     found = as_json(monkeypatch, capsys, "check", model_file, "--input", "image/jpeg 64x48 scale=1/255")
-    assert found["fine"] and found["cuts"][1]["split_after"] == "input"
+    assert found["is_safe"] and found["cuts"][1]["split_after"] == "input"
 
 
 def test_check_takes_the_cuts_of_a_plan(
@@ -228,7 +228,7 @@ def test_check_takes_the_cuts_of_a_plan(
     made = as_json(monkeypatch, capsys, "plan", model_file, "--device", "raspberrypi4")
     plan_file = model_file.parent / "plan.json"
     plan_file.write_text(json.dumps(made))
-    assert as_json(monkeypatch, capsys, "check", model_file, "--plan", plan_file)["fine"]
+    assert as_json(monkeypatch, capsys, "check", model_file, "--plan", plan_file)["is_safe"]
     plan_file.write_text("[]")
     assert edgectl(monkeypatch, "check", model_file, "--plan", plan_file) == 2
 
@@ -266,7 +266,7 @@ def test_a_registered_model_is_checked_as_it_was_pushed(
     """Its file, its input spec and its bindings come from the controller; they cannot be given again."""
     monkeypatch.setattr("edgesplit_cli.local.model.connect", lambda data: Registered())
     found = as_json(monkeypatch, capsys, "check", "door")
-    assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["fine"]
+    assert found["model"] == "door@3" and found["cuts"][0]["sends"] == ["frame"] and found["is_safe"]
     assert edgectl(monkeypatch, "check", "door", "--bind", "batch=1") == 2
 
 

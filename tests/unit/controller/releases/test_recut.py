@@ -84,7 +84,7 @@ def test_slices_that_fit_are_used_as_they_are(maker: ReleaseMaker) -> None:
 
 
 def test_a_tflite_model_goes_into_new_tables_and_is_not_cut_anew(tmp_path: Path) -> None:
-    """It has no anatomy; what needs the release key is said."""
+    """It has no fingerprint; what needs the release key is said."""
     maker = ReleaseMaker(tmp_path, tflite_models.MODELS["chain"]())
     layers = [layer["name"] for layer in maker.model.shown["layers"]]
     first, base = maker.release(layers[1])

@@ -129,7 +129,7 @@ class ModelRecutHarness(RecutHarness):
 
 
 def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> None:
-    """Where a model has no anatomy (TFLite), rows may still be put together anew from the release's own slices."""
+    """Where a model has no fingerprint (TFLite), rows may still be put together anew from the release's own slices."""
     world = RecutHarness(tmp_path)
     base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
     world.publish(base)
@@ -270,7 +270,10 @@ FORGED: dict[str, tuple[Twist, str]] = {
         lambda one: one.with_(recut_of="1" * 64),
         "not one that the release key signed|no recut of a release",
     ),
-    "an anatomy of its own": (lambda one: one.with_(fingerprint=FingerprintFile("1" * 64, 5)), "anatomy of its own"),
+    "an fingerprint of its own": (
+        lambda one: one.with_(fingerprint=FingerprintFile("1" * 64, 5)),
+        "fingerprint of its own",
+    ),
     "c: a layer twice": (lambda one: one.with_slice(0, layers=(*one.cut[0].slice.layers, "wide")), "exactly once"),
     "c: a layer left out": (lambda one: one.with_slice(1, layers=one.cut[1].slice.layers[1:]), "exactly once"),
     "c: a slice left out": (
@@ -537,7 +540,7 @@ def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarnes
     assert refreshed(world).manifest(fewer.digest, world.fetch) == fewer.raw
 
 
-@pytest.mark.parametrize("name", ["base.json", "anatomy.json", "planner.json", "targets.json"])
+@pytest.mark.parametrize("name", ["base.json", "fingerprint.json", "planner.json", "targets.json"])
 def test_a_recut_without_what_it_is_measured_by_does_not_open(signed: RecutHarness, tmp_path: Path, name: str) -> None:
     """Flipped, of another release, or gone: the recut is as good as unsigned until it is written anew."""
     one = signed.recut()
@@ -743,10 +746,10 @@ def test_a_restart_without_a_network_still_knows_the_planner(world: RecutHarness
 def test_the_paths_of_recuts_and_anatomies_are_served_and_nothing_beside_them(world: RecutHarness) -> None:
     """As devices ask for them, over MQTT."""
     digest = world.repository.add_recut(world.recut().raw)
-    anatomy = decode_manifest(world.base.raw).fingerprint
-    assert anatomy is not None
+    fingerprint = decode_manifest(world.base.raw).fingerprint
+    assert fingerprint is not None
     assert world.repository.read(f"targets/{recut_path(digest)}") == world.recut().raw
-    assert len(world.repository.read(f"targets/anatomies/{anatomy.sha256}.json")) == anatomy.bytes
+    assert len(world.repository.read(f"targets/anatomies/{fingerprint.sha256}.json")) == fingerprint.bytes
     for path in ("targets/recuts/../../keys/planner.pem", "targets/recuts/x.json", "metadata/planner.pem"):
         with pytest.raises(FileNotFoundError):
             world.repository.read(path)

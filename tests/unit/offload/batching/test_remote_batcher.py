@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgesplit.client.client import Connection, Reply
-from edgesplit.errors import Busy, Crowding, EdgeError, InferenceFailed, MalformedMessage, UsageError
+from edgesplit.errors import Busy, EdgeError, FairShareExceeded, InferenceFailed, MalformedMessage, UsageError
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Tensors
@@ -345,7 +345,9 @@ def test_a_peer_that_speaks_nonsense_has_gone(spoilt: bytes) -> None:
     link.release()
 
 
-@pytest.mark.parametrize("error", [Busy("full"), Crowding("greedy"), UsageError("odd"), RuntimeError("secret")])
+@pytest.mark.parametrize(
+    "error", [Busy("full"), FairShareExceeded("greedy"), UsageError("odd"), RuntimeError("secret")]
+)
 def test_errors_arrive_as_what_they_are(error: Exception) -> None:
     """With the time to come back; what is no error of ours is told by its kind alone."""
     error.retry_after_s = 3.0  # type: ignore[attr-defined]

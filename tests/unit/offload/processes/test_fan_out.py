@@ -149,7 +149,7 @@ class Child:
 def test_requests_of_one_kind_are_gathered_by_the_first_process_that_seeks() -> None:
     """Itself is told so; of any other both get a link; where the one that gathers is gone, the next that seeks does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        supervisor = Supervisor(listener, [], 0, stuck_after_s=60.0)
+        supervisor = Supervisor(listener, [], 0, hung_after_s=60.0)
         a, b = Child(), Child()
         supervisor._serving = [a.serving, b.serving]
         supervisor._on_message(a.serving, WantBatcher("kind"))
@@ -167,7 +167,7 @@ def test_processes_that_do_not_live_are_said_at_the_start() -> None:
     """After a few tries, not for ever; the port is free again."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    supervisor = Supervisor(listener, [sys.executable, "-c", "raise SystemExit(1)"], 2, stuck_after_s=60.0)
+    supervisor = Supervisor(listener, [sys.executable, "-c", "raise SystemExit(1)"], 2, hung_after_s=60.0)
     with pytest.raises(UsageError, match="could be started"):
         supervisor.start()
     with socket.create_server(("127.0.0.1", port)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgesplit.errors import Busy, Crowding, DeadlineExceeded, InferenceFailed, LinkError
+from edgesplit.errors import Busy, DeadlineExceeded, FairShareExceeded, InferenceFailed, LinkError
 from edgesplit_offload.scheduling import scheduler as turns_module
 from edgesplit_offload.scheduling.arrivals import ArrivalStats, ExpectedReturns
 from edgesplit_offload.scheduling.queue import Job, RunQueue
@@ -292,7 +292,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     admitted(waiting, job(known), job(known), job(known))
     with pytest.raises(Busy) as refusal:
         waiting.admit(job(known), 0.0)
-    assert not isinstance(refusal.value, Crowding)
+    assert not isinstance(refusal.value, FairShareExceeded)
     assert refusal.value.retry_after_s == pytest.approx(6.0)
 
 
@@ -307,12 +307,12 @@ def test_one_that_cannot_be_done_in_time_is_refused_at_once() -> None:
 
 
 def test_one_client_may_not_crowd_out_others() -> None:
-    """Beyond its share of the places, while another waits: Crowding. Alone it may have them all."""
+    """Beyond its share of the places, while another waits: FairShareExceeded. Alone it may have them all."""
     waiting = RunQueue(1, 5)
     admitted(waiting, *[job(client="greedy") for _ in range(5)])
     assert len(waiting.queue) == 4
     waiting.admit(job(client="modest"), 0.0)
-    with pytest.raises(Crowding, match="its share of 3"):
+    with pytest.raises(FairShareExceeded, match="its share of 3"):
         waiting.admit(job(client="greedy"), 0.0)
 
 
@@ -323,12 +323,12 @@ def test_where_all_places_are_taken_the_greediest_gives_way() -> None:
     admitted(waiting, *greedy)
     modest = job(client="modest")
     assert waiting.admit(modest, 0.0) is greedy[3]
-    assert isinstance(greedy[3].error, Crowding)
+    assert isinstance(greedy[3].error, FairShareExceeded)
     assert waiting.queue == [greedy[1], greedy[2], modest]
     assert waiting.admit(job(client="third"), 0.0) is greedy[2]
     with pytest.raises(Busy) as refusal:
         waiting.admit(job(client="modest"), 0.0)
-    assert not isinstance(refusal.value, Crowding) or "share" in str(refusal.value)
+    assert not isinstance(refusal.value, FairShareExceeded) or "share" in str(refusal.value)
 
 
 def test_clients_without_a_name_share_one_queue() -> None:

@@ -145,11 +145,11 @@ def test_the_planner_sends_nowhere_else_than_the_base_does() -> None:
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
     recut = made("chain", layers[:4], recut_of=base.digest)
-    anatomy = anatomy_for("chain")
-    check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, anatomy)
+    fingerprint = anatomy_for("chain")
+    check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, fingerprint)
     for address in ("triton://thief", ""):
         with pytest.raises(TrustError, match="sends to"):
-            check_recut(recut.with_plan(offload=address).manifest, base.manifest, anatomy)
+            check_recut(recut.with_plan(offload=address).manifest, base.manifest, fingerprint)
 
 
 def costs() -> Costs:

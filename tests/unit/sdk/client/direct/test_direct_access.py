@@ -100,8 +100,8 @@ def test_a_plan_that_may_offload_has_no_lanes() -> None:
 
 
 def test_the_operator_may_switch_them_off() -> None:
-    """`--no-lanes`; without it they are granted."""
-    for words, lanes in ([], True), (["--no-lanes"], False):
+    """`--no-direct-access`; without it they are granted."""
+    for words, lanes in ([], True), (["--no-direct-access"], False):
         assert _parser().parse_args(["run", "--data", "d", *words]).lanes is lanes
 
 
