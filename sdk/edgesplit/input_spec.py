@@ -23,16 +23,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgesplit.errors import UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import lazy_import, np, npt
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from PIL import Image
 else:
-    np = lazy_import("numpy")
     Image = lazy_import("PIL.Image")
 
 FRAME = "frame"

@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.decoding import decode_json
+from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
@@ -186,13 +185,7 @@ class Management:
 
 def _parse_object(request: Request) -> dict[str, Any]:
     """The request's JSON object; empty for an empty body."""
-    try:
-        value = msgspec.json.decode(request.body) if len(request.body) else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"body: {error}") from error
-    if not isinstance(value, dict):
-        raise MalformedMessage("body: not a JSON object")
-    return value
+    return decode_json(request.body, dict[str, Any], "body") if len(request.body) else {}
 
 
 def _checked_log_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:

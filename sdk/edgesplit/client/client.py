@@ -150,8 +150,7 @@ class Client:
         """The model's inputs and outputs as Open Inference Protocol metadata. NotFound if the server has no such
         model."""
         path = model_index.model_path(model)
-        metadata: dict[str, Any] = model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
-        return metadata
+        return model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
 
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or `model` on it, can answer now; False if the server does not respond."""

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
+from edgesplit.decoding import DECODE_ERRORS
 from edgesplit.errors import UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.trust.identity import Credentials as Files
@@ -86,7 +87,7 @@ def read(file: Path) -> Credentials:
         credentials = msgspec.json.decode(raw, type=Credentials)
     except OSError as error:
         raise UsageError(f"cannot read the credentials {file}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise UsageError(f"{file} holds no credentials: `edgectl operator add` writes them") from error
     if credentials.format != FORMAT:
         raise UsageError(f"{file} is of the format {credentials.format[:40]!r}, and this edgectl reads {FORMAT}")

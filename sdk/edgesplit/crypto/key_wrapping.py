@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
 from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
+from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -78,10 +79,7 @@ def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> 
 
 def decode_keys(raw: bytes) -> dict[str, bytes]:
     """Decode the decrypted payload. TrustError where it is malformed or a key has the wrong length."""
-    try:
-        keys = msgspec.msgpack.decode(raw, type=_KeyRing).keys
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(f"content keys: {error}") from error
+    keys = decode_msgpack(raw, _KeyRing, "content keys", error=TrustError).keys
     if any(len(key) != KEY_BYTES for key in keys.values()):
         raise TrustError(f"content keys: one has not {KEY_BYTES} bytes")
     return keys

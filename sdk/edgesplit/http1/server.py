@@ -24,18 +24,8 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.errors import (
-    Busy,
-    DeadlineExceeded,
-    Dropped,
-    EdgeError,
-    FairShareExceeded,
-    InferenceFailed,
-    LinkError,
-    MalformedMessage,
-    NotFound,
-    UsageError,
-)
+from edgesplit import errors
+from edgesplit.errors import EdgeError
 from edgesplit.http1.head import CONTINUE, Refused, encode_head
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.peer import Peer
@@ -52,16 +42,10 @@ _TICK_S = 1.0
 _TIME = struct.Struct("ll")
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
-    (NotFound, 404),
-    (UsageError, 400),
-    (MalformedMessage, 400),
-    (Dropped, 410),
-    (DeadlineExceeded, 504),
-    (FairShareExceeded, 429),
-    (Busy, 503),
-    (LinkError, 502),
-    (InferenceFailed, 500),
-)
+    (errors.NotFound, 404), (errors.UsageError, 400), (errors.MalformedMessage, 400), (errors.Dropped, 410),
+    (errors.DeadlineExceeded, 504), (errors.FairShareExceeded, 429), (errors.Busy, 503), (errors.LinkError, 502),
+    (errors.InferenceFailed, 500),
+)  # fmt: skip
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):

@@ -18,24 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from edgesplit.decoding import decode_json
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import Tensor as Tensor
+from edgesplit.lazy_import import lazy_import, np
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip.shared_memory import Memory, TensorRef, parse_reference
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from edgesplit.oip import datatypes
     from edgesplit.release.manifest import TensorSpec
 
-    Tensor = npt.NDArray[Any]
     DTYPES = datatypes.DTYPES
 else:
-    np, datatypes = lazy_import("numpy"), lazy_import("edgesplit.oip.datatypes")
-    Tensor = Any
+    datatypes = lazy_import("edgesplit.oip.datatypes")
 
 HEADER_LENGTH = "inference-header-content-length"
 """HTTP header with the length of the body's JSON part; without it the body is JSON alone."""
@@ -51,6 +48,7 @@ MIN_SHARED_BYTES = 16_384
 """Least size in bytes of a tensor that is put into shared memory; smaller ones travel in the body."""
 ALIGN = 64
 _MAX_RANK = 16
+_WHAT = "inference body"
 _BYTES_PREFIX = struct.Struct("<I")
 
 
@@ -480,14 +478,7 @@ def _split(body: Body, length: int | None, kind: type[T]) -> tuple[T, _BinarySec
         raise MalformedMessage(f"a JSON part of {end} bytes in a body of {len(view)}")
     if end > LIMITS.inference_json_bytes:
         raise MalformedMessage(f"{end} bytes of JSON, at most {LIMITS.inference_json_bytes}: send binary tensor data")
-    return _from_json(view[:end], kind), _BinarySection(view[end:])
-
-
-def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"inference body: {error}") from error
+    return decode_json(view[:end], kind, _WHAT), _BinarySection(view[end:])
 
 
 def _decode_tensors(
@@ -607,7 +598,7 @@ def _from_json_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Ten
     """The tensor's elements from JSON: flat, or nested as the shape requires."""
     scalar: Any = {"b": bool, "u": int, "i": int, "f": float | None, "O": str}[dtype.kind]
     try:
-        values = _from_json(entry.data, list[scalar])
+        values = decode_json(entry.data, list[scalar], _WHAT)
     except MalformedMessage:
         if len(entry.shape) < 2:
             raise
@@ -624,7 +615,7 @@ def _unnested(entry: TensorEntry, scalar: Any) -> list[Any]:
     kind: Any = list[scalar]
     for _ in entry.shape[1:]:
         kind = list[kind]
-    level = [_from_json(entry.data, kind)]
+    level = [decode_json(entry.data, kind, _WHAT)]
     for length in entry.shape:
         if any(len(part) != length for part in level):
             raise MalformedMessage(f"tensor {entry.name[:80]!r}: data is not nested as shape {str(entry.shape)[:80]}")

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.decoding import decode_json
+from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.shared_memory.regions import SEGMENT, Regions
@@ -120,8 +121,7 @@ def log_settings() -> dict[str, Any]:
 def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:
     """The current settings. UsageError for a POST that would change one; a POST that changes nothing is accepted."""
     if request.method == "POST" and len(request.body):
-        wanted = _parse_body(request, dict[str, Any])
-        for name, value in wanted.items():
+        for name, value in decode_json(request.body, dict[str, Any], request.path[:200]).items():
             if name not in now:
                 raise UsageError(f"no such setting: {name[:80]!r}; there are {', '.join(now)}")
             if value not in (None, now[name]):
@@ -132,17 +132,10 @@ def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:
 
 
 def _parse_registration(request: Request) -> RegisterRegion:
-    registration: RegisterRegion = _parse_body(request, RegisterRegion)
+    registration = decode_json(request.body, RegisterRegion, request.path[:200])
     if not 0 < registration.byte_size < 2**53 or not 0 <= registration.offset < 2**53:
         raise UsageError(f"a region of {registration.byte_size} bytes from {registration.offset}")
     return registration
-
-
-def _parse_body(request: Request, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(request.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"{request.path[:200]}: {error}") from error
 
 
 def _require_method(method: str, request: Request, answer: Callable[[], Response]) -> Response:

@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from edgesplit import identifiers
 from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
+from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 
@@ -113,12 +114,7 @@ def encode_document(document: msgspec.Struct) -> bytes:
 
 def decode_document(raw: bytes, kind: type[_T]) -> _T:
     """Decode a JSON document of type `kind` of bounded size; MalformedMessage for anything else."""
-    if len(raw) > _DOCUMENT_BYTES:
-        raise MalformedMessage(f"{kind.__name__}: {len(raw)} bytes, at most {_DOCUMENT_BYTES}")
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"{kind.__name__}: {error}") from error
+    return decode_json(raw, kind, kind.__name__, _DOCUMENT_BYTES)
 
 
 def renewal_text(csr_pem: str) -> bytes:

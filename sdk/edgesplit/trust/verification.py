@@ -18,7 +18,8 @@ from securesystemslib.signer import Signature
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from edgesplit.errors import MalformedMessage, TrustError
+from edgesplit.decoding import decode_msgpack
+from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import decode
 from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint
@@ -240,10 +241,7 @@ def verify_statement(raw: bytes, device: str, targets: Targets) -> Statement:
     counter is checked."""
     signed = decode(raw, Signed)
     _check_signatures(signed, targets)
-    try:
-        statement = msgspec.msgpack.decode(signed.payload, type=Statement)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"statement: {error}") from error
+    statement = decode_msgpack(signed.payload, Statement, "statement")
     if statement.device != device:
         raise TrustError(f"statement for device {statement.device[:63]!r}, and this is {device!r}")
     return statement
