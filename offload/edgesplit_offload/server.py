@@ -53,7 +53,7 @@ from edgesplit_offload.models.warm_up import WarmUp
 from edgesplit_offload.observability.request_metrics import MetricsRecorder
 from edgesplit_offload.observability.statistics import StatisticsRecorder
 from edgesplit_offload.processes.metric_totals import metrics_answer
-from edgesplit_offload.processes.peers import PeerProcesses, SingleProcess
+from edgesplit_offload.processes.peers import PeerProcesses
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
 from edgesplit_offload.scheduling.scheduler import Scheduler, is_short
 
@@ -152,7 +152,7 @@ class OffloadServer:
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._warm_up = WarmUp(folder, self._models)
-        self._peers = siblings or SingleProcess()
+        self._peers = siblings or PeerProcesses()
         self._management = Management(self._models, self._statistics, self._peers, mutual=tls is not None)
         self._peers.listen(
             {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}

@@ -19,7 +19,7 @@ from edgesplit_offload.batching.remote_batcher import RemoteBatcher
 from edgesplit_offload.processes import ipc
 from edgesplit_offload.processes.fan_out import TIMEOUT_S
 from edgesplit_offload.processes.ipc import IpcConnection
-from edgesplit_offload.processes.peers import CHANGE_S, Answerers
+from edgesplit_offload.processes.peers import CHANGE_S, PeerProcesses
 from edgesplit_offload.server import OffloadServer
 
 log = logging.getLogger(__name__)
@@ -29,19 +29,15 @@ SUPERVISOR_S = 5.0
 """Seconds that a question waits for the supervisor beyond the time that the processes have."""
 
 
-class SupervisedPeers:
+class SupervisedPeers(PeerProcesses):
     """Asks all serving processes through the supervisor, and answers their questions."""
 
     def __init__(self, supervisor: IpcConnection) -> None:
+        super().__init__()
         self._supervisor = supervisor
-        self._answerers: Answerers = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, SimpleQueue[ipc.Answers]] = {}
-
-    def listen(self, answerers: Answerers) -> None:
-        """Answer questions with these functions from now on."""
-        self._answerers = answerers
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
         """The answers of all processes; only this one's if the supervisor does not answer."""

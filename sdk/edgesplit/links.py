@@ -49,12 +49,6 @@ def parse_link(text: str) -> Link:
     )
 
 
-def format_link(link: Link) -> str:
-    """The link in figures, as `parse_link` reads it."""
-    up, down, rtt = _format_rate(link.up_bytes_per_s), _format_rate(link.down_bytes_per_s), link.rtt_s * 1e3
-    return f"{up}/{rtt:g}ms" if up == down else f"{up}/{down}/{rtt:g}ms"
-
-
 def divide_rates(link: Link, factor: float) -> Link:
     """The link with its rates divided by `factor`, as when several devices share it; the round-trip time stays."""
     return Link(
@@ -63,10 +57,6 @@ def divide_rates(link: Link, factor: float) -> Link:
         rtt_s=link.rtt_s,
         name=f"{link.name}/{factor:g}" if link.name else "",
     )
-
-
-def _format_rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8 / 1e6:.6g}mbit"
 
 
 def parse_host_and_port(text: str, what: str, *, first_port: int = 1) -> tuple[str, int]:

@@ -140,7 +140,7 @@ class Client:
         settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), options)
         stream_client = Client.__new__(type(self))  # a client of its own: closing it ends only the stream's connections
         stream_client._initialise(self._address, self._tls, self._timeout_s, self._shared_memory)
-        return stream_answers(settings, frames, stream_client)
+        return stream_answers(settings, frames, stream_client.send_with_retry, stream_client.close)
 
     def models(self) -> tuple[str, ...]:
         """Names of the models that can be used now, sorted."""

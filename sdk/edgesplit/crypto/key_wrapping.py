@@ -8,19 +8,16 @@ carries the keys is signed, and each key must match the commitment in the signed
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from edgesplit.atomic_files import write_durably
-from edgesplit.crypto.private_key import private_pem
+from edgesplit.crypto.private_key import load_or_make_private_key, load_private_key
 from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
 from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
@@ -109,29 +106,12 @@ def _binding(device: str, release: str) -> bytes:
 def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
     """Load the device's X25519 key from `path`, or generate it there (mode 0600, durably) if the file does not exist.
     For enrolment only."""
-    if path.exists():
-        return load_encryption_key(path)
-    key = X25519PrivateKey.generate()
-    try:
-        write_durably(path, private_pem(key), mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write the encryption key {path}: {error.strerror}") from error
-    return key
+    return load_or_make_private_key(path, X25519PrivateKey, RECOVERY_HINT)  # type: ignore[type-abstract]
 
 
 def load_encryption_key(path: Path) -> X25519PrivateKey:
     """Load the device's X25519 key. UsageError with instructions where it is lost or damaged."""
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise UsageError(f"the encryption key {path} cannot be read ({error.strerror}); {RECOVERY_HINT}") from error
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} holds no private key any more; {RECOVERY_HINT}") from error
-    if not isinstance(key, X25519PrivateKey):
-        raise UsageError(f"{path} holds another key than X25519; {RECOVERY_HINT}")
-    if path.stat().st_mode & 0o077:
-        os.chmod(path, 0o600)
-    return key
+    return load_private_key(path, X25519PrivateKey, RECOVERY_HINT)  # type: ignore[type-abstract]
 
 
 def public_bytes(key: X25519PrivateKey) -> bytes:

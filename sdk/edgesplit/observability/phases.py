@@ -64,10 +64,6 @@ class Timeline:
         finally:
             self.add(name, began, perf_counter())
 
-    def total_of(self, name: str) -> float:
-        """Total seconds in phases of this name."""
-        return sum(phase.seconds for phase in tuple(self.phases) if phase.name == name)
-
     def seconds_by_phase(self) -> dict[str, float]:
         """Total seconds by phase, in the order in which each first ended."""
         totals: dict[str, float] = {}

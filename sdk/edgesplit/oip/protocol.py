@@ -270,21 +270,21 @@ def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
     return value / 1e6
 
 
-def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], role: str = "input") -> None:
+def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """UsageError, with the given and the expected value, unless names, data types and shapes match `specs`."""
     wanted = {spec.name: spec for spec in specs}
     if wanted.keys() != tensors.keys():
         missing = sorted(wanted.keys() - tensors.keys())
         kind, name = ("missing", missing[0]) if missing else ("unknown", min(tensors.keys() - wanted.keys()))
-        raise UsageError(f"{kind} {role} {name[:80]!r}; the {role}s are {sorted(wanted)}")
+        raise UsageError(f"{kind} input {name[:80]!r}; the inputs are {sorted(wanted)}")
     for name, spec in wanted.items():
         actual, shape = datatype(tensors[name]), tensors[name].shape
         if actual != spec.datatype:
-            raise UsageError(f"{role} {name!r} is {actual}, but must be {spec.datatype}")
+            raise UsageError(f"input {name!r} is {actual}, but must be {spec.datatype}")
         if shape != spec.shape and (
             len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
         ):
-            raise UsageError(f"{role} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
+            raise UsageError(f"input {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
 
 
 def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:

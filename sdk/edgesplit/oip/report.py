@@ -105,23 +105,9 @@ def from_parameters(parameters: dict[str, Any]) -> Report | None:
 
 
 PHASES = (
-    "queue",
-    "decode",
-    "device",
-    "encode",
-    "link",
-    "remote_queue",
-    "remote_decode",
-    "remote_load",
-    "remote",
-    "hop_link",
-    "hop",
-    "remote_encode",
-    "answer_decode",
-    "waited",
-    "tail",
-    "other",
-)
+    "queue", "decode", "device", "encode", "link", "remote_queue", "remote_decode", "remote_load", "remote", "hop_link",
+    "hop", "remote_encode", "answer_decode", "waited", "tail", "other",
+)  # fmt: skip
 """The phases of a request in chronological order; they do not overlap."""
 
 
