@@ -198,9 +198,8 @@ def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generi
 def _decode_sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
     """Samples times the scale, in float32 on every tier."""
     if len(frame) != PCM16_BYTES * spec.samples:
-        raise UsageError(
-            f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {PCM16_BYTES * spec.samples}"
-        )
+        needed = PCM16_BYTES * spec.samples
+        raise UsageError(f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {needed}")
     samples = np.frombuffer(frame, dtype="<i2").astype(np.float32)
     return (samples * np.float32(spec.scale)).reshape(spec.shape)
 

@@ -183,9 +183,8 @@ def stored_releases(folder: Path) -> list[str]:
     """Digests of the releases under `folder`, not verified."""
     if not folder.is_dir():
         return []
-    return sorted(
-        entry.name for entry in folder.iterdir() if identifiers.SHA256.fullmatch(entry.name) and entry.is_dir()
-    )
+    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
+    return sorted(filter(identifiers.SHA256.fullmatch, names))
 
 
 def remove_release(folder: Path, digest: str) -> None:

@@ -64,12 +64,10 @@ class Management:
             (method, re.compile(path), getattr(self, f"_{name}")) for method, path, name in _ROUTES
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
-            INDEX: lambda _: models.models(),
-            LOAD: lambda model: models.model(model).half.load(),
-            UNLOAD: lambda model: models.model(model).half.unload(),
-            STATISTICS: lambda _: statistics.snapshot(),
+            INDEX: lambda _: models.models(), LOAD: lambda model: models.model(model).half.load(),
+            UNLOAD: lambda model: models.model(model).half.unload(), STATISTICS: lambda _: statistics.snapshot(),
             LOGGING: _set_levels,
-        }
+        }  # fmt: skip
 
     def answer(self, request: Request, path: str) -> Response | None:
         """The response; None if the path is not one of these."""
@@ -81,9 +79,8 @@ class Management:
             if request.method == method:
                 return handle(request, {key: text for key, text in match.groupdict().items() if text is not None})
             methods.append(method)
-        return (
-            error_response(405, f"use {' or '.join(methods)} here", {"allow": ", ".join(methods)}) if methods else None
-        )
+        allowed = {"allow": ", ".join(methods)}
+        return error_response(405, f"use {' or '.join(methods)} here", allowed) if methods else None
 
     # Models
 

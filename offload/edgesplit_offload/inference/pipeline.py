@@ -379,7 +379,6 @@ def route_of(name: str, parsed: ParsedHead) -> Route:
         return Route(name, False, None, accepts)
     if length_header is None:
         return Route(name, parsed.length <= QUICK_JSON_BYTES, None, accepts)
-    length = (
-        int(length_header) if length_header.isascii() and length_header.isdigit() and len(length_header) <= 12 else None
-    )
+    is_number = length_header.isascii() and length_header.isdigit() and len(length_header) <= 12
+    length = int(length_header) if is_number else None
     return Route(name, length is not None and length <= QUICK_JSON_BYTES, length, accepts)

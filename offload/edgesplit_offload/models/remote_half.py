@@ -100,9 +100,8 @@ class RemoteHalf:
     @cached_property
     def _request_bytes(self) -> int:
         """Bytes of the tensors of one request and its answer; only meaningful for fixed shapes."""
-        return sum(
-            math.prod(spec.shape) * oip.DTYPES[spec.datatype].itemsize for spec in (*self._inputs, *self._outputs)
-        )
+        specs = (*self._inputs, *self._outputs)
+        return sum(math.prod(spec.shape) * oip.DTYPES[spec.datatype].itemsize for spec in specs)
 
     @property
     def is_loaded(self) -> bool:
@@ -223,11 +222,9 @@ class RemoteHalf:
             log.info("%s: runs one request at a time: nothing is gained by more", name)
             return None
         log.info(
-            "%s: up to %d requests share a run, which answers %.1f times as many",
-            name,
-            gain.max_batch,
+            "%s: up to %d requests share a run, which answers %.1f times as many", name, gain.max_batch,
             gain.throughput_ratio,
-        )
+        )  # fmt: skip
         return gain
 
     def _evict(self, pieces: Sequence[LoadableSlice]) -> None:

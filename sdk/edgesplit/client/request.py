@@ -73,11 +73,8 @@ class InferenceRequest:
         )
         buffers, length = oip.encode_request(request)
         headers = {
-            "content-type": "application/octet-stream",
-            oip.HEADER_LENGTH: str(length),
-            **PLAIN_HEADERS,
-            **self.trace,
-        }
+            "content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length), **PLAIN_HEADERS, **self.trace,
+        }  # fmt: skip
         return headers, buffers
 
     def decode_answer(self, reply: Reply, memory: Memory | None = None) -> Answer:

@@ -93,6 +93,10 @@ class ClientSharedMemory:
         if self.segment is not None:
             self.segment.close()
 
+    def renewed(self) -> ClientSharedMemory:
+        """The memory of the next connection, which reserves as much for answers."""
+        return ClientSharedMemory(answer_bytes=self.answer_bytes)
+
     # The protocol `edgesplit.oip.shared_memory.Memory`
 
     def check(self, reference: TensorRef) -> None:

@@ -105,13 +105,10 @@ def from_data_folder(folder: Path) -> Credentials:
         url = str(json.loads((folder / "controller.json").read_text())["api_url"])
         keys = folder / "keys"
         return Credentials(
-            url=url,
-            operator="operator",
-            token=(folder / "operator.token").read_text().strip(),
-            ca_pem=(folder / "ca.pem").read_text(),
-            certificate_pem=(keys / "operator.pem").read_text(),
+            url=url, operator="operator", token=(folder / "operator.token").read_text().strip(),
+            ca_pem=(folder / "ca.pem").read_text(), certificate_pem=(keys / "operator.pem").read_text(),
             key_pem=(keys / "operator.key").read_text(),
-        )
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise UsageError(
             f"no controller runs on {folder}: start one with `edgectl --data {folder} up`, or use one that runs"
@@ -119,9 +116,7 @@ def from_data_folder(folder: Path) -> Credentials:
             " with `edgectl login FILE`"
         ) from error
     except PermissionError as error:
-        raise UsageError(
-            f"{error.filename} is not yours to read: run as the user who started the controller"
-        ) from error
+        raise UsageError(f"{error.filename} is not readable: run as the user who started the controller") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder / 'controller.json'} is damaged; restart `edgectl up`") from error
 

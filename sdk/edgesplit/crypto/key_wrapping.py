@@ -87,9 +87,7 @@ def select_keys(keys: Keys, needed: Mapping[str, EncryptionInfo]) -> dict[str, b
     match."""
     missing = [key_id for key_id in needed if key_id not in keys]
     if missing:
-        raise TrustError(
-            f"{len(missing)} of {len(needed)} content keys that are needed here were not given to this machine"
-        )
+        raise TrustError(f"{len(missing)} of {len(needed)} content keys needed here were not given to this machine")
     wrong = [key_id for key_id, sealed in needed.items() if not is_key_of(sealed, keys[key_id])]
     if wrong:
         raise TrustError(f"{len(wrong)} of {len(needed)} content keys are not those that the release was signed with")

@@ -350,9 +350,7 @@ class Server:
             if self._is_drained:
                 raise PeerClosed("the server ends")
             if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
-                raise Refused(
-                    503, f"requests of {self._body_bytes} bytes are being received or answered: come back later"
-                )
+                raise Refused(503, f"requests of {self._body_bytes} bytes are received or answered: come back later")
             self._running += 1
             self._body_bytes += length
 
@@ -389,9 +387,8 @@ class Server:
             log.warning("cannot serve a connection: %s", error)
             sock.close()
             with self._changed:
-                self._connections = {
-                    open_connection: t for open_connection, t in self._connections.items() if t.is_alive()
-                }
+                alive = {other: thread for other, thread in self._connections.items() if thread.is_alive()}
+                self._connections = alive
             self._on_closed()
 
     def _run(self, connection: _Connection) -> None:

@@ -133,11 +133,9 @@ def encode_offload_request(
 ) -> OffloadRequest:
     """Encode an offload request, compressed with `coding` if given. `left_s` is sent to the server as the timeout."""
     request = oip.InferRequest(
-        inputs=dict(tensors),
-        outputs=tuple(spec.name for spec in receives),
-        id=request_id,
+        inputs=dict(tensors), outputs=tuple(spec.name for spec in receives), id=request_id,
         parameters={"timeout": max(1, int(left_s * 1e6))},
-    )
+    )  # fmt: skip
     body, header_length = oip.encode_request(request)
     if coding:
         body = [encode_body(body, coding)]
@@ -285,9 +283,8 @@ class OffloadClient:
             return outcome
         if outcome.status != 200:
             return OffloadFailure("server", f"the probe was answered {outcome.status}", outcome.elapsed_s)
-        return OffloadAnswer(
-            {}, outcome.elapsed_s, outcome.number(SECONDS_HEADER, 0.0), 1.0, PROBE_BYTES, len(outcome.body)
-        )
+        server_s = outcome.number(SECONDS_HEADER, 0.0)
+        return OffloadAnswer({}, outcome.elapsed_s, server_s, 1.0, PROBE_BYTES, len(outcome.body))
 
     def renew(self) -> None:
         """Replace all connections, because the certificate has changed; requests in flight are finished."""

@@ -132,9 +132,8 @@ def datatype(tensor: Tensor) -> str:
         return "BYTES"
     name = datatypes.NAME_BY_DTYPE_NAME.get(tensor.dtype.name)
     if name is None:
-        raise UsageError(
-            f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(datatypes.NAME_BY_DTYPE_NAME)}"
-        )
+        known = ", ".join(datatypes.NAME_BY_DTYPE_NAME)
+        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {known}")
     return name
 
 
@@ -218,14 +217,10 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
     inputs = _decode_tensors(head.inputs, section, memory)
     names, binary = requested_outputs(head)
     return InferRequest(
-        inputs=inputs,
-        outputs=names,
-        id=head.id,
-        parameters=head.parameters,
-        binary_outputs=binary,
+        inputs=inputs, outputs=names, id=head.id, parameters=head.parameters, binary_outputs=binary,
         outputs_at=_outputs_at(head.outputs, memory) if names else {},
         answer_at=_check_reference("the answer", parse_reference("the answer", head.parameters), memory),
-    )
+    )  # fmt: skip
 
 
 def requested_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
@@ -245,9 +240,7 @@ def decode_response(body: Body, header_length: int | None, memory: Memory | None
     head, section = _split(body, header_length, _Response)
     outputs = _decode_tensors(head.outputs, section, memory, stable=True)
     version, parameters = head.model_version or "1", head.parameters or {}
-    return InferResponse(
-        model=head.model_name, outputs=outputs, version=version, id=head.id or "", parameters=parameters
-    )
+    return InferResponse(head.model_name, outputs, version, head.id or "", parameters)
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:

@@ -76,10 +76,8 @@ class TritonExtensions:
         elif name is None or name == SEGMENT:
             raise NotFound(f"no region can have the name {name!r}")
         else:
-            registration = _parse_registration(request)
-            self._regions.register(
-                request.connection_peer, name, registration.key, registration.offset, registration.byte_size
-            )
+            peer, new = request.connection_peer, _parse_registration(request)
+            self._regions.register(peer, name, new.key, new.offset, new.byte_size)
         return Response(200)
 
     def _segment(self, request: Request) -> Response:
@@ -95,13 +93,9 @@ class TritonExtensions:
 
 
 TRACE_SETTINGS: dict[str, Any] = {
-    "trace_level": ["OFF"],
-    "trace_rate": "1000",
-    "trace_count": "-1",
-    "log_frequency": "0",
-    "trace_file": "",
+    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
     "trace_mode": "triton",
-}
+}  # fmt: skip
 """Triton's trace settings for a server without Triton traces."""
 
 
@@ -109,13 +103,9 @@ def log_settings() -> dict[str, Any]:
     """This process's log settings in Triton's format."""
     level = logging.getLogger().getEffectiveLevel()
     return {
-        "log_file": "",
-        "log_info": level <= logging.INFO,
-        "log_warning": level <= logging.WARNING,
-        "log_error": level <= logging.ERROR,
-        "log_verbose_level": int(level <= logging.DEBUG),
-        "log_format": "default",
-    }
+        "log_file": "", "log_info": level <= logging.INFO, "log_warning": level <= logging.WARNING,
+        "log_error": level <= logging.ERROR, "log_verbose_level": int(level <= logging.DEBUG), "log_format": "default",
+    }  # fmt: skip
 
 
 def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:

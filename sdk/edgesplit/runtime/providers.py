@@ -16,12 +16,9 @@ ACCELERATOR_GONE = "accelerator gone"
 log = logging.getLogger(__name__)
 CPU = "CPUExecutionProvider"
 PROVIDERS: Mapping[str, str] = {
-    "tensorrt": "TensorrtExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "xnnpack": "XnnpackExecutionProvider",
-    "cpu": CPU,
-}
+    "tensorrt": "TensorrtExecutionProvider", "cuda": "CUDAExecutionProvider", "openvino": "OpenVINOExecutionProvider",
+    "xnnpack": "XnnpackExecutionProvider", "cpu": CPU,
+}  # fmt: skip
 """onnxruntime's provider names by short name."""
 _MAX_ERROR_CHARS = 300
 
@@ -63,9 +60,8 @@ class Accelerators:
 
     def on_failed(self, slice_name: str, error: Exception) -> None:
         """Record that the accelerator failed in a run that the CPU could do. It is not used any more."""
-        self._add_note(
-            f"{'+'.join(self.in_use)}: {ACCELERATOR_GONE}, the CPU runs instead (slice {slice_name}: {_short(error)})"
-        )
+        what = f"{ACCELERATOR_GONE}, the CPU runs instead"
+        self._add_note(f"{'+'.join(self.in_use)}: {what} (slice {slice_name}: {_short(error)})")
         self.in_use = ()
 
     def _add_note(self, text: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from edgesplit.errors import LinkError, MalformedMessage
@@ -315,9 +316,8 @@ class InMemorySession:
                 raise LinkError(f"not connected to the broker: {self.problem}")
             return False
         outcome: list[bool] = []
-        self._send(
-            lambda: outcome.append(self._broker.publish(self, topic, payload, retain, correlation)), len(payload)
-        )
+        arrive = partial(self._broker.publish, self, topic, payload, retain, correlation)
+        self._send(lambda: outcome.append(arrive()), len(payload))
         if wait_s is not None and self._hub.in_task:
             self._changed.wait_for(lambda: outcome or not self._connected, wait_s)
             if not outcome:

@@ -112,10 +112,8 @@ class TrustStore:
         counter is on disk when this returns.
         """
         with self._lock:
-            trusted = self._stored_or_refreshed()
-            statement, record = self._record.accept_statement(
-                raw, device, trusted, self._now(), for_install=for_install
-            )
+            trusted, now = self._stored_or_refreshed(), self._now()
+            statement, record = self._record.accept_statement(raw, device, trusted, now, for_install=for_install)
             self._write_record(record)
             return statement
 

@@ -163,9 +163,9 @@ def verify_chain(proof: Proof, bootstrap_root: bytes) -> TrustChain:
     if TARGETS_FILE not in proof:
         raise TrustError("the proof has no targets.json")
     targets = parse_verified(proof[TARGETS_FILE], Targets, root, TARGETS_FILE)
-    planner = (
-        parse_verified(proof[PLANNER_FILE], Targets, targets, PLANNER_FILE, PLANNER) if PLANNER_FILE in proof else None
-    )
+    planner = None
+    if PLANNER_FILE in proof:
+        planner = parse_verified(proof[PLANNER_FILE], Targets, targets, PLANNER_FILE, PLANNER)
     return TrustChain(root, targets, planner)
 
 

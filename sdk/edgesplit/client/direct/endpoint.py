@@ -53,7 +53,9 @@ class LaneClosed(EdgeError):
 class LaneEndpoint:
     """One lane's buffers and sequence number, for one request at a time."""
 
-    def __init__(self, grant: Grant, sock: socket.socket, memory: memoryview, *, shared: bool) -> None:
+    def __init__(self, grant: Grant, sock: socket.socket, *, shared: bool) -> None:
+        """The lane's memory is received from `sock`; LaneClosed if it is not as agreed."""
+        memory = receive_memory(grant, sock, shared=shared)
         self.sock = sock
         self.head = bytearray(wire.REQUEST.size)
         self.reply = memoryview(bytearray(wire.ANSWER.size))
