@@ -203,7 +203,7 @@ class AsyncLanes:
                 grant = decode_grant(await send_lane_request(body, worker_end.fileno(), grant_timeout_s(left_s)))
             if self._closed:
                 raise LaneClosed("this client was closed")
-            end = LaneEndpoint(grant, client_end, shared=self.shared)
+            end = LaneEndpoint.receive(grant, client_end, shared=self.shared)
             return AsyncLane(end, asyncio.get_running_loop())
         except BaseException:
             client_end.close()

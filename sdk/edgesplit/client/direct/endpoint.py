@@ -53,9 +53,7 @@ class LaneClosed(EdgeError):
 class LaneEndpoint:
     """One lane's buffers and sequence number, for one request at a time."""
 
-    def __init__(self, grant: Grant, sock: socket.socket, *, shared: bool) -> None:
-        """The lane's memory is received from `sock`; LaneClosed if it is not as agreed."""
-        memory = receive_memory(grant, sock, shared=shared)
+    def __init__(self, grant: Grant, sock: socket.socket, memory: memoryview, *, shared: bool) -> None:
         self.sock = sock
         self.head = bytearray(wire.REQUEST.size)
         self.reply = memoryview(bytearray(wire.ANSWER.size))
@@ -71,6 +69,11 @@ class LaneEndpoint:
         self._typical_s = 0.0
         self._started_at = 0.0
         self._forks = _forks
+
+    @classmethod
+    def receive(cls, grant: Grant, sock: socket.socket, *, shared: bool) -> LaneEndpoint:
+        """The endpoint of a granted lane, whose memory comes by `sock`; LaneClosed if it is not as agreed."""
+        return cls(grant, sock, receive_memory(grant, sock, shared=shared), shared=shared)
 
     def start_request(
         self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float, now: float

@@ -152,7 +152,7 @@ class Lanes:
             with worker_end:
                 body = msgspec.json.encode(LaneRequest(model, self.shared))
                 grant = decode_grant(send_lane_request(body, worker_end.fileno(), grant_timeout_s(deadline - now)))
-            end = LaneEndpoint(grant, client_end, shared=self.shared)
+            end = LaneEndpoint.receive(grant, client_end, shared=self.shared)
         except BaseException as error:
             client_end.close()
             policy.on_refused(now)
