@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import uplink
 from emulated import MODEL, RTT_S, Device, devices, emulated_device, plan_on, traces
 from policy_replay import Adaptive, Always, Oracle, Outcome, Policy, Scenario, replay, switches
 from record import Target, finish, make_parser, percentile
@@ -62,7 +63,7 @@ def policies(table: Plan, trace: UplinkTrace) -> dict[str, Policy]:
     if any(row.name == "remote" for row in table.rows):
         every["all-remote"] = Always("remote")
     return every | {
-        "static, arithmetic": Always(best_at(table, trace.mean_bytes_per_s)),
+        "static, arithmetic": Always(best_at(table, uplink.mean_bytes_per_s(trace))),
         "static, harmonic": Always(best_at(table, harmonic_mean(trace))),
         "switching": Adaptive(hedge_ratio=0.0),
         "hedged, 10 %": Adaptive(hedge_ratio=0.1),
@@ -140,7 +141,7 @@ def run_real(device: Device, trace: UplinkTrace, seconds: float) -> list[dict[st
     scene = scene_of(table, trace, 1)
     requests = max(20, int(seconds / scene.period_s))
     scene = Scenario(table, trace, requests, scene.period_s)
-    held = best_at(table, trace.mean_bytes_per_s)
+    held = best_at(table, uplink.mean_bytes_per_s(trace))
     ways: dict[str, tuple[Policy, float, str]] = {
         "static, arithmetic": (Always(held), 0.0, held),
         "switching": (Adaptive(hedge_ratio=0.0), 0.0, ""),

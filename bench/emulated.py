@@ -20,6 +20,7 @@ from time import sleep
 import msgspec
 import numpy as np
 import paper_networks as networks
+import uplink
 
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
 from edgesplit.device_profile import DeviceProfile, load_profile
@@ -76,7 +77,7 @@ def traces(paths: list[Path]) -> list[UplinkTrace]:
 def plan_on(device: Device, trace: UplinkTrace) -> Plan:
     """The switching table, planned for the trace's arithmetic mean."""
     link = VaryingLink(
-        up_bytes_per_s=trace.mean_bytes_per_s, down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S, radio="wifi"
+        up_bytes_per_s=uplink.mean_bytes_per_s(trace), down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S, radio="wifi"
     )
     made = plan(
         costs_of(getattr(networks, device.network)(), load_profile(device.profile)),
@@ -146,7 +147,7 @@ class EmulatedDevice:
         self._rows = {row.name: row for row in rows}
         self._server = Server(self._answer)
         self._server.start()
-        link = Link(up_bytes_per_s=trace.mean_bytes_per_s, down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S)
+        link = Link(up_bytes_per_s=uplink.mean_bytes_per_s(trace), down_bytes_per_s=DOWN_BYTES_PER_S, rtt_s=RTT_S)
         port = int(self._server.url.rpartition(":")[2])
         self._link = ShapedLink("127.0.0.1", port, link)
         self._link.start()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import uplink
 from adapt import harmonic_mean, mean_s, p95_s, scene_of
 from emulated import Device, devices, plan_on, traces
 from policy_replay import Adaptive, Always, Oracle, Policy, Scenario, replay
@@ -165,7 +166,7 @@ def main() -> None:
             f"  {cell.watts:5.2f} W{budget}  mean {cell.mean_s * 1e3:5.0f} ms p95 {cell.p95_s * 1e3:5.0f}"
         )
     draw(cells, given.svg)
-    shares = {trace.name: {"mean": trace.mean_bytes_per_s, "harmonic": harmonic_mean(trace)} for trace in every}
+    shares = {trace.name: {"mean": uplink.mean_bytes_per_s(trace), "harmonic": harmonic_mean(trace)} for trace in every}
     over = {name: _mean_over_oracle(cells, name) for name in dict.fromkeys(cell.policy for cell in cells)}
     print("  joules over the oracle's, mean: " + ", ".join(f"{name} {part:.2f}" for name, part in over.items()))
     results = {"cells": [asdict(cell) for cell in cells], "over_oracle": over, "traces_bytes_per_s": shares}

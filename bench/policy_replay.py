@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+import uplink
+
 from edgesplit import plan as plans
 from edgesplit.bandwidth_trace import UplinkTrace
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
@@ -204,9 +206,9 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
         _observe_result_later(scene, world, row, sent, answered)
         stopped = _slice_end(scene, row, hedge_starts, answered)
     else:
-        sent_bytes = scene.trace.bytes_between(max(sent, world.link_free), done)
-        world.link_free = scene.trace.completion_time_s(
-            max(sent, world.link_free), min(row.up_bytes, sent_bytes + scene.stuck_bytes)
+        sent_bytes = uplink.bytes_between(scene.trace, max(sent, world.link_free), done)
+        world.link_free = uplink.completion_time_s(
+            scene.trace, max(sent, world.link_free), min(row.up_bytes, sent_bytes + scene.stuck_bytes)
         )
         world.schedule(done, lambda: _observe_timeout(world, row, done - sent, done))
         stopped = done
@@ -218,7 +220,7 @@ def _run_request(scene: Scenario, world: DeviceState, choice: RowChoice, at: flo
 
 def _transfer_times(scene: Scenario, world: DeviceState, row: Row, sent: float) -> tuple[float, float]:
     """Time at which the row's bytes are through the uplink, and time at which its result arrives."""
-    through = scene.trace.completion_time_s(max(sent, world.link_free), row.up_bytes)
+    through = uplink.completion_time_s(scene.trace, max(sent, world.link_free), row.up_bytes)
     down_s = row.down_bytes / scene.plan.link.down_bytes_per_s
     return through, through + scene.plan.link.rtt_s + row.decode_s + row.remote_s + row.further_links_s + down_s
 
@@ -263,7 +265,7 @@ def _probe_if_idle(scene: Scenario, world: DeviceState, at: float) -> None:
     while is_probe_due(at, world.last_sent, IDLE_PROBE_S):
         began = max(scene.begins_s, world.last_sent + IDLE_PROBE_S)
 
-        through = scene.trace.completion_time_s(max(began, world.link_free), PROBE_BYTES)
+        through = uplink.completion_time_s(scene.trace, max(began, world.link_free), PROBE_BYTES)
         ends = min(through + scene.plan.link.rtt_s, began + PROBE_TIMEOUT_S)
         answered = ends < began + PROBE_TIMEOUT_S
         world.link_free = through if answered else max(ends, world.link_free)

@@ -96,16 +96,13 @@ def work(options: argparse.Namespace) -> None:
         ipc_socket, connections = (socket.socket(fileno=int(number)) for number in options.worker.split(","))
     except (ValueError, OSError) as error:
         raise UsageError("--worker is for the supervisor to give") from error
-    worker = ServingProcess(
-        IpcConnection(ipc_socket), connections, longest_run_s=options.hung_after, drain_s=options.drain
-    )
+    supervisor = IpcConnection(ipc_socket)
+    worker = ServingProcess(supervisor, connections, longest_run_s=options.hung_after, drain_s=options.drain)
     count = given.process_count(options.processes)
     with ExitStack() as stack:
         peers_options = {
-            "siblings": worker.peers,
-            "elsewhere": worker.remote_batcher,
-            "on_closed": worker.on_connection_closed,
-        }
+            "siblings": worker.peers, "elsewhere": worker.remote_batcher, "on_closed": worker.on_connection_closed
+        }  # fmt: skip
         wide = given.engine(options, STACK_THREADS) if given.has_cores_for(STACK_THREADS, options.threads) else None
         worker.serve(_server(options, count, stack, wide=wide, **peers_options))
 
@@ -114,20 +111,12 @@ def _server(options: argparse.Namespace, processes: int, stack: ExitStack, **ext
     tracer = tracing.make_tracer("edgesplit-offload", {})
     stack.callback(tracer.stop)
     return OffloadServer(
-        options.releases,
-        given.root(options),
-        tls=given.tls(options),
-        revoked=given.revoked(options),
-        runtime=given.engine(options),
-        threads=options.threads,
+        options.releases, given.root(options), tls=given.tls(options), revoked=given.revoked(options),
+        runtime=given.engine(options), threads=options.threads,
         at_once=options.concurrent_runs or given.runs_at_once(processes, options.threads),
-        memory=None if options.memory is None else options.memory // processes,
-        batching=options.batching == "auto",
-        connections=options.connections,
-        tracer=tracer,
-        next_tier=given.next_tier(options),
-        **extra,
-    )
+        memory=None if options.memory is None else options.memory // processes, batching=options.batching == "auto",
+        connections=options.connections, tracer=tracer, next_tier=given.next_tier(options), **extra,
+    )  # fmt: skip
 
 
 def _stop_event(options: argparse.Namespace) -> threading.Event:

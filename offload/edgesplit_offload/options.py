@@ -55,25 +55,19 @@ def parser() -> argparse.ArgumentParser:
         "(default %(default)s)",
     )
     add(
-        "--concurrent-runs",
-        type=int,
-        default=0,
+        "--concurrent-runs", type=int, default=0,
         help="at once, of each process (default 0: what gives them all the cores)",
-    )
+    )  # fmt: skip
     add("--memory", type=_bytes, metavar="SIZE", help="for loaded models in all, as in 2GB (default: no bound)")
     add(
-        "--batching",
-        choices=("auto", "off"),
-        default="auto",
+        "--batching", choices=("auto", "off"), default="auto",
         help="auto: requests share runs where that is measured to gain and gives the same bits (default %(default)s)",
-    )
+    )  # fmt: skip
     add("--connections", type=int, default=256, help="at once, of each process (default %(default)s)")
     add(
-        "--not-ready-for",
-        type=float,
-        default=0.0,
+        "--not-ready-for", type=float, default=0.0,
         help="seconds of serving on after being told to stop, not ready any more",
-    )
+    )  # fmt: skip
     add("--drain", type=float, default=5.0, help="seconds that running requests get at the end (default %(default)s)")
     add("--hung-after", type=float, default=60.0, help="seconds until a process that hangs is replaced (%(default)s)")
     add(
@@ -83,11 +77,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--log", default="info", choices=log_format.LEVELS, help="level (default %(default)s)")
     add(
-        "--log-format",
-        default="text",
-        choices=log_format.FORMATS,
+        "--log-format", default="text", choices=log_format.FORMATS,
         help="json: an object per line (default %(default)s)",
-    )
+    )  # fmt: skip
     add_die_with_parent_option(arguments)
     add("--worker", help=argparse.SUPPRESS)
     return arguments

@@ -53,7 +53,7 @@ from edgesplit_offload.models.warm_up import WarmUp
 from edgesplit_offload.observability.request_metrics import MetricsRecorder
 from edgesplit_offload.observability.statistics import StatisticsRecorder
 from edgesplit_offload.processes.metric_totals import metrics_answer
-from edgesplit_offload.processes.peers import PeerProcesses, SingleProcess
+from edgesplit_offload.processes.peers import PeerProcesses
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
 from edgesplit_offload.scheduling.scheduler import Scheduler, is_short
 
@@ -152,7 +152,7 @@ class OffloadServer:
         self._measuring = BackgroundMeasurements() if batching else None
         self._clock = CLOCKS[threads == 1]
         self._warm_up = WarmUp(folder, self._models)
-        self._peers = siblings or SingleProcess()
+        self._peers = siblings or PeerProcesses()
         self._management = Management(self._models, self._statistics, self._peers, mutual=tls is not None)
         self._peers.listen(
             {**self._management.answerers, SERIES: lambda _: metrics_answer(self._process_id, self.series())}
@@ -219,7 +219,7 @@ class OffloadServer:
             # and this one executes the run: transferring leadership is cheaper than transferring the run.
             keeps_leading = self._scheduler.is_full() and is_short(run.jobs[0].run_times, SHORT_RUN_S)
             if self._scheduler.waiting:
-                self._loop.call_soon(_no_operation)  # makes the leader come here again before it polls
+                self._loop.call_soon(lambda: None)  # makes the leader come here again before it polls
             if self._loop.is_leader and not keeps_leading:
                 self._loop.transfer_leadership()
             self._scheduler.execute(run)
@@ -262,11 +262,9 @@ class OffloadServer:
             response = error_to_response(error)
         server_headers = self._pipeline.server_headers(began)
         return Response(
-            response.status,
-            {**response.headers, **server_headers},
-            response.body,
+            response.status, {**response.headers, **server_headers}, response.body,
             after=self._pipeline.flush_statistics,
-        )
+        )  # fmt: skip
 
     def _route(self, request: Request) -> Response:
         path = request.path.rstrip("/")
@@ -312,10 +310,6 @@ class OffloadServer:
             gauge_series(metrics.OFFLOAD_LOADED_MODELS, sum(models.values())),
             gauge_series(metrics.OFFLOAD_PROCESSES, 1),
         ]
-
-
-def _no_operation() -> None:
-    """Posted to make the leader take another turn before it waits."""
 
 
 def _not_allowed(method: str) -> Response:

@@ -16,25 +16,10 @@ from typing import Any
 from edgesplit.errors import Busy
 from edgesplit.process.lifecycle import on_stop_signals
 from edgesplit_offload.batching.remote_batcher import RemoteBatcher
+from edgesplit_offload.processes import ipc
 from edgesplit_offload.processes.fan_out import TIMEOUT_S
-from edgesplit_offload.processes.ipc import (
-    BATCHER_LINK,
-    MAX_KIND_BYTES,
-    PEER_LINK,
-    Alive,
-    Answers,
-    Ask,
-    BatcherSocket,
-    Closed,
-    Drain,
-    IpcConnection,
-    Notice,
-    Question,
-    Ready,
-    Reply,
-    WantBatcher,
-)
-from edgesplit_offload.processes.peers import CHANGE_S, Answerers
+from edgesplit_offload.processes.ipc import IpcConnection
+from edgesplit_offload.processes.peers import CHANGE_S, PeerProcesses
 from edgesplit_offload.server import OffloadServer
 
 log = logging.getLogger(__name__)
@@ -44,19 +29,15 @@ SUPERVISOR_S = 5.0
 """Seconds that a question waits for the supervisor beyond the time that the processes have."""
 
 
-class SupervisedPeers:
+class SupervisedPeers(PeerProcesses):
     """Asks all serving processes through the supervisor, and answers their questions."""
 
-    def __init__(self, ipc: IpcConnection) -> None:
-        self._ipc = ipc
-        self._answerers: Answerers = {}
+    def __init__(self, supervisor: IpcConnection) -> None:
+        super().__init__()
+        self._supervisor = supervisor
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._pending: dict[int, SimpleQueue[Answers]] = {}
-
-    def listen(self, answerers: Answerers) -> None:
-        """Answer questions with these functions from now on."""
-        self._answerers = answerers
+        self._pending: dict[int, SimpleQueue[ipc.Answers]] = {}
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
         """The answers of all processes; only this one's if the supervisor does not answer."""
@@ -71,13 +52,13 @@ class SupervisedPeers:
         if answers is None or answers.missing:
             raise Busy(f"{answers.missing if answers else 'the other'} serving processes have not done it: try again")
 
-    def _ask(self, question: str, argument: Any, timeout_s: float) -> Answers | None:
+    def _ask(self, question: str, argument: Any, timeout_s: float) -> ipc.Answers | None:
         """The answers of all processes within `timeout_s`; None if the supervisor does not answer."""
-        answered = SimpleQueue[Answers]()
+        answered = SimpleQueue[ipc.Answers]()
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = answered
-        self._ipc.send(Ask(number, question, argument, timeout_s))
+        self._supervisor.send(ipc.Ask(number, question, argument, timeout_s))
         try:
             return answered.get(timeout=timeout_s + SUPERVISOR_S)
         except Empty:
@@ -86,9 +67,9 @@ class SupervisedPeers:
             with self._lock:
                 self._pending.pop(number)
 
-    def on_message(self, message: Question | Answers) -> None:
+    def on_message(self, message: ipc.Question | ipc.Answers) -> None:
         """Process a message of the supervisor."""
-        if isinstance(message, Question):
+        if isinstance(message, ipc.Question):
             threading.Thread(target=self._answer, args=(message,), name="answering", daemon=True).start()
             return
         with self._lock:
@@ -96,23 +77,25 @@ class SupervisedPeers:
         if waiting is not None:
             waiting.put(message)
 
-    def _answer(self, message: Question) -> None:
+    def _answer(self, message: ipc.Question) -> None:
         try:
-            reply = Reply(message.number, True, self._answerers[message.question](message.argument))
+            reply = ipc.Reply(message.number, True, self._answerers[message.question](message.argument))
         except Exception as error:
             log.warning("a question of another serving process (%s) failed: %s", message.question, error)
-            reply = Reply(message.number, False)
-        self._ipc.send(reply)
+            reply = ipc.Reply(message.number, False)
+        self._supervisor.send(reply)
 
 
 class ServingProcess:
-    """Runs a server on the connections that the supervisor hands over. `connections` carries accepted sockets, `ipc`
-    messages."""
+    """Runs a server on the connections that the supervisor hands over. `connections` carries accepted sockets,
+    `supervisor` messages."""
 
-    def __init__(self, ipc: IpcConnection, connections: socket.socket, *, longest_run_s: float, drain_s: float) -> None:
-        self.peers = SupervisedPeers(ipc)
-        self.remote_batcher = RemoteBatcher(lambda kind: ipc.send(WantBatcher(kind)))
-        self._ipc = ipc
+    def __init__(
+        self, supervisor: IpcConnection, connections: socket.socket, *, longest_run_s: float, drain_s: float
+    ) -> None:
+        self.peers = SupervisedPeers(supervisor)
+        self.remote_batcher = RemoteBatcher(lambda kind: supervisor.send(ipc.WantBatcher(kind)))
+        self._supervisor = supervisor
         self._connections = connections
         self._longest_run_s = longest_run_s
         self._drain_s = drain_s
@@ -120,7 +103,7 @@ class ServingProcess:
 
     def on_connection_closed(self) -> None:
         """A connection has ended: report it to the supervisor, which counts them."""
-        self._ipc.send(Closed())
+        self._supervisor.send(ipc.Closed())
 
     def serve(self, server: OffloadServer) -> None:
         """Serve until the supervisor requests the end or has gone, or a stop signal arrives."""
@@ -128,21 +111,21 @@ class ServingProcess:
         threading.Thread(target=self._listen, args=(server,), name="listening", daemon=True).start()
         threading.Thread(target=self._receive_sockets, args=(server,), name="taking", daemon=True).start()
         server.start_serving()
-        self._ipc.send(Ready())
+        self._supervisor.send(ipc.Ready())
         while not self._ending.wait(ALIVE_EVERY_S):
             if server.longest_run_s() < self._longest_run_s:
-                self._ipc.send(Alive())
+                self._supervisor.send(ipc.Alive())
         server.stop(self._drain_s)
 
     def _listen(self, server: OffloadServer) -> None:
-        for message in self._ipc.messages():
-            if isinstance(message, Question | Answers):
+        for message in self._supervisor.messages():
+            if isinstance(message, ipc.Question | ipc.Answers):
                 self.peers.on_message(message)
-            elif isinstance(message, BatcherSocket):
+            elif isinstance(message, ipc.BatcherSocket):
                 self.remote_batcher.set_local(message.kind)
-            elif isinstance(message, Notice):
+            elif isinstance(message, ipc.Notice):
                 server.set_not_ready()
-            elif isinstance(message, Drain):
+            elif isinstance(message, ipc.Drain):
                 self._drain_s = message.seconds
                 break
         server.set_not_ready()
@@ -151,7 +134,7 @@ class ServingProcess:
     def _receive_sockets(self, server: OffloadServer) -> None:
         while True:
             try:
-                announcement, descriptors, _, _ = socket.recv_fds(self._connections, MAX_KIND_BYTES + 1, 8)
+                announcement, descriptors, _, _ = socket.recv_fds(self._connections, ipc.MAX_KIND_BYTES + 1, 8)
             except OSError as error:  # out of file descriptors: this connection is lost, later ones are not
                 log.warning("cannot take a connection: %s", error)
                 self.on_connection_closed()
@@ -163,9 +146,9 @@ class ServingProcess:
 
     def _on_socket(self, announcement: bytes, sock: socket.socket, server: OffloadServer) -> None:
         """Dispatch a socket that the supervisor handed over."""
-        if announcement[:1] == BATCHER_LINK:
+        if announcement[:1] == ipc.BATCHER_LINK:
             self.remote_batcher.set_remote(announcement[1:].decode(), sock)
-        elif announcement[:1] == PEER_LINK:
+        elif announcement[:1] == ipc.PEER_LINK:
             server.serve_peer(sock)
         else:
             server.http.admit(sock)

@@ -8,6 +8,7 @@ is the base of all others and imports none of them: not the partitioner, agent, 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgesplit.errors import (
@@ -37,37 +38,18 @@ __version__ = "0.2.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
-    "Answer",
-    "AsyncClient",
-    "Busy",
-    "Client",
-    "DeadlineExceeded",
-    "Dropped",
-    "EdgeError",
-    "InfeasibleLimits",
-    "InferOptions",
-    "InferenceFailed",
-    "LinkError",
-    "MalformedMessage",
-    "ModelRefused",
-    "NotFound",
-    "TrustError",
-    "UsageError",
-    "__version__",
-]
+    "Answer", "AsyncClient", "Busy", "Client", "DeadlineExceeded", "Dropped", "EdgeError", "InfeasibleLimits",
+    "InferOptions", "InferenceFailed", "LinkError", "MalformedMessage", "ModelRefused", "NotFound", "TrustError",
+    "UsageError", "__version__",
+]  # fmt: skip
+_LAZY = {
+    "Answer": "edgesplit.client.client", "Client": "edgesplit.client.client",
+    "AsyncClient": "edgesplit.client.async_client", "InferOptions": "edgesplit.oip.options",
+}  # fmt: skip
+"""The module of each name that is imported on first use."""
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Answer", "Client"):
-        from edgesplit.client import client
-
-        return getattr(client, name)
-    if name == "AsyncClient":
-        from edgesplit.client import async_client
-
-        return async_client.AsyncClient
-    if name == "InferOptions":
-        from edgesplit.oip import options
-
-        return options.InferOptions
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

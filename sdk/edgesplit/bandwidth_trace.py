@@ -2,8 +2,7 @@
 holding its time in milliseconds (Netravali et al., USENIX ATC 2015). Several opportunities in one millisecond are
 several lines.
 
-Arithmetic on the trace is exact: at what time a transfer that starts at a given time completes, and how many bytes pass
-between two times. The trace repeats when it ends, as in mahimahi. The planner's use of a trace is in
+The trace repeats when it ends, as in mahimahi. The planner's use of a trace is in
 `edgesplit_partitioner.formulation.bandwidth_trace`.
 """
 
@@ -34,35 +33,6 @@ class UplinkTrace:
     def seconds(self) -> float:
         """Length of one round of the trace in seconds."""
         return self.delivery_times_ms[-1] / 1e3
-
-    @property
-    def mean_bytes_per_s(self) -> float:
-        """Mean rate in bytes per second: what the link delivers to a sender that never pauses."""
-        return len(self.delivery_times_ms) * PACKET_BYTES / self.seconds
-
-    def packets_by(self, at_s: float) -> int:
-        """Number of packets that can have been delivered in [0, `at_s`], over as many rounds of the trace as that
-        takes."""
-        # The 1e-6 ms absorb floating-point rounding of times that are whole milliseconds.
-        rounds, rest = divmod(max(0, int(at_s * 1e3 + 1e-6)), self.delivery_times_ms[-1])
-        return rounds * len(self.delivery_times_ms) + bisect.bisect_right(self.delivery_times_ms, rest)
-
-    def completion_time_s(self, begins_s: float, size: float) -> float:
-        """Time in seconds at which a transfer of `size` bytes, ready at `begins_s` on a free link, is complete. A
-        transfer of 0 bytes takes no time.
-
-        The last packet may be partly filled; it still waits for a delivery opportunity.
-        """
-        if size <= 0:
-            return begins_s
-        packets = -(-size // PACKET_BYTES)
-        # The transfer uses the next `packets` opportunities after those that had passed when it began.
-        rounds, index = divmod(self.packets_by(begins_s) + int(packets) - 1, len(self.delivery_times_ms))
-        return max(begins_s, (rounds * self.delivery_times_ms[-1] + self.delivery_times_ms[index]) / 1e3)
-
-    def bytes_between(self, begins_s: float, ends_s: float) -> int:
-        """Number of bytes that can be delivered after `begins_s` and up to `ends_s`."""
-        return max(0, self.packets_by(ends_s) - self.packets_by(begins_s)) * PACKET_BYTES
 
     def rates_per_bin(self, bin_s: float) -> list[float]:
         """Bytes per second in each bin of `bin_s` seconds over one round. The last bin may be shorter; its rate is over

@@ -31,20 +31,11 @@ PROFILE_PACKAGE = "edgesplit_device_profiles"
 """Package that contains the shipped profiles."""
 
 UNITS = {
-    "dense_conv_flops_per_s": "flop/s",
-    "depthwise_flops_per_s": "flop/s",
-    "gemm_flops_per_s": "flop/s",
-    "elementwise_per_s": "elements/s",
-    "memory_bytes_per_s": "B/s",
-    "weight_load_bytes_per_s": "B/s",
-    "jpeg_pixels_per_s": "pixels/s",
-    "memory_bytes": "B",
-    "operator_overhead_s": "s",
-    "runtime_factor": "times",
-    "zstd_slowdown": "times",
-    "idle_watts": "W",
-    "active_watts": "W",
-}
+    "dense_conv_flops_per_s": "flop/s", "depthwise_flops_per_s": "flop/s", "gemm_flops_per_s": "flop/s",
+    "elementwise_per_s": "elements/s", "memory_bytes_per_s": "B/s", "weight_load_bytes_per_s": "B/s",
+    "jpeg_pixels_per_s": "pixels/s", "memory_bytes": "B", "operator_overhead_s": "s", "runtime_factor": "times",
+    "zstd_slowdown": "times", "idle_watts": "W", "active_watts": "W",
+}  # fmt: skip
 """Unit of each figure, by field name."""
 
 Basis = Literal["measured", "published", "derived", "assumption"]
@@ -279,9 +270,8 @@ def _check_profile(profile: DeviceProfile, origin: str) -> None:
         raise UsageError(f"device profile {origin}: {error}") from error
     if profile.active_watts.value < profile.idle_watts.value:
         raise UsageError(f"device profile {origin}: active_watts is below idle_watts")
-    intervals = [
-        interval for interval in (profile.error, profile.fit.whole if profile.fit else None) if interval is not None
-    ]
+    intervals = [profile.error] if profile.error else []
+    intervals += [profile.fit.whole] if profile.fit else []
     if not all(math.isfinite(interval.high) for interval in intervals):
         raise UsageError(f"device profile {origin}: an interval has no end")
     if profile.fit is None:

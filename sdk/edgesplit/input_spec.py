@@ -23,16 +23,13 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgesplit.errors import UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import lazy_import, np, npt
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from PIL import Image
 else:
-    np = lazy_import("numpy")
     Image = lazy_import("PIL.Image")
 
 FRAME = "frame"
@@ -201,9 +198,8 @@ def prepare(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generi
 def _decode_sound(spec: InputSpec, frame: bytes | memoryview) -> npt.NDArray[np.generic]:
     """Samples times the scale, in float32 on every tier."""
     if len(frame) != PCM16_BYTES * spec.samples:
-        raise UsageError(
-            f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {PCM16_BYTES * spec.samples}"
-        )
+        needed = PCM16_BYTES * spec.samples
+        raise UsageError(f"the frame has {len(frame)} bytes; {spec.samples} samples of 16 bits are {needed}")
     samples = np.frombuffer(frame, dtype="<i2").astype(np.float32)
     return (samples * np.float32(spec.scale)).reshape(spec.shape)
 

@@ -283,11 +283,9 @@ class ShapedLink:
         """Replay a bandwidth trace as the uplink's rate until `stop`, in steps of `bin_s`, repeating it when it ends.
         It starts `begins_s` into the trace. The downlink rate and the round-trip time stay."""
         self._follower = threading.Thread(
-            target=self._replay_trace,
-            args=(trace.rates_per_bin(bin_s), bin_s, perf_counter() - begins_s),
-            name="uplink",
-            daemon=True,
-        )
+            target=self._replay_trace, args=(trace.rates_per_bin(bin_s), bin_s, perf_counter() - begins_s),
+            name="uplink", daemon=True,
+        )  # fmt: skip
         self._follower.start()
 
     def _replay_trace(self, rates: Sequence[float], bin_s: float, began: float) -> None:

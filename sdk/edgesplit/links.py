@@ -34,9 +34,8 @@ def parse_link(text: str) -> Link:
     name, *parts = [part.strip() for part in text.strip().lower().split("/")]
     try:
         if name in LINKS and len(parts) < 2:
-            return (
-                divide_rates(LINKS[name], NUMBER.parse(parts[0], least=ABOVE_ZERO, most=1e6)) if parts else LINKS[name]
-            )
+            factor = NUMBER.parse(parts[0], least=ABOVE_ZERO, most=1e6) if parts else 1.0
+            return divide_rates(LINKS[name], factor) if parts else LINKS[name]
         if len(parts) in (1, 2):
             rates = [parse_rate(part) for part in (name, *parts[:-1])]
             rtt_s = parse_duration(parts[-1], most=MAX_RTT_S)
@@ -49,24 +48,12 @@ def parse_link(text: str) -> Link:
     )
 
 
-def format_link(link: Link) -> str:
-    """The link in figures, as `parse_link` reads it."""
-    up, down, rtt = _format_rate(link.up_bytes_per_s), _format_rate(link.down_bytes_per_s), link.rtt_s * 1e3
-    return f"{up}/{rtt:g}ms" if up == down else f"{up}/{down}/{rtt:g}ms"
-
-
 def divide_rates(link: Link, factor: float) -> Link:
     """The link with its rates divided by `factor`, as when several devices share it; the round-trip time stays."""
     return Link(
-        up_bytes_per_s=link.up_bytes_per_s / factor,
-        down_bytes_per_s=link.down_bytes_per_s / factor,
-        rtt_s=link.rtt_s,
+        up_bytes_per_s=link.up_bytes_per_s / factor, down_bytes_per_s=link.down_bytes_per_s / factor, rtt_s=link.rtt_s,
         name=f"{link.name}/{factor:g}" if link.name else "",
-    )
-
-
-def _format_rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8 / 1e6:.6g}mbit"
+    )  # fmt: skip
 
 
 def parse_host_and_port(text: str, what: str, *, first_port: int = 1) -> tuple[str, int]:

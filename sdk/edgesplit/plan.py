@@ -120,11 +120,9 @@ def gateway_part(row: Row) -> Row:
     made_here = [tensor for tensor in hop.sends if tensor not in row.sends]
     ready = [output for output in row.receives if output not in hop.receives]
     return msgspec.structs.replace(
-        row,
-        remote=tuple(name for name in row.remote if name not in further),
-        receives=tuple(dict.fromkeys((*made_here, *ready))),
-        hops=(),
-    )
+        row, remote=tuple(name for name in row.remote if name not in further),
+        receives=tuple(dict.fromkeys((*made_here, *ready))), hops=(),
+    )  # fmt: skip
 
 
 def remote_half_beyond(row: Row) -> Row:
@@ -135,20 +133,11 @@ def remote_half_beyond(row: Row) -> Row:
     hop = row.hops[0]
     whole, _, link = row.name.partition(FURTHER_LINK_MARK)
     return Row(
-        name=f"{whole}{FURTHER_LINK_MARK}{int(link or '0') + 1}",
-        device=(*row.device, *gateway_part(row).remote),
-        remote=hop.remote,
-        sends=hop.sends,
-        receives=hop.receives,
-        codecs=hop.codecs,
-        compress=hop.compress,
-        encode_s=hop.encode_s,
-        up_bytes=hop.up_bytes,
-        down_bytes=hop.down_bytes,
-        decode_s=hop.decode_s,
-        remote_s=hop.seconds,
-        hops=row.hops[1:],
-    )
+        name=f"{whole}{FURTHER_LINK_MARK}{int(link or '0') + 1}", device=(*row.device, *gateway_part(row).remote),
+        remote=hop.remote, sends=hop.sends, receives=hop.receives, codecs=hop.codecs, compress=hop.compress,
+        encode_s=hop.encode_s, up_bytes=hop.up_bytes, down_bytes=hop.down_bytes, decode_s=hop.decode_s,
+        remote_s=hop.seconds, hops=row.hops[1:],
+    )  # fmt: skip
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -293,10 +282,8 @@ def _first_hop_transfer_s(row: Row, now: Conditions) -> tuple[float, float]:
     hop = row.hops[0]
     if now.further is None:
         return hop.up_s, hop.down_s
-    up, down = (
-        now.further.up_bytes_per_s or _DEAD_LINK_BYTES_PER_S,
-        now.further.down_bytes_per_s or _DEAD_LINK_BYTES_PER_S,
-    )
+    further = now.further
+    up, down = (rate or _DEAD_LINK_BYTES_PER_S for rate in (further.up_bytes_per_s, further.down_bytes_per_s))
     return hop.up_bytes / up, hop.down_bytes / down
 
 
@@ -437,13 +424,11 @@ def _with_valid_conditions(plan: Plan, now: Conditions) -> Conditions:
         for value, usual in zip(rest, (plan.link.rtt_s, 1.0, 1.0), strict=True)
     )
     return Conditions(
-        link=msgspec.structs.replace(link, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt_s),
-        server_load=load,
+        link=msgspec.structs.replace(link, up_bytes_per_s=up, down_bytes_per_s=down, rtt_s=rtt_s), server_load=load,
         device_slowdown=slowdown,
         remote_usable=now.remote_usable and link.rtt_s != math.inf and now.server_load != math.inf,
-        further=now.further,
-        risk_s=now.risk_s,
-    )
+        further=now.further, risk_s=now.risk_s,
+    )  # fmt: skip
 
 
 def _min_cost_gain(plan: Plan, margin: Hysteresis) -> float:

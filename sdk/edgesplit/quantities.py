@@ -67,9 +67,8 @@ class Quantity:
     def _allowed(self, least: float, most: float) -> str:
         units = sorted(self.units, key=self.units.__getitem__)
         unit_list = " or ".join([", ".join(units[:-1]), units[-1]] if len(units) > 1 else units)
-        allowed = (
-            "a number" + (" alone or" if "" in self.synonyms else "") + (f" with {unit_list}" if unit_list else "")
-        )
+        allowed = "a number alone or" if "" in self.synonyms else "a number"
+        allowed += f" with {unit_list}" if unit_list else ""
         if least:
             allowed += ", above 0" if least == ABOVE_ZERO else f", at least {self.format(least)}"
         return allowed if most == sys.float_info.max else f"{allowed}, at most {self.format(most)}"

@@ -25,7 +25,7 @@ from edgesplit.limits import LIMITS
 from edgesplit.release.fingerprint import Fingerprint
 from edgesplit.release.manifest import Manifest, Slice, SliceFile, release_digest
 from edgesplit.release.recut import check_recut_slice
-from edgesplit.trust.verification import Proof, VerifiedRelease, verify_release
+from edgesplit.trust.verification import Proof, verify_release
 
 MAX_PROOF_FILES = 1_024
 """Maximum number of metadata files in one release's proof."""
@@ -63,9 +63,13 @@ class StoredRelease:
         )
 
     def _verified_slice_folder(self, slice_: Slice) -> Path:
-        folder = self.folder / "slices" / identifiers.slice_name(slice_.name)
+        folder = self.slice_path(slice_)
         self.check(slice_, folder)
         return folder
+
+    def slice_path(self, slice_: Slice) -> Path:
+        """The folder of the slice's files, not verified."""
+        return self.folder / "slices" / identifiers.slice_name(slice_.name)
 
     def check(self, slice_: Slice, folder: Path) -> None:
         """TrustError unless the slice's files in `folder` are those that were signed, and for a recut also match the
@@ -97,66 +101,52 @@ def open_release(folder: Path, digest: str, bootstrap_root: bytes) -> StoredRele
     if release_digest(raw) != digest:
         raise TrustError(f"release {digest[:12]}: its manifest is of another release")
     try:
-        verified = verify_release(raw, _read_proof(home), bootstrap_root)
+        return _verified_release(raw, _read_proof(home), bootstrap_root, digest, home)
     except MalformedMessage as error:
         raise TrustError(f"release {digest[:12]}: {error}") from error
-    return _stored_release(verified, digest, home)
 
 
-def _stored_release(verified: VerifiedRelease, digest: str, home: Path) -> StoredRelease:
+def _verified_release(
+    raw_manifest: bytes, proof: Proof, bootstrap_root: bytes, digest: str, home: Path
+) -> StoredRelease:
+    """The release in the folder `home`, by a verified manifest; TrustError unless that is the manifest of `digest`."""
+    verified = verify_release(raw_manifest, proof, bootstrap_root)
+    if release_digest(raw_manifest) != identifiers.sha256_hex(digest):
+        raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
     return StoredRelease(verified.manifest, digest, home, base=verified.base, fingerprint=verified.fingerprint)
 
 
 def write_release(
-    folder: Path,
-    digest: str,
-    raw_manifest: bytes,
-    proof: Proof,
-    chunk: ChunkSource,
-    only: Collection[str] | None = None,
-    *,
-    bootstrap_root: bytes,
-) -> StoredRelease:
+    folder: Path, digest: str, raw_manifest: bytes, proof: Proof, chunk: ChunkSource,
+    only: Collection[str] | None = None, *, bootstrap_root: bytes,
+) -> StoredRelease:  # fmt: skip
     """Write a release (`only` these slices of it, by default all) under `folder` from its chunks; returns it opened.
 
     Intact slices that are already there are kept; missing or damaged ones are written again. Every byte is verified
     before the release becomes visible, so a wrong chunk (TrustError) leaves nothing behind.
     """
-    verified = verify_release(raw_manifest, proof, bootstrap_root)
-    manifest = verified.manifest
-    if release_digest(raw_manifest) != identifiers.sha256_hex(digest):
-        raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
-    wanted = [_slice_of(manifest, name) for name in only] if only is not None else list(manifest.all_slices)
+    new = _verified_release(raw_manifest, proof, bootstrap_root, digest, folder / digest)
+    wanted = [_slice_of(new.manifest, name) for name in only] if only is not None else list(new.manifest.all_slices)
     try:
         release = open_release(folder, digest, bootstrap_root)
     except TrustError:
-        _write_new_release(
-            folder, _stored_release(verified, digest, folder / digest), raw_manifest, proof, wanted, chunk
-        )
+        _write_new_release(folder, new, raw_manifest, proof, wanted, chunk)
     else:
         _add_missing_slices(release, wanted, chunk)
     return open_release(folder, digest, bootstrap_root)
 
 
 def adopt_release(
-    folder: Path,
-    digest: str,
-    raw_manifest: bytes,
-    proof: Proof,
-    staged: Path,
-    only: Collection[str],
-    *,
-    bootstrap_root: bytes,
-) -> StoredRelease:
+    folder: Path, digest: str, raw_manifest: bytes, proof: Proof, staged: Path, only: Collection[str],
+    *, bootstrap_root: bytes,
+) -> StoredRelease:  # fmt: skip
     """Move the folder `staged` (on the same file system, with the slices' files in `slices/<name>/`) to become release
     `digest` under `folder`; returns it opened.
 
     Nothing is copied: one rename if the release is new, otherwise one for each slice that it lacks. TrustError where a
     file differs from what was signed; then nothing is changed.
     """
-    candidate = _stored_release(verify_release(raw_manifest, proof, bootstrap_root), digest, staged)
-    if release_digest(raw_manifest) != identifiers.sha256_hex(digest):
-        raise TrustError(f"release {digest[:12]}: these are the bytes of another manifest")
+    candidate = _verified_release(raw_manifest, proof, bootstrap_root, digest, staged)
     wanted = [_slice_of(candidate.manifest, name) for name in only]
     for part_file in list(staged.rglob(".*.part")):
         part_file.unlink()
@@ -165,16 +155,16 @@ def adopt_release(
         existing = open_release(folder, digest, bootstrap_root)
     except TrustError:
         for slice_ in wanted:
-            candidate.check(slice_, staged / "slices" / identifiers.slice_name(slice_.name))
+            candidate.check(slice_, candidate.slice_path(slice_))
         _adopt_new_release(folder, digest, raw_manifest, proof, staged)
     else:
         # Slices that are already there may have been renamed into place by a run that crashed before the fsync of the
         # folder, so the folders are fsynced even if nothing is missing.
         missing = [slice_ for slice_ in wanted if slice_.files and not existing.has_slices([slice_.name])]
         for slice_ in missing:
-            candidate.check(slice_, staged / "slices" / identifiers.slice_name(slice_.name))
+            candidate.check(slice_, candidate.slice_path(slice_))
         for slice_ in missing:
-            _adopt_slice(existing.folder / "slices", staged / "slices", slice_.name)
+            _move(staged / "slices" / slice_.name, existing.folder / "slices" / slice_.name)
         sync_folder(existing.folder / "slices")
         sync_folder(folder)
         remove(staged)
@@ -182,39 +172,26 @@ def adopt_release(
 
 
 def _adopt_new_release(folder: Path, digest: str, raw_manifest: bytes, proof: Proof, staged: Path) -> None:
-    write_durably(staged / "manifest.json", raw_manifest)
-    for name, raw in proof.items():
-        write_durably(staged / "proof" / identifiers.slice_name(name), raw)
+    _write_manifest(staged, raw_manifest, proof)
     (staged / "slices").mkdir(exist_ok=True)
     _sync_folders(staged)
-    if os.path.lexists(folder / digest):
-        _discard(folder / digest, folder / f".{digest}.removed")
-    os.rename(staged, folder / digest)
-    sync_folder(folder)
+    _move(staged, folder / digest)
     sync_folder(staged.parent)
-
-
-def _adopt_slice(slices: Path, staged: Path, name: str) -> None:
-    if os.path.lexists(slices / name):
-        _discard(slices / name, slices / f".{name}.removed")
-    os.rename(staged / name, slices / name)
-    sync_folder(slices)
 
 
 def stored_releases(folder: Path) -> list[str]:
     """Digests of the releases under `folder`, not verified."""
     if not folder.is_dir():
         return []
-    return sorted(
-        entry.name for entry in folder.iterdir() if identifiers.SHA256.fullmatch(entry.name) and entry.is_dir()
-    )
+    names = (entry.name for entry in folder.iterdir() if entry.is_dir())
+    return sorted(filter(identifiers.SHA256.fullmatch, names))
 
 
 def remove_release(folder: Path, digest: str) -> None:
     """Delete a release. It disappears atomically by a rename; its files are deleted afterwards."""
     home = folder / identifiers.sha256_hex(digest)
     if home.exists():
-        _discard(home, folder / f".{digest}.removed")
+        _discard(home)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -225,33 +202,24 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _write_new_release(
-    folder: Path,
-    release: StoredRelease,
-    raw_manifest: bytes,
-    proof: Proof,
-    wanted: Collection[Slice],
-    chunk: ChunkSource,
-) -> None:
+    folder: Path, release: StoredRelease, raw_manifest: bytes, proof: Proof,
+    wanted: Collection[Slice], chunk: ChunkSource,
+) -> None:  # fmt: skip
     make_folders(folder)
     digest = release.digest
-    home, part = folder / digest, folder / f".{digest}.part"
+    part = folder / f".{digest}.part"
     remove(part)
     try:
-        write_durably(part / "manifest.json", raw_manifest)
-        for name, raw in proof.items():
-            write_durably(part / "proof" / identifiers.slice_name(name), raw)
+        _write_manifest(part, raw_manifest, proof)
         (part / "slices").mkdir()
         for slice_ in wanted:
             _write_slice(part / "slices" / slice_.name, slice_, chunk)
             replace(release, folder=part).check(slice_, part / "slices" / slice_.name)
         _sync_folders(part)
-        if os.path.lexists(home):
-            _discard(home, folder / f".{digest}.removed")
-        os.rename(part, home)
+        _move(part, folder / digest)
     except BaseException:
         remove(part)
         raise
-    sync_folder(folder)
 
 
 def _add_missing_slices(release: StoredRelease, wanted: Collection[Slice], chunk: ChunkSource) -> None:
@@ -265,13 +233,16 @@ def _add_missing_slices(release: StoredRelease, wanted: Collection[Slice], chunk
         try:
             _write_slice(part, slice_, chunk)
             release.check(slice_, part)
-            if os.path.lexists(slices / slice_.name):
-                _discard(slices / slice_.name, slices / f".{slice_.name}.removed")
-            os.rename(part, slices / slice_.name)
+            _move(part, slices / slice_.name)
         except BaseException:
             remove(part)
             raise
-        sync_folder(slices)
+
+
+def _write_manifest(folder: Path, raw_manifest: bytes, proof: Proof) -> None:
+    write_durably(folder / "manifest.json", raw_manifest)
+    for name, raw in proof.items():
+        write_durably(folder / "proof" / identifiers.slice_name(name), raw)
 
 
 def _write_slice(folder: Path, slice_: Slice, chunk: ChunkSource) -> None:
@@ -370,8 +341,17 @@ def _sync_folders(top: Path) -> None:
         sync_folder(Path(folder))
 
 
-def _discard(path: Path, removed: Path) -> None:
-    """Rename `path` to `removed`, so that it disappears atomically, then delete it."""
+def _move(new: Path, path: Path) -> None:
+    """Move the folder `new` to `path`, in place of what is there, durably."""
+    if os.path.lexists(path):
+        _discard(path)
+    os.rename(new, path)
+    sync_folder(path.parent)
+
+
+def _discard(path: Path) -> None:
+    """Rename `path`, so that it disappears atomically, then delete it."""
+    removed = path.with_name(f".{path.name}.removed")
     remove(removed)
     os.rename(path, removed)
     sync_folder(path.parent)

@@ -167,6 +167,6 @@ class SimulatedFleet(BaseFleet):
         """A function that opens a session at the in-process broker."""
 
         def session(host: str, port: int, client_id: str, tls: object, **callbacks: object) -> InMemorySession:
-            return self.broker.session(client_id, path=link, **callbacks)  # type: ignore[arg-type]
+            return self.broker.session(client_id, path=link, **callbacks)
 
         return session

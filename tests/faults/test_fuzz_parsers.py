@@ -255,7 +255,7 @@ def parsers(folder: Path) -> dict[str, Parser]:
             proof["targets.json"]]),
         **{f"tuf {name}": metadata_parser(folder / f"tuf-{name}", name)
            for name in ("root", "timestamp", "snapshot", "targets")},
-        "claim": Parser(identity.decode_claim, [identity.encode_claim(claim)]),
+        "claim": Parser(identity.decode_claim, [identity.encode_document(claim)]),
         "enrolment request": Parser(
             lambda raw: identity.decode_document(raw, EnrolmentRequest),
             [msgspec.json.encode(EnrolmentRequest(token="t", csr_pem=csr.decode()))],

@@ -36,7 +36,7 @@ from edgesplit.plan import Plan, Row
 from edgesplit.release import manifest
 from edgesplit.release.manifest import Chunk, DesiredRelease, GoldenExample, Manifest, Slice, SliceFile, Statement
 from edgesplit.release_store import write_release
-from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_claim
+from edgesplit.trust.identity import Claim, Enrolled, EnrolmentRequest, decode_document, encode_document
 from edgesplit_agent.control.enrolment import enrol
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_controller.messaging.broker import Broker
@@ -218,7 +218,7 @@ class Process:
         self.controller = controller
         self.data = folder / DEVICE
         self.claim = folder / "claim.json"
-        self.claim.write_bytes(encode_claim(controller.claim()))
+        self.claim.write_bytes(encode_document(controller.claim()))
         self.extra = extra
         self.log = folder / "agent.log"
         self.child: subprocess.Popen[bytes] | None = None

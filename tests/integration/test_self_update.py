@@ -24,7 +24,7 @@ from edgesplit.mqtt.messages import ModelState
 from edgesplit.release import manifest
 from edgesplit.release.agent_release import AGENT_MODEL, build_name, this_machine
 from edgesplit.release.manifest import Chunk, DesiredRelease, Manifest, Slice, SliceFile, Statement
-from edgesplit.trust.identity import encode_claim
+from edgesplit.trust.identity import encode_document
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_controller.releases.agent_releases import chunk_runs
 from integration.test_agent import DEVICE, Made, SmallController
@@ -87,7 +87,7 @@ class Device:
         self.controller = controller
         self.data = folder / DEVICE
         self.claim = folder / "claim.json"
-        self.claim.write_bytes(encode_claim(controller.claim()))
+        self.claim.write_bytes(encode_document(controller.claim()))
         self.log = folder / "agent.log"
         self.going = folder / "going"
         self.shell: subprocess.Popen[bytes] | None = None

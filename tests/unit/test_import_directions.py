@@ -40,6 +40,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     SDK: (
         "atomic_files audit_chain backoff concurrency errors file_hash lazy_import limits msgspec_warmup socket_send "
         "terminal_text",
+        "decoding",
         "bandwidth_trace foreign_server http1 identifiers input_spec mqtt plan process quantities",
         "link_emulation links observability release testing",
         "crypto oip",

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from edgesplit.observability import trace_context
 from edgesplit.observability.phases import Timeline
-from edgesplit.observability.tracing import PassthroughSpan, Span, Tracer
+from edgesplit.observability.tracing import Span, Tracer
 from edgesplit.offload_client.pool import OffloadFailure, OffloadResult
 from edgesplit.oip.report import Report
 from edgesplit.runtime import Timing
@@ -27,7 +27,7 @@ TAIL, TAIL_QUEUE, OFFLOAD = "tail", "tail queue", "offload"
 class RequestTrace:
     """Timeline and span of one request."""
 
-    span: Span = field(default_factory=PassthroughSpan)
+    span: Span = field(default_factory=Span)
     timeline: Timeline = field(default_factory=Timeline)
 
     @classmethod

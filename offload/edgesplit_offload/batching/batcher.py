@@ -181,7 +181,7 @@ class _PeerLink:
         if isinstance(message, ipc.Leave):
             job = self.jobs.get(message.number)
             if job is not None:
-                job.is_client_gone = _always_gone
+                job.is_client_gone = lambda: True
         elif isinstance(message, ipc.Run):
             self.on_request(message, body)
         else:
@@ -202,7 +202,7 @@ class _PeerLink:
         self._batcher.remove(self)
         # The peer will not receive any result: what has not begun is dropped by the scheduler.
         for job in self.jobs.values():
-            job.is_client_gone = _always_gone
+            job.is_client_gone = lambda: True
 
     def _result_message(self, job: RemoteJob) -> tuple[ipc.Message, Sequence[memoryview]]:
         if job.error is not None:
@@ -213,7 +213,3 @@ class _PeerLink:
             return ipc.encode_error(job.number, error), ()
         load = self._batcher.load
         return ipc.Ran(job.number, job.run_s, job.batch_size, job.counts_run, load, described), buffers
-
-
-def _always_gone() -> bool:
-    return True

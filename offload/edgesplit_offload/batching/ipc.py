@@ -17,19 +17,8 @@ from time import monotonic
 import msgspec
 import numpy as np
 
-from edgesplit.errors import (
-    Busy,
-    DeadlineExceeded,
-    EdgeError,
-    FairShareExceeded,
-    InferenceFailed,
-    LinkError,
-    MalformedMessage,
-    ModelRefused,
-    NotFound,
-    TrustError,
-    UsageError,
-)
+from edgesplit import errors
+from edgesplit.errors import Busy, EdgeError, InferenceFailed, LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip import protocol as oip
@@ -101,8 +90,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 _ERRORS: Mapping[str, type[EdgeError]] = {
     kind.__name__: kind
     for kind in (
-        Busy, FairShareExceeded, DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage, ModelRefused, NotFound,
-        TrustError, UsageError, Alone,
+        Busy, errors.FairShareExceeded, errors.DeadlineExceeded, InferenceFailed, LinkError, MalformedMessage,
+        errors.ModelRefused, errors.NotFound, errors.TrustError, errors.UsageError, Alone,
     )
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from edgesplit.http1.head import CONTINUE, ParsedHead, Refused
 from edgesplit.http1.server import Request, Response, refusal_response
 from edgesplit.http1.server_connection import HEAD, NEED_DATA, REQUEST, Part, PeerClosed, ServerConnection
 from edgesplit_offload.frontend.event_loop import GONE, READABLE
-from edgesplit_offload.frontend.transport import Transport
+from edgesplit_offload.frontend.transport import PlainTransport, TlsTransport
 from edgesplit_offload.scheduling.arrivals import ArrivalStats
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ConnectionOwner(Protocol):
 class HttpConnection:
     """One connection, from handshake to close."""
 
-    def __init__(self, owner: ConnectionOwner, sock: socket.socket, transport: Transport) -> None:
+    def __init__(self, owner: ConnectionOwner, sock: socket.socket, transport: PlainTransport | TlsTransport) -> None:
         self._owner = owner
         self._sock = sock
         self._transport = transport
@@ -181,7 +181,7 @@ class HttpConnection:
             self,
             Request(
                 head.method, path, query, head.headers, protocol.body, self._transport.peer,
-                self._transport.peer_serial, self._is_peer_gone,
+                self._transport.peer_serial, lambda: self.is_peer_gone,
             ),
             self._route,
         )  # fmt: skip
@@ -221,9 +221,6 @@ class HttpConnection:
             return False
         self._protocol.on_received(count, monotonic())
         return True
-
-    def _is_peer_gone(self) -> bool:
-        return self.is_peer_gone
 
     def _finish_request(self) -> None:
         """The request is finished, whether its response was sent or not."""

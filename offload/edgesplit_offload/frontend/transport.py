@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Protocol
 
 from edgesplit.http1.server import peer_identity
 from edgesplit.http1.server_connection import Part
@@ -15,46 +14,27 @@ _RECORD_BYTES = 16_384
 """Small parts are joined into TLS records of up to this many bytes."""
 
 
-class Transport(Protocol):
-    """What a connection needs of its socket."""
-
-    peer: str | None
-    """Common name of the verified client certificate."""
-    peer_serial: int | None
-    is_drained: bool
-    """Whether the last `receive` took everything there was; another event announces more."""
-
-    def handshake(self) -> bool:
-        """Perform the handshake: True once requests can be read, False to try again at the next event. OSError if it
-        fails."""
-        ...
-
-    def receive(self, *buffers: memoryview) -> int | None:
-        """Number of bytes received, 0 at end of stream, None if there are none now. They fill the first buffer and may
-        go on into the next. OSError."""
-        ...
-
-    def send(self, parts: Sequence[Part]) -> list[Part]:
-        """Send `parts`; returns what could not be sent now. OSError."""
-        ...
-
-
 class PlainTransport:
     """A plain socket."""
 
     peer: str | None = None
+    """Common name of the verified client certificate."""
     peer_serial: int | None = None
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.is_drained = False
+        """Whether the last `receive` took everything there was; another event announces more."""
 
     def handshake(self) -> bool:
-        """True: no handshake."""
+        """Perform the handshake: True once requests can be read, False to try again at the next event. OSError if it
+        fails."""
         return True
 
     def receive(self, *buffers: memoryview) -> int | None:
-        """By one system call, which returns less than there is room for if there is no more."""
+        """Number of bytes received, 0 at end of stream, None if there are none now. They fill the first buffer and may
+        go on into the next. OSError."""
+        # One system call, which returns less than there is room for if there is no more.
         try:
             count = self._sock.recvmsg_into(buffers)[0]
         except BlockingIOError:
@@ -64,7 +44,7 @@ class PlainTransport:
         return count
 
     def send(self, parts: Sequence[Part]) -> list[Part]:
-        """With as few system calls as possible."""
+        """Send `parts`, by as few system calls as possible; returns what could not be sent now. OSError."""
         unsent = list(parts)
         while unsent:
             try:

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TypeVar
 from urllib.parse import quote
@@ -26,19 +27,9 @@ from edgesplit.errors import Busy, DeadlineExceeded, LinkError, ModelRefused, No
 from edgesplit.http1.server import Request, Response
 from edgesplit.observability import trace_context
 from edgesplit.observability.phases import HOP, Timeline
+from edgesplit.offload_client import pool
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
-from edgesplit.offload_client.pool import (
-    HOP_CAUSE_HEADER,
-    HOP_HEADER,
-    HOP_SERVER_HEADER,
-    CancellableCall,
-    OffloadAnswer,
-    OffloadClient,
-    OffloadFailure,
-    OffloadResult,
-    RelayedResponse,
-    encode_offload_request,
-)
+from edgesplit.offload_client.pool import CancellableCall, OffloadAnswer, OffloadClient, OffloadFailure
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import gateway_part, remote_half_beyond
 from edgesplit.release import boundary_codecs
@@ -69,12 +60,8 @@ MAX_WAITING = 128
 """Most requests at the next tier at once."""
 MAX_DURATIONS = 256
 _REQUEST_HEADERS = (
-    "content-type",
-    "content-encoding",
-    oip.HEADER_LENGTH,
-    trace_context.TRACEPARENT,
-    trace_context.TRACESTATE,
-)
+    "content-type", "content-encoding", oip.HEADER_LENGTH, trace_context.TRACEPARENT, trace_context.TRACESTATE
+)  # fmt: skip
 _RESPONSE_HEADERS = ("content-type", oip.HEADER_LENGTH, "retry-after")
 _Result = TypeVar("_Result", bound=object)
 
@@ -153,13 +140,13 @@ class NextTier:
         outcome = self._offload(far, request, sends)
         if isinstance(outcome, OffloadAnswer):
             live.update(outcome.outputs)
-            hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
+            hop_headers = _hop_headers(outcome)
         else:
             live.update(self._run_fallback(far, sends, run, outcome))
-            hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_CAUSE_HEADER: outcome.cause}
+            hop_headers = {pool.HOP_HEADER: f"{outcome.elapsed_s:.6f}", pool.HOP_CAUSE_HEADER: outcome.cause}
         return RowResult({name: live[name] for name in model.row.receives}, hop_headers)
 
-    def _offload(self, far: RemoteModel, request: RowRequest, sends: Tensors) -> OffloadResult:
+    def _offload(self, far: RemoteModel, request: RowRequest, sends: Tensors) -> pool.OffloadResult:
         """The next tier's result for its half, within the timeout that the deadline allows; a failure at once if the
         circuit breaker is open or no time is left."""
         with self._lock:
@@ -169,18 +156,13 @@ class NextTier:
             return OffloadFailure("timeout", "no time left to ask")
         if not self._is_allowed():
             return OffloadFailure("open", "it did not answer lately")
-        body = encode_offload_request(
-            far.name,
-            request.id,
-            boundary_codecs.encode_tensors(sends, far.row.codecs),
-            far.outputs,
-            left_s=wait_s,
-            coding="zstd" if far.row.compress else "",
-        )
+        body = pool.encode_offload_request(
+            far.name, request.id, boundary_codecs.encode_tensors(sends, far.row.codecs), far.outputs,
+            left_s=wait_s, coding="zstd" if far.row.compress else "",
+        )  # fmt: skip
         with request.timeline.phase(HOP):
-            outcome = self._exchange(
-                lambda call: self._client.infer(body, call, wait_s), wait_s, request.is_client_gone
-            )
+            call_next = partial(self._client.infer, body, timeout_s=wait_s)
+            outcome = self._exchange(call_next, wait_s, request.is_client_gone)
         if isinstance(outcome, OffloadAnswer):
             self._update_durations(far.name, there_s=outcome.elapsed_s)
         return outcome
@@ -212,17 +194,13 @@ class NextTier:
             raise Busy("this gateway has not the release, and the next tier did not answer lately")
         wait_s = DEFAULT_TIMEOUT_S if left_s is None else left_s
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-        outcome = self._exchange(
-            lambda call: self._client.relay(quote(request.path), headers, request.body, call, wait_s),
-            wait_s,
-            request.is_closed,
-        )
+        call_next = partial(self._client.relay, quote(request.path), headers, request.body, timeout_s=wait_s)
+        outcome = self._exchange(call_next, wait_s, request.is_closed)
         if isinstance(outcome, OffloadFailure):
             kind = DeadlineExceeded if outcome.cause == "timeout" else LinkError
             raise kind(f"this gateway has not the release, and the next tier did not answer: {outcome.text}")
         back = {name: outcome.headers[name] for name in _RESPONSE_HEADERS if name in outcome.headers}
-        hop_headers = {HOP_HEADER: f"{outcome.elapsed_s:.6f}", HOP_SERVER_HEADER: f"{outcome.server_s:.6f}"}
-        return Response(outcome.status, {**back, **hop_headers}, [outcome.body])
+        return Response(outcome.status, {**back, **_hop_headers(outcome)}, [outcome.body])
 
     # The next tier
 
@@ -236,7 +214,7 @@ class NextTier:
                 raise Busy(f"{self._waiting} requests wait for the next tier")
             self._waiting += 1
         try:
-            outcome = self._wait_for_result(do, CancellableCall(), wait_s, is_gone)
+            outcome = self._wait_for_result(do, wait_s, is_gone)
         finally:
             with self._lock:
                 self._waiting -= 1
@@ -244,13 +222,9 @@ class NextTier:
         return outcome
 
     def _wait_for_result(
-        self,
-        do: Callable[[CancellableCall], _Result | OffloadFailure],
-        call: CancellableCall,
-        wait_s: float,
-        is_gone: Callable[[], bool],
+        self, do: Callable[[CancellableCall], _Result | OffloadFailure], wait_s: float, is_gone: Callable[[], bool]
     ) -> _Result | OffloadFailure:
-        began = monotonic()
+        began, call = monotonic(), CancellableCall()
         future: Future[_Result | OffloadFailure] = self._threads.submit(copy_context().run, do, call)
         try:
             while (left_s := began + wait_s - monotonic()) > 0:
@@ -294,7 +268,7 @@ class NextTier:
         with self._lock:
             previous = self._breaker.state
             if not isinstance(outcome, OffloadFailure):
-                succeeded = not isinstance(outcome, RelayedResponse) or outcome.status < 500
+                succeeded = not isinstance(outcome, pool.RelayedResponse) or outcome.status < 500
                 self._breaker = self._breaker.after_success(monotonic()) if succeeded else self._breaker
             elif outcome.cause != "rejected":
                 refused = outcome.cause == "refused"
@@ -302,6 +276,11 @@ class NextTier:
             current = self._breaker.state
         if previous != current:
             log.warning("breaker of the next tier: %s -> %s", previous, current)
+
+
+def _hop_headers(answer: OffloadAnswer | pool.RelayedResponse) -> dict[str, str]:
+    """The headers that report the seconds at the next tier to the device."""
+    return {pool.HOP_HEADER: f"{answer.elapsed_s:.6f}", pool.HOP_SERVER_HEADER: f"{answer.server_s:.6f}"}
 
 
 def timeout_s(left_s: float, durations: Durations) -> float:

@@ -13,9 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
-from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.decoding import decode_json
+from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.oip_server.statistics import StatisticsEntry
 from edgesplit.oip_server.triton_extensions import TRACE_SETTINGS, log_settings
@@ -65,12 +64,10 @@ class Management:
             (method, re.compile(path), getattr(self, f"_{name}")) for method, path, name in _ROUTES
         ]
         self.answerers: Mapping[str, Callable[[Any], Any]] = {
-            INDEX: lambda _: models.models(),
-            LOAD: lambda model: models.model(model).half.load(),
-            UNLOAD: lambda model: models.model(model).half.unload(),
-            STATISTICS: lambda _: statistics.snapshot(),
+            INDEX: lambda _: models.models(), LOAD: lambda model: models.model(model).half.load(),
+            UNLOAD: lambda model: models.model(model).half.unload(), STATISTICS: lambda _: statistics.snapshot(),
             LOGGING: _set_levels,
-        }
+        }  # fmt: skip
 
     def answer(self, request: Request, path: str) -> Response | None:
         """The response; None if the path is not one of these."""
@@ -82,9 +79,8 @@ class Management:
             if request.method == method:
                 return handle(request, {key: text for key, text in match.groupdict().items() if text is not None})
             methods.append(method)
-        return (
-            error_response(405, f"use {' or '.join(methods)} here", {"allow": ", ".join(methods)}) if methods else None
-        )
+        allowed = {"allow": ", ".join(methods)}
+        return error_response(405, f"use {' or '.join(methods)} here", allowed) if methods else None
 
     # Models
 
@@ -186,13 +182,7 @@ class Management:
 
 def _parse_object(request: Request) -> dict[str, Any]:
     """The request's JSON object; empty for an empty body."""
-    try:
-        value = msgspec.json.decode(request.body) if len(request.body) else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"body: {error}") from error
-    if not isinstance(value, dict):
-        raise MalformedMessage("body: not a JSON object")
-    return value
+    return decode_json(request.body, dict[str, Any], "body") if len(request.body) else {}
 
 
 def _checked_log_settings(wanted: Mapping[str, Any]) -> dict[str, Any]:

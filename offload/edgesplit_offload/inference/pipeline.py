@@ -16,14 +16,8 @@ from time import monotonic, perf_counter
 from typing import NamedTuple, cast
 
 from edgesplit.errors import EdgeError
-from edgesplit.http1.content_coding import (
-    DECODERS,
-    MIN_COMPRESSED_BYTES,
-    UnknownCoding,
-    choose_coding,
-    decode_body,
-    encode_body,
-)
+from edgesplit.http1 import content_coding
+from edgesplit.http1.content_coding import MIN_COMPRESSED_BYTES, choose_coding, decode_body, encode_body
 from edgesplit.http1.head import ParsedHead
 from edgesplit.http1.server import Request, Response, error_response, response_to
 from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN, Phase
@@ -339,8 +333,8 @@ def _is_slow_to_encode(inference: Inference) -> bool:
 
 def error_to_response(error: BaseException) -> Response:
     """The response for an error."""
-    if isinstance(error, UnknownCoding):
-        return error_response(415, str(error), {"accept-encoding": ", ".join(DECODERS)})
+    if isinstance(error, content_coding.UnknownCoding):
+        return error_response(415, str(error), {"accept-encoding": ", ".join(content_coding.DECODERS)})
     if isinstance(error, EdgeError):
         return response_to(error)
     return error_response(500, f"internal error: {type(error).__name__}")
@@ -385,7 +379,6 @@ def route_of(name: str, parsed: ParsedHead) -> Route:
         return Route(name, False, None, accepts)
     if length_header is None:
         return Route(name, parsed.length <= QUICK_JSON_BYTES, None, accepts)
-    length = (
-        int(length_header) if length_header.isascii() and length_header.isdigit() and len(length_header) <= 12 else None
-    )
+    is_number = length_header.isascii() and length_header.isdigit() and len(length_header) <= 12
+    length = int(length_header) if is_number else None
     return Route(name, length is not None and length <= QUICK_JSON_BYTES, length, accepts)

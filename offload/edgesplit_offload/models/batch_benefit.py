@@ -148,9 +148,8 @@ def choose_batches(seconds: Mapping[int, float]) -> BatchBenefit:
     best = min(per_request, key=lambda size: per_request[size])
     if best == 1 or per_request[1] < MIN_GAIN * per_request[best]:
         return BatchBenefit(dict(seconds), 1, 1)
-    enough = min(
-        size for size in per_request if size > 1 and per_request[size] <= SUFFICIENT_FACTOR * per_request[best]
-    )
+    limit = SUFFICIENT_FACTOR * per_request[best]
+    enough = min(size for size in per_request if size > 1 and per_request[size] <= limit)
     return BatchBenefit(dict(seconds), best, min(enough, best))
 
 

@@ -114,9 +114,8 @@ class FastCodec:
         inputs = self._decode_inputs(head, body, header_length)
         if inputs is None:
             return None
-        self._cache_head(
-            json_part, inputs, header_length, _CachedHead(end, (), outputs, head.id, head.parameters, binary)
-        )
+        cached_head = _CachedHead(end, (), outputs, head.id, head.parameters, binary)
+        self._cache_head(json_part, inputs, header_length, cached_head)
         return FastRequest(inputs, outputs, head.id, head.parameters, binary)
 
     def _cache_head(self, json_part: bytes, inputs: Mapping[str, Tensor], at: int, head: _CachedHead) -> None:

@@ -24,14 +24,7 @@ from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Manifest, Slice, TensorSpec
 from edgesplit.runtime import Program, Runtime, Tensor, run_slices
 from edgesplit.runtime.loader import load_slice
-from edgesplit_offload.models.batch_benefit import (
-    is_batchable,
-    is_stackable,
-    measure_benefit,
-    random_inputs,
-    stack,
-    unstack,
-)
+from edgesplit_offload.models import batch_benefit
 from edgesplit_offload.models.batch_graph import batched_source
 from edgesplit_offload.models.slice_cache import LoadableSlice, SliceCache, SliceKey
 from edgesplit_offload.scheduling.run_times import BatchBenefit, RunTimes
@@ -107,9 +100,8 @@ class RemoteHalf:
     @cached_property
     def _request_bytes(self) -> int:
         """Bytes of the tensors of one request and its answer; only meaningful for fixed shapes."""
-        return sum(
-            math.prod(spec.shape) * oip.DTYPES[spec.datatype].itemsize for spec in (*self._inputs, *self._outputs)
-        )
+        specs = (*self._inputs, *self._outputs)
+        return sum(math.prod(spec.shape) * oip.DTYPES[spec.datatype].itemsize for spec in specs)
 
     @property
     def is_loaded(self) -> bool:
@@ -131,7 +123,7 @@ class RemoteHalf:
         self.load()
         if all(spec.datatype != "BYTES" and -1 not in spec.shape for spec in self._inputs):
             with suppress(InferenceFailed, UsageError):  # an input decoder rejects random bytes
-                self.run([random_inputs(self._inputs, np.random.default_rng(0))])
+                self.run([batch_benefit.random_inputs(self._inputs, np.random.default_rng(0))])
 
     def unload(self) -> None:
         """Evict its slices. The next request loads them again; a measurement in progress does not."""
@@ -145,7 +137,7 @@ class RemoteHalf:
         with self._cache.borrow(together or self._single) as programs:
             if together is None or len(requests) == 1:
                 return [self._outputs_of(programs, inputs) for inputs in requests]
-            return list(unstack(self._outputs_of(programs, stack(requests)), len(requests)))
+            return list(batch_benefit.unstack(self._outputs_of(programs, batch_benefit.stack(requests)), len(requests)))
 
     def claim_measurement(self) -> bool:
         """True for exactly one caller, which must see to it that `measure` is called."""
@@ -167,7 +159,7 @@ class RemoteHalf:
 
     def _measure(self, clock: Callable[[], float]) -> None:
         specs = [spec for slice_ in self._slices for spec in (*slice_.inputs, *slice_.outputs)]
-        if any(slice_.format != "onnx" for slice_ in self._slices) or not is_stackable(
+        if any(slice_.format != "onnx" for slice_ in self._slices) or not batch_benefit.is_stackable(
             [*specs, *self._inputs, *self._outputs]
         ):
             return
@@ -209,8 +201,8 @@ class RemoteHalf:
         try:
             with self._cache.borrow(loadable) as batched:
                 run = partial(self._outputs_of, batched)
-                if is_batchable(self._inputs, partial(self._outputs_of, single), run):
-                    return measure_benefit(self._inputs, run, run, perf_counter, typical=min).seconds
+                if batch_benefit.is_batchable(self._inputs, partial(self._outputs_of, single), run):
+                    return batch_benefit.measure_benefit(self._inputs, run, run, perf_counter, typical=min).seconds
         except EdgeError as error:
             log.info("stacks run by one thread each: %s", error)
         return None
@@ -222,19 +214,17 @@ class RemoteHalf:
         name = f"{self._release.digest[:12]} {'+'.join(self._order)[:80]}"
         with self._cache.borrow(loadable) as batched:
             run_one, run_many = partial(self._outputs_of, single), partial(self._outputs_of, batched)
-            if not is_batchable(self._inputs, run_one, run_many):
+            if not batch_benefit.is_batchable(self._inputs, run_one, run_many):
                 log.info("%s: runs one request at a time: together they would not give the same bits", name)
                 return None
-            gain = measure_benefit(self._inputs, run_one, run_many, clock)
+            gain = batch_benefit.measure_benefit(self._inputs, run_one, run_many, clock)
         if gain.max_batch == 1:
             log.info("%s: runs one request at a time: nothing is gained by more", name)
             return None
         log.info(
-            "%s: up to %d requests share a run, which answers %.1f times as many",
-            name,
-            gain.max_batch,
+            "%s: up to %d requests share a run, which answers %.1f times as many", name, gain.max_batch,
             gain.throughput_ratio,
-        )
+        )  # fmt: skip
         return gain
 
     def _evict(self, pieces: Sequence[LoadableSlice]) -> None:

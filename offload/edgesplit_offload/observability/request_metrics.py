@@ -23,13 +23,9 @@ RELAYED = "(relayed)"
 """Used as the model's name for a request that a gateway relayed whole."""
 _NOTHING = nullcontext()
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
-    (Busy, "busy"),
-    (DeadlineExceeded, "deadline"),
-    (LinkError, "gone"),
-    (UsageError, "rejected"),
-    (MalformedMessage, "rejected"),
-    (TrustError, "refused"),
-)
+    (Busy, "busy"), (DeadlineExceeded, "deadline"), (LinkError, "gone"), (UsageError, "rejected"),
+    (MalformedMessage, "rejected"), (TrustError, "refused"),
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -102,13 +98,10 @@ class MetricsRecorder:
 def _samples(model: str, row: str, result: str, phases: tuple[str, ...]) -> RecordTemplate:
     """The metric samples recorded for an answered request."""
     return (
-        (metrics.OFFLOAD_REQUESTS, (model, row, result)),
-        (metrics.OFFLOAD_REQUEST_S, (model, row)),
-        (metrics.OFFLOAD_BATCH, (model,)),
-        (metrics.OFFLOAD_RECEIVED, (model,)),
-        (metrics.OFFLOAD_SENT, (model,)),
+        (metrics.OFFLOAD_REQUESTS, (model, row, result)), (metrics.OFFLOAD_REQUEST_S, (model, row)),
+        (metrics.OFFLOAD_BATCH, (model,)), (metrics.OFFLOAD_RECEIVED, (model,)), (metrics.OFFLOAD_SENT, (model,)),
         *((metrics.OFFLOAD_PHASE_S, (model, name)) for name in phases),
-    )
+    )  # fmt: skip
 
 
 def outcome_label(error: BaseException) -> str:

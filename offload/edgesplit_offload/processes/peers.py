@@ -4,7 +4,7 @@ included."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 Answerers = Mapping[str, Callable[[Any], Any]]
 """The function that answers each question in this process. Arguments and answers are values that MessagePack can hold.
@@ -13,24 +13,8 @@ CHANGE_S = 60.0
 """Seconds that a process may take for a change, such as loading a model."""
 
 
-class PeerProcesses(Protocol):
-    """Asks all serving processes."""
-
-    def listen(self, answerers: Answerers) -> None:
-        """Answer questions with these functions from now on."""
-        ...
-
-    def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """The answers of all processes; one that does not answer in time is left out."""
-        ...
-
-    def change(self, question: str, argument: Any) -> None:
-        """Have every process do what the question asks for; Busy if one did not within CHANGE_S."""
-        ...
-
-
-class SingleProcess:
-    """The single process of a server without a supervisor."""
+class PeerProcesses:
+    """The serving processes of one server. This one is the only process of a server without a supervisor."""
 
     def __init__(self) -> None:
         self._answerers: Answerers = {}
@@ -40,9 +24,10 @@ class SingleProcess:
         self._answerers = answerers
 
     def ask(self, question: str, argument: Any = None) -> list[Any]:
-        """This process's own answer."""
+        """The answers of all processes; one that does not answer in time is left out."""
         return [self._answerers[question](argument)]
 
     def change(self, question: str, argument: Any) -> None:
-        """Do what the question asks for; raises what fails."""
+        """Have every process do what the question asks for; raises what fails here, Busy if another did not do it
+        within CHANGE_S."""
         self._answerers[question](argument)

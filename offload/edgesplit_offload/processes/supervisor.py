@@ -21,25 +21,9 @@ from time import monotonic
 from typing import Any
 
 from edgesplit.errors import UsageError
+from edgesplit_offload.processes import ipc
 from edgesplit_offload.processes.fan_out import FanOut
-from edgesplit_offload.processes.ipc import (
-    ACCEPTED_CONNECTION,
-    BATCHER_LINK,
-    MAX_KIND_BYTES,
-    PEER_LINK,
-    Alive,
-    Answers,
-    Ask,
-    BatcherSocket,
-    Closed,
-    Drain,
-    IpcConnection,
-    Message,
-    Notice,
-    Ready,
-    Reply,
-    WantBatcher,
-)
+from edgesplit_offload.processes.ipc import IpcConnection
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +48,7 @@ class ChildProcess:
     """One serving process."""
 
     process: subprocess.Popen[bytes]
-    ipc: IpcConnection
+    connection: IpcConnection
     handover: socket.socket
     started_at: float = field(default_factory=monotonic)
     last_message_at: float = field(default_factory=monotonic)
@@ -74,7 +58,7 @@ class ChildProcess:
 
     def hand_connection(self, sock: socket.socket) -> bool:
         """Hand an accepted connection to the process; False if it has gone or does not read."""
-        is_taken = self.hand_socket(sock, ACCEPTED_CONNECTION)
+        is_taken = self.hand_socket(sock, ipc.ACCEPTED_CONNECTION)
         self.open_connections += is_taken
         return is_taken
 
@@ -86,13 +70,13 @@ class ChildProcess:
             return False
         return True
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: ipc.Message) -> bool:
         """Send `message`; False if it could not be sent."""
-        return self.ipc.send(message)
+        return self.connection.send(message)
 
     def close(self) -> None:
         """Close the supervisor's sockets to the process."""
-        self.ipc.close()
+        self.connection.close()
         self.handover.close()
 
 
@@ -132,7 +116,7 @@ class Supervisor:
     def notice(self) -> None:
         """Have the processes report not ready, while they still serve."""
         for process in self._current():
-            process.send(Notice())
+            process.send(ipc.Notice())
 
     def stop(self, drain_s: float) -> None:
         """Stop accepting, let the processes finish running requests for `drain_s` seconds, and wait for them to end."""
@@ -140,14 +124,14 @@ class Supervisor:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for process in self._current():
-            process.send(Drain(drain_s))
+            process.send(ipc.Drain(drain_s))
         for thread in (self._accepting, self._watching):
             if thread.is_alive():
                 thread.join()
         self._listener.close()
         serving = self._current()
         for process in serving:  # a process may have been started meanwhile
-            process.send(Drain(drain_s))
+            process.send(ipc.Drain(drain_s))
         deadline = monotonic() + drain_s + KILL_S
         for process in serving:
             try:
@@ -223,10 +207,10 @@ class Supervisor:
             if batcher is not process:
                 peer_end, batcher_end = socket.socketpair()
                 with peer_end, batcher_end:
-                    if batcher.hand_socket(batcher_end, PEER_LINK):
-                        process.hand_socket(peer_end, BATCHER_LINK + kind.encode())
+                    if batcher.hand_socket(batcher_end, ipc.PEER_LINK):
+                        process.hand_socket(peer_end, ipc.BATCHER_LINK + kind.encode())
         if batcher is process:
-            process.send(BatcherSocket(kind))
+            process.send(ipc.BatcherSocket(kind))
 
     # Processes
 
@@ -289,30 +273,30 @@ class Supervisor:
 
     def _listen(self, process: ChildProcess) -> None:
         """Receive the messages of one process, as long as it lives."""
-        for message in process.ipc.messages():
+        for message in process.connection.messages():
             process.last_message_at = monotonic()
             self._on_message(process, message)
 
-    def _on_message(self, process: ChildProcess, message: Message) -> None:
-        if isinstance(message, Ready):
+    def _on_message(self, process: ChildProcess, message: ipc.Message) -> None:
+        if isinstance(message, ipc.Ready):
             with self._changed:
                 process.is_ready = True
                 self._changed.notify_all()
-        elif isinstance(message, Closed):
+        elif isinstance(message, ipc.Closed):
             with self._lock:
                 process.open_connections -= 1
-        elif isinstance(message, Ask):
+        elif isinstance(message, ipc.Ask):
             number = message.number
 
             def told(answers: list[Any], missing: int) -> None:
-                process.send(Answers(number, answers, missing))
+                process.send(ipc.Answers(number, answers, missing))
 
             self._fan_out.begin(message.question, message.argument, self._ready(), told, message.timeout_s)
-        elif isinstance(message, Reply):
+        elif isinstance(message, ipc.Reply):
             self._fan_out.on_answer(process, message)
-        elif isinstance(message, WantBatcher):
-            self._assign_batcher(message.kind[:MAX_KIND_BYTES], process)
-        elif not isinstance(message, Alive):
+        elif isinstance(message, ipc.WantBatcher):
+            self._assign_batcher(message.kind[: ipc.MAX_KIND_BYTES], process)
+        elif not isinstance(message, ipc.Alive):
             log.error("serving process %d said what only we say", process.process.pid)
 
     def _is_up(self) -> bool:

@@ -50,8 +50,8 @@ class BatchBenefit:
 class RunTimes:
     """The run-time model of one model; requests that may share runs share it.
 
-    Not thread-safe: the `Scheduler` calls it under its own lock. Only measurements (`enable_batching`, `replace_times`,
-    `disable_batching`) come from other threads; each replaces its values as a whole.
+    Not thread-safe: the `Scheduler` calls it under its own lock. Only measurements (`enable_batching`, `replace_times`)
+    come from other threads; each replaces its values as a whole.
     """
 
     def __init__(self) -> None:
@@ -81,10 +81,6 @@ class RunTimes:
     def replace_times(self, seconds: Mapping[int, float]) -> None:
         """Replace the run times, because another engine runs the batches now."""
         self._seconds = dict(seconds)
-
-    def disable_batching(self) -> None:
-        """Run every request by itself from now on."""
-        self.max_batch = self.sufficient_batch = 1
 
     def record(self, batch_size: int, seconds: float) -> None:
         """Learn from a run of `batch_size` requests and its duration in seconds."""

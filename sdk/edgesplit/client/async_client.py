@@ -120,8 +120,7 @@ class AsyncClient:
         """The model's inputs and outputs as Open Inference Protocol metadata. NotFound if the server has no such
         model."""
         path = model_index.model_path(model)
-        metadata: dict[str, Any] = model_index.decode_reply(path, await self._get("GET", path), dict[str, Any])
-        return metadata
+        return model_index.decode_reply(path, await self._get("GET", path), dict[str, Any])
 
     async def ready(self, model: str | None = None) -> bool:
         """Whether the server, or `model` on it, can answer now; False if the server does not respond."""

@@ -92,10 +92,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close the connection; the next exchange opens a new one."""
         transport, self._transport, self._sock = self._transport, None, None
-        arena, self._shared_memory = (
-            self._shared_memory,
-            ClientSharedMemory(answer_bytes=self._shared_memory.answer_bytes),
-        )
+        arena, self._shared_memory = self._shared_memory, self._shared_memory.renewed()
         self._incoming = None
         if transport is not None:
             transport.abort()
@@ -118,12 +115,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Pass the segment's descriptor to the server, on the connection that the segment will belong to."""
         try:
             reply = await self.exchange(
-                "POST",
-                prefix + SEGMENT_PATH,
-                deadline=deadline,
-                body=[segment_request_body(segment)],
+                "POST", prefix + SEGMENT_PATH, deadline=deadline, body=[segment_request_body(segment)],
                 descriptor=segment.descriptor,
-            )
+            )  # fmt: skip
         except BaseException:
             segment.close()
             raise

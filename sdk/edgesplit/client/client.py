@@ -140,7 +140,7 @@ class Client:
         settings = StreamSettings(model, in_flight, drop, deadline_s, errors, tuple(outputs), options)
         stream_client = Client.__new__(type(self))  # a client of its own: closing it ends only the stream's connections
         stream_client._initialise(self._address, self._tls, self._timeout_s, self._shared_memory)
-        return stream_answers(settings, frames, stream_client)
+        return stream_answers(settings, frames, stream_client.send_with_retry, stream_client.close)
 
     def models(self) -> tuple[str, ...]:
         """Names of the models that can be used now, sorted."""
@@ -150,8 +150,7 @@ class Client:
         """The model's inputs and outputs as Open Inference Protocol metadata. NotFound if the server has no such
         model."""
         path = model_index.model_path(model)
-        metadata: dict[str, Any] = model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
-        return metadata
+        return model_index.decode_reply(path, self._exchange("GET", path), dict[str, Any])
 
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or `model` on it, can answer now; False if the server does not respond."""

@@ -61,10 +61,7 @@ class Connection(ClientConnection):
     def close(self) -> None:
         """Close the connection and its shared memory; the next exchange opens a new one."""
         super().close()
-        arena, self._shared_memory = (
-            self._shared_memory,
-            ClientSharedMemory(answer_bytes=self._shared_memory.answer_bytes),
-        )
+        arena, self._shared_memory = self._shared_memory, self._shared_memory.renewed()
         arena.close()
 
     def shut_down(self) -> None:
@@ -92,12 +89,9 @@ class Connection(ClientConnection):
         """Pass the segment's descriptor to the server, on the connection that the segment will belong to."""
         try:
             reply = self.exchange(
-                "POST",
-                prefix + SEGMENT_PATH,
-                deadline=deadline,
-                body=[segment_request_body(segment)],
+                "POST", prefix + SEGMENT_PATH, deadline=deadline, body=[segment_request_body(segment)],
                 descriptor=segment.descriptor,
-            )
+            )  # fmt: skip
         except BaseException:
             segment.close()
             raise

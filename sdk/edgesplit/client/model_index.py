@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from edgesplit.errors import MalformedMessage
+from edgesplit.decoding import decode_json
 from edgesplit.http1.response import Reply, error_of
 from edgesplit.msgspec_warmup import warm_up_structs
 
 INDEX = "/v2/repository/index"
 READY = "/v2/health/ready"
+T = TypeVar("T")
 
 
 class _IndexEntry(msgspec.Struct):
@@ -32,19 +33,16 @@ def ready_path(model: str | None) -> str:
 
 def names(reply: Reply) -> tuple[str, ...]:
     """Names of the models in an index reply that can be used now, sorted."""
-    entries: list[_IndexEntry] = decode_reply(INDEX, reply, list[_IndexEntry])
+    entries = decode_reply(INDEX, reply, list[_IndexEntry])
     return tuple(sorted({entry.name for entry in entries if entry.state in ("", "READY")}))
 
 
-def decode_reply(path: str, reply: Reply, kind: Any) -> Any:
+def decode_reply(path: str, reply: Reply, kind: type[T]) -> T:
     """The reply's JSON decoded as `kind`. Raises the error that the reply carries, or MalformedMessage if it is not
     such JSON."""
     if error := error_of(reply):
         raise error
-    try:
-        return msgspec.json.decode(reply.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"{path}: {error}") from error
+    return decode_json(reply.body, kind, path)
 
 
 warm_up_structs(__name__)

@@ -6,22 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from edgesplit.client.request_id import new_request_id
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply, error_of
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np
 from edgesplit.observability.trace_context import application_headers
 from edgesplit.oip import protocol as oip
 from edgesplit.oip import report
 from edgesplit.oip.shared_memory import Memory, TensorRef
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 PLAIN_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
 
@@ -79,11 +73,8 @@ class InferenceRequest:
         )
         buffers, length = oip.encode_request(request)
         headers = {
-            "content-type": "application/octet-stream",
-            oip.HEADER_LENGTH: str(length),
-            **PLAIN_HEADERS,
-            **self.trace,
-        }
+            "content-type": "application/octet-stream", oip.HEADER_LENGTH: str(length), **PLAIN_HEADERS, **self.trace,
+        }  # fmt: skip
         return headers, buffers
 
     def decode_answer(self, reply: Reply, memory: Memory | None = None) -> Answer:

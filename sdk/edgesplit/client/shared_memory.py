@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from edgesplit.client.request import InferenceRequest
+from edgesplit.decoding import DECODE_ERRORS
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.http1.response import Reply
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np
 from edgesplit.limits import LIMITS
 from edgesplit.oip.protocol import MIN_SHARED_BYTES, Tensor
 from edgesplit.oip.shared_memory import TensorRef
 from edgesplit.shared_memory.segment import SUPPORTED, Segment
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 SEGMENT_PATH = "/v2/edgesplit/segment"
 _ALIGN = 64
@@ -98,6 +93,10 @@ class ClientSharedMemory:
         if self.segment is not None:
             self.segment.close()
 
+    def renewed(self) -> ClientSharedMemory:
+        """The memory of the next connection, which reserves as much for answers."""
+        return ClientSharedMemory(answer_bytes=self.answer_bytes)
+
     # The protocol `edgesplit.oip.shared_memory.Memory`
 
     def check(self, reference: TensorRef) -> None:
@@ -130,10 +129,9 @@ def _accepted_region(reply: Reply) -> str:
     if reply.status != 200:
         return ""
     try:
-        message = msgspec.json.decode(reply.body, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        region = msgspec.json.decode(reply.body, type=dict[str, object]).get("region")
+    except DECODE_ERRORS:
         return ""
-    region = message.get("region", "")
     return region if isinstance(region, str) else ""
 
 

@@ -5,30 +5,24 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from edgesplit.client.frame_window import FrameWindow, Result, StreamSettings
 from edgesplit.client.request import Answer, InferenceRequest
 from edgesplit.errors import EdgeError
 
-
-class StreamClient(Protocol):
-    """What a stream needs of a client."""
-
-    def send_with_retry(self, request: InferenceRequest, deadline: float, deadline_s: float) -> Answer:
-        """Send `request` with retries; raises DeadlineExceeded once `deadline` (monotonic clock) has passed."""
-        ...
-
-    def close(self) -> None:
-        """Cancel what is in flight."""
-        ...
+Send = Callable[[InferenceRequest, float, float], Answer]
+"""Sends a request with retries until its deadline (monotonic clock), given also as seconds from its begin."""
 
 
-def stream_answers(settings: StreamSettings, frames: Iterable[Any], client: StreamClient) -> Iterator[Result]:
-    """Results in frame order, filtered by `settings.errors`. `client` belongs to the stream and is closed with it."""
-    stream = _Stream(settings, frames, client)
+def stream_answers(
+    settings: StreamSettings, frames: Iterable[Any], send: Send, cancel: Callable[[], None]
+) -> Iterator[Result]:
+    """Results in frame order, filtered by `settings.errors`. `cancel` ends the requests in flight at the stream's
+    end."""
+    stream = _Stream(settings, frames, send)
     stream.start()
     try:
         while (numbered_result := stream.next()) is not None:
@@ -36,13 +30,14 @@ def stream_answers(settings: StreamSettings, frames: Iterable[Any], client: Stre
                 yield result
     finally:
         stream.stop()
+        cancel()
 
 
 class _Stream:
-    def __init__(self, settings: StreamSettings, frames: Iterable[Any], client: StreamClient) -> None:
+    def __init__(self, settings: StreamSettings, frames: Iterable[Any], send: Send) -> None:
         self._settings = settings
         self._frames = frames
-        self._client = client
+        self._send = send
         self._name = uuid.uuid4().hex
         self._window: FrameWindow[tuple[Any, float]] = FrameWindow(settings.in_flight, settings.drop)
         self._changed = threading.Condition()
@@ -56,11 +51,10 @@ class _Stream:
             threading.Thread(target=target, name="stream", daemon=True).start()
 
     def stop(self) -> None:
-        """End the stream: the threads finish and requests in flight are cancelled."""
+        """End the stream: the threads finish."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._client.close()
 
     def next(self) -> tuple[int, Result] | None:
         """Number and result of the next frame in order, once available; None at the end. Raises what the source
@@ -103,7 +97,7 @@ class _Stream:
             number, (frame, deadline) = next_frame
             try:
                 request = self._settings.request(self._name, frame)
-                result: Result = self._client.send_with_retry(request, deadline, self._settings.deadline_s)
+                result: Result = self._send(request, deadline, self._settings.deadline_s)
             except EdgeError as error:
                 result = error
             except Exception as error:

@@ -33,13 +33,8 @@ def create_claim(controller: ControllerClient, request: ClaimRequest) -> str:
     if the controller does not answer.
     """
     body = {
-        "device": request.device,
-        "device_class": request.device_class,
-        "link": request.link,
-        "group": request.group,
-        "labels": dict(request.labels),
-        "expires_s": request.expires_s,
-        "replace": request.replace,
+        "device": request.device, "device_class": request.device_class, "link": request.link, "group": request.group,
+        "labels": dict(request.labels), "expires_s": request.expires_s, "replace": request.replace,
         "gateway": request.gateway,
-    }
+    }  # fmt: skip
     return json.dumps(controller.post("/v1/devices/claims", body))

@@ -143,15 +143,13 @@ class ControllerClient:
         """Send a request; yields the response, its body unread. Raises the error that an error response names."""
         address = urlsplit(self.url)
         query_string = urlencode([(key, value) for key, value in query.items() if value is not None], doseq=True)
-        connection = http.client.HTTPSConnection(
-            address.hostname or "", address.port, timeout=self._timeout_s, context=self._tls
-        )
+        host, port = address.hostname or "", address.port
+        connection = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
         try:
             all_headers = {"Authorization": f"Bearer {self._token}", **headers}
             try:
-                connection.request(
-                    method, f"{path}?{query_string}" if query_string else path, body=body, headers=all_headers
-                )
+                target = f"{path}?{query_string}" if query_string else path
+                connection.request(method, target, body=body, headers=all_headers)
                 response = connection.getresponse()
                 error_body = response.read() if response.status >= 400 else b""
             except (OSError, http.client.HTTPException) as error:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.crypto.private_key import private_pem
+from edgesplit.decoding import DECODE_ERRORS
 from edgesplit.errors import UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.trust.identity import Credentials as Files
@@ -86,7 +87,7 @@ def read(file: Path) -> Credentials:
         credentials = msgspec.json.decode(raw, type=Credentials)
     except OSError as error:
         raise UsageError(f"cannot read the credentials {file}: {error.strerror}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise UsageError(f"{file} holds no credentials: `edgectl operator add` writes them") from error
     if credentials.format != FORMAT:
         raise UsageError(f"{file} is of the format {credentials.format[:40]!r}, and this edgectl reads {FORMAT}")
@@ -104,13 +105,10 @@ def from_data_folder(folder: Path) -> Credentials:
         url = str(json.loads((folder / "controller.json").read_text())["api_url"])
         keys = folder / "keys"
         return Credentials(
-            url=url,
-            operator="operator",
-            token=(folder / "operator.token").read_text().strip(),
-            ca_pem=(folder / "ca.pem").read_text(),
-            certificate_pem=(keys / "operator.pem").read_text(),
+            url=url, operator="operator", token=(folder / "operator.token").read_text().strip(),
+            ca_pem=(folder / "ca.pem").read_text(), certificate_pem=(keys / "operator.pem").read_text(),
             key_pem=(keys / "operator.key").read_text(),
-        )
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise UsageError(
             f"no controller runs on {folder}: start one with `edgectl --data {folder} up`, or use one that runs"
@@ -118,9 +116,7 @@ def from_data_folder(folder: Path) -> Credentials:
             " with `edgectl login FILE`"
         ) from error
     except PermissionError as error:
-        raise UsageError(
-            f"{error.filename} is not yours to read: run as the user who started the controller"
-        ) from error
+        raise UsageError(f"{error.filename} is not readable: run as the user who started the controller") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder / 'controller.json'} is damaged; restart `edgectl up`") from error
 

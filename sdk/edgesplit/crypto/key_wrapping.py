@@ -8,20 +8,18 @@ carries the keys is signed, and each key must match the commitment in the signed
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from edgesplit.atomic_files import write_durably
-from edgesplit.crypto.private_key import private_pem
+from edgesplit.crypto.private_key import load_or_make_private_key, load_private_key
 from edgesplit.crypto.slice_encryption import KEY_BYTES, Keys, is_key_of
+from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -78,10 +76,7 @@ def unwrap(wrapped: bytes, key: X25519PrivateKey, device: str, release: str) -> 
 
 def decode_keys(raw: bytes) -> dict[str, bytes]:
     """Decode the decrypted payload. TrustError where it is malformed or a key has the wrong length."""
-    try:
-        keys = msgspec.msgpack.decode(raw, type=_KeyRing).keys
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(f"content keys: {error}") from error
+    keys = decode_msgpack(raw, _KeyRing, "content keys", error=TrustError).keys
     if any(len(key) != KEY_BYTES for key in keys.values()):
         raise TrustError(f"content keys: one has not {KEY_BYTES} bytes")
     return keys
@@ -92,9 +87,7 @@ def select_keys(keys: Keys, needed: Mapping[str, EncryptionInfo]) -> dict[str, b
     match."""
     missing = [key_id for key_id in needed if key_id not in keys]
     if missing:
-        raise TrustError(
-            f"{len(missing)} of {len(needed)} content keys that are needed here were not given to this machine"
-        )
+        raise TrustError(f"{len(missing)} of {len(needed)} content keys needed here were not given to this machine")
     wrong = [key_id for key_id, sealed in needed.items() if not is_key_of(sealed, keys[key_id])]
     if wrong:
         raise TrustError(f"{len(wrong)} of {len(needed)} content keys are not those that the release was signed with")
@@ -111,29 +104,12 @@ def _binding(device: str, release: str) -> bytes:
 def load_or_make_encryption_key(path: Path) -> X25519PrivateKey:
     """Load the device's X25519 key from `path`, or generate it there (mode 0600, durably) if the file does not exist.
     For enrolment only."""
-    if path.exists():
-        return load_encryption_key(path)
-    key = X25519PrivateKey.generate()
-    try:
-        write_durably(path, private_pem(key), mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write the encryption key {path}: {error.strerror}") from error
-    return key
+    return load_or_make_private_key(path, X25519PrivateKey, RECOVERY_HINT)  # type: ignore[type-abstract]
 
 
 def load_encryption_key(path: Path) -> X25519PrivateKey:
     """Load the device's X25519 key. UsageError with instructions where it is lost or damaged."""
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise UsageError(f"the encryption key {path} cannot be read ({error.strerror}); {RECOVERY_HINT}") from error
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} holds no private key any more; {RECOVERY_HINT}") from error
-    if not isinstance(key, X25519PrivateKey):
-        raise UsageError(f"{path} holds another key than X25519; {RECOVERY_HINT}")
-    if path.stat().st_mode & 0o077:
-        os.chmod(path, 0o600)
-    return key
+    return load_private_key(path, X25519PrivateKey, RECOVERY_HINT)  # type: ignore[type-abstract]
 
 
 def public_bytes(key: X25519PrivateKey) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import zstandard
 
@@ -80,11 +81,8 @@ def _too_large(max_bytes: int) -> MalformedMessage:
 
 
 DECODERS: Mapping[str, Callable[[Body, int], Body]] = {
-    "identity": lambda body, _: body,
-    "zstd": _unzstd,
-    "gzip": _inflate,
-    "deflate": _inflate,
-}
+    "identity": lambda body, _: body, "zstd": _unzstd, "gzip": _inflate, "deflate": _inflate
+}  # fmt: skip
 """The decoder of each coding."""
 
 
@@ -106,22 +104,13 @@ def encode_body(buffers: Sequence[bytes | memoryview], coding: str) -> bytes:
     return ENCODERS[coding](b"".join(buffers))
 
 
-def _gzip(body: bytes) -> bytes:
-    return _deflate(body, 16 + zlib.MAX_WBITS)
-
-
-def _zlib(body: bytes) -> bytes:
-    return _deflate(body, zlib.MAX_WBITS)
-
-
-def _deflate(body: bytes, window: int) -> bytes:
+def _deflate(window: int, body: bytes) -> bytes:
     packer = zlib.compressobj(1, zlib.DEFLATED, window)
     return packer.compress(body) + packer.flush()
 
 
-def _zstd(body: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=1).compress(body)
-
-
-ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {"zstd": _zstd, "gzip": _gzip, "deflate": _zlib}
+ENCODERS: Mapping[str, Callable[[bytes], bytes]] = {
+    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
+    "gzip": partial(_deflate, 16 + zlib.MAX_WBITS), "deflate": partial(_deflate, zlib.MAX_WBITS),
+}  # fmt: skip
 """The encoder of each coding, preferred first. HTTP's `deflate` is the zlib format (RFC 9110 8.4.1.2)."""

@@ -79,9 +79,8 @@ class Listener:
         """Bind and accept. UsageError, in one line, if the address is unavailable."""
         self._listener = self._bind_path(self._path) if self._path else listening_socket(self.host, self._port)
         self._port = self.port
-        self._thread = threading.Thread(
-            target=self._accept, args=(self._listener,), name=f"http-{self._port}", daemon=True
-        )
+        name = f"http-{self._port}"
+        self._thread = threading.Thread(target=self._accept, args=(self._listener,), name=name, daemon=True)
         self._thread.start()
 
     def stop(self, within_s: float) -> None:

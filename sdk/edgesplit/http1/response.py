@@ -15,22 +15,19 @@ from typing import Any, NamedTuple
 import httptools
 import msgspec
 
-from edgesplit.errors import (
-    Busy,
-    DeadlineExceeded,
-    Dropped,
-    EdgeError,
-    InferenceFailed,
-    LinkError,
-    MalformedMessage,
-    NotFound,
-    UsageError,
-)
+from edgesplit import errors
+from edgesplit.decoding import DECODE_ERRORS
+from edgesplit.errors import EdgeError, LinkError, MalformedMessage
 from edgesplit.limits import LIMITS
 
 _END = b"\r\n\r\n"
 SCRATCH_BYTES = 16_384
 _LENGTH = re.compile(r"[0-9]{1,18}")
+_ERRORS: Mapping[int, type[EdgeError]] = {
+    404: errors.NotFound, 408: LinkError, 410: errors.Dropped, 429: errors.Busy, 502: LinkError, 503: errors.Busy,
+    504: errors.DeadlineExceeded,
+}  # fmt: skip
+"""The error that a status stands for; others are a UsageError (4xx) or InferenceFailed."""
 
 
 @dataclass(frozen=True)
@@ -215,27 +212,18 @@ def error_of(reply: Reply) -> EdgeError | None:
     """The error that a response stands for; None for status 200."""
     if reply.status == 200:
         return None
-    text = f"{_error_text(reply)} (HTTP {reply.status})"
-    if reply.status == 404:
-        return NotFound(text)
-    if reply.status in (429, 503):
-        busy = Busy(text)
-        busy.retry_after_s = _retry_after_s(reply)
-        return busy
-    if reply.status == 410:
-        return Dropped(text)
-    if reply.status in (408, 502):
-        return LinkError(text)
-    if reply.status == 504:
-        return DeadlineExceeded(text)
-    return UsageError(text) if 400 <= reply.status < 500 else InferenceFailed(text)
+    otherwise = errors.UsageError if 400 <= reply.status < 500 else errors.InferenceFailed
+    error = _ERRORS.get(reply.status, otherwise)(f"{_error_text(reply)} (HTTP {reply.status})")
+    if isinstance(error, errors.Busy):
+        error.retry_after_s = _retry_after_s(reply)
+    return error
 
 
 def _error_text(reply: Reply) -> str:
     """The server's error text, cut to one line."""
     try:
         message = msgspec.json.decode(reply.body[: LIMITS.http_header_bytes], type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+    except DECODE_ERRORS:
         message = {}
     text = message.get("error")
     return " ".join(text.split())[:500] if isinstance(text, str) and text else "no reason given"

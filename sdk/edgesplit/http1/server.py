@@ -24,18 +24,8 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.errors import (
-    Busy,
-    DeadlineExceeded,
-    Dropped,
-    EdgeError,
-    FairShareExceeded,
-    InferenceFailed,
-    LinkError,
-    MalformedMessage,
-    NotFound,
-    UsageError,
-)
+from edgesplit import errors
+from edgesplit.errors import EdgeError
 from edgesplit.http1.head import CONTINUE, Refused, encode_head
 from edgesplit.http1.listener import Listener
 from edgesplit.http1.peer import Peer
@@ -52,16 +42,10 @@ _TICK_S = 1.0
 _TIME = struct.Struct("ll")
 _GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _STATUS: tuple[tuple[type[EdgeError], int], ...] = (
-    (NotFound, 404),
-    (UsageError, 400),
-    (MalformedMessage, 400),
-    (Dropped, 410),
-    (DeadlineExceeded, 504),
-    (FairShareExceeded, 429),
-    (Busy, 503),
-    (LinkError, 502),
-    (InferenceFailed, 500),
-)
+    (errors.NotFound, 404), (errors.UsageError, 400), (errors.MalformedMessage, 400), (errors.Dropped, 410),
+    (errors.DeadlineExceeded, 504), (errors.FairShareExceeded, 429), (errors.Busy, 503), (errors.LinkError, 502),
+    (errors.InferenceFailed, 500),
+)  # fmt: skip
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
@@ -366,9 +350,7 @@ class Server:
             if self._is_drained:
                 raise PeerClosed("the server ends")
             if self._body_bytes and self._body_bytes + length > LIMITS.http_bodies_bytes:
-                raise Refused(
-                    503, f"requests of {self._body_bytes} bytes are being received or answered: come back later"
-                )
+                raise Refused(503, f"requests of {self._body_bytes} bytes are received or answered: come back later")
             self._running += 1
             self._body_bytes += length
 
@@ -405,9 +387,8 @@ class Server:
             log.warning("cannot serve a connection: %s", error)
             sock.close()
             with self._changed:
-                self._connections = {
-                    open_connection: t for open_connection, t in self._connections.items() if t.is_alive()
-                }
+                alive = {other: thread for other, thread in self._connections.items() if thread.is_alive()}
+                self._connections = alive
             self._on_closed()
 
     def _run(self, connection: _Connection) -> None:

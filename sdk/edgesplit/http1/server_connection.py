@@ -11,16 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from edgesplit.http1.head import END, ParsedHead, Refused, encode_head, expects_continue, parse_request_head
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np
 from edgesplit.limits import LIMITS
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 Part = bytes | memoryview
 SCRATCH_BYTES = 16_384

@@ -26,6 +26,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.telemetry import Amount, BacklogState, Count, DeviceTime, MachineState, QueueState, ReleaseHealth
@@ -349,12 +350,7 @@ def encode(message: Message | msgspec.Struct) -> bytes:
 
 def decode(raw: bytes, kind: type[T], most_bytes: int = LIMITS.message_bytes) -> T:
     """Decode a message of type `kind` (a struct or a union of structs); MalformedMessage for anything else."""
-    if len(raw) > most_bytes:
-        raise MalformedMessage(f"message of {len(raw)} bytes, at most {most_bytes}")
-    try:
-        return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"{getattr(kind, '__name__', kind)}: {error}") from error
+    return decode_msgpack(raw, kind, getattr(kind, "__name__", str(kind)), most_bytes)
 
 
 warm_up_structs(__name__)

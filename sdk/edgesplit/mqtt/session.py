@@ -203,9 +203,8 @@ class Session:
             raise UsageError(f"cannot publish on {topic[:80]!r}: {error}") from error
         if qos == 0:
             self._track_qos0(info, len(payload))
-        dropped = info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE or (
-            qos == 0 and info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS
-        )
+        is_queue_full = info.rc == MQTTErrorCode.MQTT_ERR_QUEUE_SIZE
+        dropped = is_queue_full or (qos == 0 and info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS)
         return None if dropped else info
 
     def _send_and_wait(
@@ -307,9 +306,8 @@ class Session:
         if wake in ready:
             woken.recv(65_536)
         events = ready.get(sock.fileno(), 0)
-        return bool(events & ~select.POLLOUT) or _has_buffered_bytes(sock), bool(
-            events & select.POLLOUT
-        ) or wake in ready
+        readable = bool(events & ~select.POLLOUT) or _has_buffered_bytes(sock)
+        return readable, bool(events & select.POLLOUT) or wake in ready
 
     def _do_network_io(self, readable: bool, writable: bool) -> bool:
         """Let paho do its pending network work; False once the connection is over."""

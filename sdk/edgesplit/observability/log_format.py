@@ -97,10 +97,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+            "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage(),
+        }  # fmt: skip
         for name in ("request_id", "trace_id", *SUBJECTS):
             if value := getattr(record, name, ""):
                 line[name] = str(value)

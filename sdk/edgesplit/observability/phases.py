@@ -64,10 +64,6 @@ class Timeline:
         finally:
             self.add(name, began, perf_counter())
 
-    def total_of(self, name: str) -> float:
-        """Total seconds in phases of this name."""
-        return sum(phase.seconds for phase in tuple(self.phases) if phase.name == name)
-
     def seconds_by_phase(self) -> dict[str, float]:
         """Total seconds by phase, in the order in which each first ended."""
         totals: dict[str, float] = {}
@@ -87,7 +83,6 @@ def parse_server_timing(value: str) -> dict[str, float]:
     if len(value) > MAX_HEADER_CHARS:
         return {}
     entries = (_ENTRY.fullmatch(match) for match in value.split(","))
-    seconds_by_phase = {
-        match[1]: float(match[2]) / 1e3 for match in entries if match is not None and match[1] in SERVER_PHASES
-    }
+    known = (match for match in entries if match is not None and match[1] in SERVER_PHASES)
+    seconds_by_phase = {match[1]: float(match[2]) / 1e3 for match in known}
     return {name: seconds for name, seconds in seconds_by_phase.items() if seconds <= MAX_PHASE_S}

@@ -66,9 +66,8 @@ class _SeriesCollector:
             if family.kind == "histogram":
                 histogram = HistogramMetricFamily(family.name, family.help, labels=names)
                 for sample in sorted(family_series, key=_labels_of):
-                    histogram.add_metric(
-                        self._label_values(sample), _cumulative_buckets(family, sample.counts), sample.value
-                    )
+                    buckets = _cumulative_buckets(family, sample.counts)
+                    histogram.add_metric(self._label_values(sample), buckets, sample.value)
                 yield histogram
                 continue
             make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily

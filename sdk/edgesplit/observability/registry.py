@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from edgesplit.decoding import decode_msgpack
 from edgesplit.errors import MalformedMessage
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.observability.histogram import Histogram
@@ -198,10 +199,7 @@ def encode_series(series: Sequence[Series]) -> bytes:
 
 def decode_series(raw: bytes) -> list[Series]:
     """Decode series of another process; MalformedMessage where they do not match this version's metric families."""
-    try:
-        series = msgspec.msgpack.decode(raw, type=list[Series])
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise MalformedMessage(f"counted metrics: {error}") from error
+    series = decode_msgpack(raw, list[Series], "counted metrics")
     for sample in series:
         family = FAMILY_BY_NAME.get(sample.family)
         buckets = len(family.bounds) + 1 if family is not None and family.kind == "histogram" else 0

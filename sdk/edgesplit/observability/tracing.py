@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Mapping
 from time import perf_counter_ns, time_ns
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgesplit.observability.phases import Timeline
 from edgesplit.observability.trace_context import TraceContext
@@ -32,72 +32,45 @@ SHUTDOWN_TIMEOUT_S = 2.0
 INSTALL_HINT = "pip install 'edgesplit[otel]'"
 
 
-class Span(Protocol):
-    """A unit of work in a trace; `end` must be called once."""
+class Span:
+    """A unit of work in a trace; `end` must be called once. This one records nothing: requests that are sent within it
+    are children of the incoming context."""
+
+    def __init__(self, context: TraceContext | None = None) -> None:
+        self._incoming = context
 
     @property
     def context(self) -> TraceContext | None:
         """Parent for requests that are sent from within this span; None outside of any trace."""
-        ...
+        return self._incoming
 
     def child(self, name: str, side: SpanSide = "internal") -> Span:
         """Start a child span."""
-        ...
-
-    def phases(self, timeline: Timeline) -> None:
-        """Add a child span for each phase of the timeline."""
-        ...
-
-    def end(self, attributes: Attributes | None = None, error: str = "") -> None:
-        """End the span; a non-empty `error` marks it as failed and gives the reason."""
-        ...
-
-
-class Tracer(Protocol):
-    """Starts the root spans of a process."""
-
-    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> Span:
-        """Start a request's first span in this process: a child of `parent`, or the root of a new trace."""
-        ...
-
-    def stop(self) -> None:
-        """Export the spans that have not been exported."""
-        ...
-
-
-class PassthroughSpan:
-    """Span that records nothing: outgoing requests are children of the incoming context."""
-
-    def __init__(self, context: TraceContext | None = None) -> None:
-        self.context = context
-
-    def child(self, name: str, side: SpanSide = "internal") -> PassthroughSpan:
-        """Returns itself: nothing is recorded."""
         return self
 
     def phases(self, timeline: Timeline) -> None:
-        """Does nothing."""
+        """Add a child span for each phase of the timeline."""
 
     def end(self, attributes: Attributes | None = None, error: str = "") -> None:
-        """Does nothing."""
+        """End the span; a non-empty `error` marks it as failed and gives the reason."""
 
 
-class PassthroughTracer:
-    """Tracer used while tracing is off."""
+class Tracer:
+    """Starts the root spans of a process. This one is used while tracing is off: its spans record nothing."""
 
-    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> PassthroughSpan:
-        """A span that forwards the parent's context."""
-        return PassthroughSpan(parent)
+    def begin(self, name: str, parent: TraceContext | None, side: SpanSide = "server") -> Span:
+        """Start a request's first span in this process: a child of `parent`, or the root of a new trace."""
+        return Span(parent)
 
     def stop(self) -> None:
-        """Does nothing: there are no spans to export."""
+        """Export the spans that have not been exported."""
 
 
-TRACING_OFF = PassthroughTracer()
+TRACING_OFF = Tracer()
 """The tracer used while tracing is off."""
 
 
-class OtelTracer:
+class OtelTracer(Tracer):
     """Tracer used while tracing is on. The sampler of `provider` decides which spans are recorded (parent-based, unless
     OTEL_TRACES_SAMPLER is set)."""
 
@@ -127,7 +100,7 @@ class OtelTracer:
             log.warning("the last spans were not taken within %g s", SHUTDOWN_TIMEOUT_S)
 
 
-class _OtelSpan:
+class _OtelSpan(Span):
     def __init__(self, tracer: Any, span: OtelSpan, clock_ns: int) -> None:
         self._tracer = tracer
         self._span = span

@@ -7,22 +7,20 @@ fallbacks are the caller's decision: the agent's engine, or a gateway that offlo
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import os
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import Literal
 
-import zstandard
-
 from edgesplit.errors import DeadlineExceeded, EdgeError, LinkError, MalformedMessage, UsageError
 from edgesplit.http1.address import Address
 from edgesplit.http1.client_connection import ClientConnection
+from edgesplit.http1.content_coding import encode_body
 from edgesplit.observability import trace_context
 from edgesplit.observability.phases import SERVER_TIMING, parse_server_timing
 from edgesplit.oip import protocol as oip
@@ -135,21 +133,13 @@ def encode_offload_request(
 ) -> OffloadRequest:
     """Encode an offload request, compressed with `coding` if given. `left_s` is sent to the server as the timeout."""
     request = oip.InferRequest(
-        inputs=dict(tensors),
-        outputs=tuple(spec.name for spec in receives),
-        id=request_id,
+        inputs=dict(tensors), outputs=tuple(spec.name for spec in receives), id=request_id,
         parameters={"timeout": max(1, int(left_s * 1e6))},
-    )
+    )  # fmt: skip
     body, header_length = oip.encode_request(request)
     if coding:
-        body = [_COMPRESSORS[coding](b"".join(body))]
+        body = [encode_body(body, coding)]
     return OffloadRequest(name, request_id, tensors, receives, body, header_length, coding, planned_s)
-
-
-_COMPRESSORS: Mapping[str, Callable[[bytes], bytes]] = {
-    "zstd": lambda body: zstandard.ZstdCompressor(level=1).compress(body),
-    "gzip": lambda body: gzip.compress(body, compresslevel=1, mtime=0),
-}
 
 
 @dataclass(eq=False)
@@ -199,13 +189,9 @@ class OffloadClient:
     """A pool of connections to one offload server. Thread-safe."""
 
     def __init__(
-        self,
-        url: str,
-        tls: ssl.SSLContext | None = None,
-        *,
-        via: tuple[str, int] | None = None,
-        idle: int = IDLE_CONNECTIONS,
-    ) -> None:
+        self, url: str, tls: ssl.SSLContext | None = None, *,
+        via: tuple[str, int] | None = None, idle: int = IDLE_CONNECTIONS,
+    ) -> None:  # fmt: skip
         """`via`: connect to that address instead (a shaped link in front of the server), but still expect the server's
         name. At most `idle` idle connections are kept open."""
         self._own_tls = tls
@@ -244,15 +230,10 @@ class OffloadClient:
     def infer(self, request: OffloadRequest, call: CancellableCall, timeout_s: float) -> OffloadResult:
         """Send the request and wait for the checked answer. A connection that went stale while idle is replaced
         once."""
-        headers = {
-            "content-type": "application/octet-stream",
-            oip.HEADER_LENGTH: str(request.header_length),
-        }
-        if request.coding:
-            headers["content-encoding"] = request.coding
-        http_request = HttpRequest(
-            "POST", infer_path(request.name), headers | trace_context.outgoing_headers(), request.body
-        )
+        headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(request.header_length)}
+        headers |= {"content-encoding": request.coding} if request.coding else {}
+        headers |= trace_context.outgoing_headers()
+        http_request = HttpRequest("POST", infer_path(request.name), headers, request.body)
         return self._exchange_checked(request, http_request, call, timeout_s)
 
     def _exchange_checked(
@@ -277,14 +258,12 @@ class OffloadClient:
         if self._idle or self._closed:
             return
         connection = self._acquire()
-        reached = False
         try:
             connection.open(monotonic() + timeout_s)
-            reached = True
         except EdgeError as error:
             log.debug("no connection ahead of the next request: %s", error)
         finally:
-            self._release(connection, reached)
+            self._release(connection, True)  # one that could not be opened is not kept
 
     def ping(self, timeout_s: float) -> float | OffloadFailure:
         """Round-trip time of the smallest exchange in seconds, without the server's own time."""
@@ -304,9 +283,8 @@ class OffloadClient:
             return outcome
         if outcome.status != 200:
             return OffloadFailure("server", f"the probe was answered {outcome.status}", outcome.elapsed_s)
-        return OffloadAnswer(
-            {}, outcome.elapsed_s, outcome.number(SECONDS_HEADER, 0.0), 1.0, PROBE_BYTES, len(outcome.body)
-        )
+        server_s = outcome.number(SECONDS_HEADER, 0.0)
+        return OffloadAnswer({}, outcome.elapsed_s, server_s, 1.0, PROBE_BYTES, len(outcome.body))
 
     def renew(self) -> None:
         """Replace all connections, because the certificate has changed; requests in flight are finished."""
@@ -347,18 +325,11 @@ class OffloadClient:
         load = max(1.0, reply.number(LOAD_HEADER, 1.0))
         hop_s = min(reply.number(HOP_HEADER, 0.0), server_s)
         return OffloadAnswer(
-            response.outputs,
-            reply.elapsed_s,
-            server_s,
-            load,
-            reply.up_bytes,
-            len(reply.body),
-            hop_s=hop_s,
-            hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
-            hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80],
-            phases=_phases(reply, server_s),
+            response.outputs, reply.elapsed_s, server_s, load, reply.up_bytes, len(reply.body),
+            hop_s=hop_s, hop_server_s=min(reply.number(HOP_SERVER_HEADER, 0.0), hop_s),
+            hop_cause=reply.headers.get(HOP_CAUSE_HEADER, "")[:80], phases=_phases(reply, server_s),
             decode_s=perf_counter() - began,
-        )
+        )  # fmt: skip
 
     def _cause(self, status: int) -> Cause:
         """The cause that a response status stands for: an edgesplit server answers 400 only for a malformed request."""
@@ -425,13 +396,9 @@ def _exchange_once(
             call.attach(connection)  # it may have been cancelled while there was no socket to shut down
         begun = perf_counter()
         reply = connection.exchange(
-            http_request.method,
-            connection.prefix + http_request.path,
-            deadline=deadline,
-            headers={"accept-encoding": "identity", **http_request.headers},
-            body=http_request.body,
-            reopen=False,
-        )
+            http_request.method, connection.prefix + http_request.path, deadline=deadline, body=http_request.body,
+            headers={"accept-encoding": "identity", **http_request.headers}, reopen=False,
+        )  # fmt: skip
         elapsed_s = perf_counter() - begun
         connection.was_used = True
         return _Reply(reply.status, reply.headers, reply.body, elapsed_s, sum(len(part) for part in http_request.body))

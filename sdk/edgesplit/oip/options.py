@@ -59,12 +59,9 @@ _NAMES = frozenset((STREAM, DROP, QUEUE, HEDGE, STALE_OK))
 def to_parameters(options: InferOptions) -> dict[str, Scalar]:
     """As request parameters; options with their default value are left out."""
     named: dict[str, Scalar | None] = {
-        STREAM: options.stream or None,
-        DROP: options.drop if options.drop != "none" else None,
-        QUEUE: options.queue,
-        HEDGE: options.hedge,
-        STALE_OK: options.stale_ok_s or None,
-    }
+        STREAM: options.stream or None, DROP: options.drop if options.drop != "none" else None, QUEUE: options.queue,
+        HEDGE: options.hedge, STALE_OK: options.stale_ok_s or None,
+    }  # fmt: skip
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -18,24 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from edgesplit.decoding import decode_json
 from edgesplit.errors import InferenceFailed, MalformedMessage, UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import Tensor as Tensor
+from edgesplit.lazy_import import lazy_import, np
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.oip.shared_memory import Memory, TensorRef, parse_reference
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from edgesplit.oip import datatypes
     from edgesplit.release.manifest import TensorSpec
 
-    Tensor = npt.NDArray[Any]
     DTYPES = datatypes.DTYPES
 else:
-    np, datatypes = lazy_import("numpy"), lazy_import("edgesplit.oip.datatypes")
-    Tensor = Any
+    datatypes = lazy_import("edgesplit.oip.datatypes")
 
 HEADER_LENGTH = "inference-header-content-length"
 """HTTP header with the length of the body's JSON part; without it the body is JSON alone."""
@@ -51,6 +48,7 @@ MIN_SHARED_BYTES = 16_384
 """Least size in bytes of a tensor that is put into shared memory; smaller ones travel in the body."""
 ALIGN = 64
 _MAX_RANK = 16
+_WHAT = "inference body"
 _BYTES_PREFIX = struct.Struct("<I")
 
 
@@ -134,9 +132,8 @@ def datatype(tensor: Tensor) -> str:
         return "BYTES"
     name = datatypes.NAME_BY_DTYPE_NAME.get(tensor.dtype.name)
     if name is None:
-        raise UsageError(
-            f"arrays of {tensor.dtype} cannot be sent; these can: {', '.join(datatypes.NAME_BY_DTYPE_NAME)}"
-        )
+        known = ", ".join(datatypes.NAME_BY_DTYPE_NAME)
+        raise UsageError(f"arrays of {tensor.dtype} cannot be sent; these can: {known}")
     return name
 
 
@@ -220,14 +217,10 @@ def decode_request(body: Body, header_length: int | None, memory: Memory | None 
     inputs = _decode_tensors(head.inputs, section, memory)
     names, binary = requested_outputs(head)
     return InferRequest(
-        inputs=inputs,
-        outputs=names,
-        id=head.id,
-        parameters=head.parameters,
-        binary_outputs=binary,
+        inputs=inputs, outputs=names, id=head.id, parameters=head.parameters, binary_outputs=binary,
         outputs_at=_outputs_at(head.outputs, memory) if names else {},
         answer_at=_check_reference("the answer", parse_reference("the answer", head.parameters), memory),
-    )
+    )  # fmt: skip
 
 
 def requested_outputs(head: RequestHead) -> tuple[tuple[str, ...], Binary]:
@@ -247,9 +240,7 @@ def decode_response(body: Body, header_length: int | None, memory: Memory | None
     head, section = _split(body, header_length, _Response)
     outputs = _decode_tensors(head.outputs, section, memory, stable=True)
     version, parameters = head.model_version or "1", head.parameters or {}
-    return InferResponse(
-        model=head.model_name, outputs=outputs, version=version, id=head.id or "", parameters=parameters
-    )
+    return InferResponse(head.model_name, outputs, version, head.id or "", parameters)
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:
@@ -272,21 +263,21 @@ def timeout_s(parameters: Mapping[str, Scalar]) -> float | None:
     return value / 1e6
 
 
-def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec], role: str = "input") -> None:
+def check_tensors(tensors: Mapping[str, Tensor], specs: Iterable[TensorSpec]) -> None:
     """UsageError, with the given and the expected value, unless names, data types and shapes match `specs`."""
     wanted = {spec.name: spec for spec in specs}
     if wanted.keys() != tensors.keys():
         missing = sorted(wanted.keys() - tensors.keys())
         kind, name = ("missing", missing[0]) if missing else ("unknown", min(tensors.keys() - wanted.keys()))
-        raise UsageError(f"{kind} {role} {name[:80]!r}; the {role}s are {sorted(wanted)}")
+        raise UsageError(f"{kind} input {name[:80]!r}; the inputs are {sorted(wanted)}")
     for name, spec in wanted.items():
         actual, shape = datatype(tensors[name]), tensors[name].shape
         if actual != spec.datatype:
-            raise UsageError(f"{role} {name!r} is {actual}, but must be {spec.datatype}")
+            raise UsageError(f"input {name!r} is {actual}, but must be {spec.datatype}")
         if shape != spec.shape and (
             len(shape) != len(spec.shape) or any(w not in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
         ):
-            raise UsageError(f"{role} {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
+            raise UsageError(f"input {name!r} has shape {list(shape)}, but must have {list(spec.shape)}")
 
 
 def pick_outputs(outputs: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
@@ -480,14 +471,7 @@ def _split(body: Body, length: int | None, kind: type[T]) -> tuple[T, _BinarySec
         raise MalformedMessage(f"a JSON part of {end} bytes in a body of {len(view)}")
     if end > LIMITS.inference_json_bytes:
         raise MalformedMessage(f"{end} bytes of JSON, at most {LIMITS.inference_json_bytes}: send binary tensor data")
-    return _from_json(view[:end], kind), _BinarySection(view[end:])
-
-
-def _from_json(raw: Body | msgspec.Raw, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"inference body: {error}") from error
+    return decode_json(view[:end], kind, _WHAT), _BinarySection(view[end:])
 
 
 def _decode_tensors(
@@ -607,7 +591,7 @@ def _from_json_data(entry: TensorEntry, dtype: np.dtype[Any], count: int) -> Ten
     """The tensor's elements from JSON: flat, or nested as the shape requires."""
     scalar: Any = {"b": bool, "u": int, "i": int, "f": float | None, "O": str}[dtype.kind]
     try:
-        values = _from_json(entry.data, list[scalar])
+        values = decode_json(entry.data, list[scalar], _WHAT)
     except MalformedMessage:
         if len(entry.shape) < 2:
             raise
@@ -624,7 +608,7 @@ def _unnested(entry: TensorEntry, scalar: Any) -> list[Any]:
     kind: Any = list[scalar]
     for _ in entry.shape[1:]:
         kind = list[kind]
-    level = [_from_json(entry.data, kind)]
+    level = [decode_json(entry.data, kind, _WHAT)]
     for length in entry.shape:
         if any(len(part) != length for part in level):
             raise MalformedMessage(f"tensor {entry.name[:80]!r}: data is not nested as shape {str(entry.shape)[:80]}")

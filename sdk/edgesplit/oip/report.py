@@ -105,23 +105,9 @@ def from_parameters(parameters: dict[str, Any]) -> Report | None:
 
 
 PHASES = (
-    "queue",
-    "decode",
-    "device",
-    "encode",
-    "link",
-    "remote_queue",
-    "remote_decode",
-    "remote_load",
-    "remote",
-    "hop_link",
-    "hop",
-    "remote_encode",
-    "answer_decode",
-    "waited",
-    "tail",
-    "other",
-)
+    "queue", "decode", "device", "encode", "link", "remote_queue", "remote_decode", "remote_load", "remote", "hop_link",
+    "hop", "remote_encode", "answer_decode", "waited", "tail", "other",
+)  # fmt: skip
 """The phases of a request in chronological order; they do not overlap."""
 
 
@@ -130,22 +116,14 @@ def phases(report: Report) -> dict[str, float]:
     parts = (report.remote_queue_s, report.remote_decode_s, report.remote_load_s, report.remote_encode_s)
     within = report.next_tier_s + sum(parts)
     seconds = {
-        "queue": report.queue_s,
-        "decode": report.decode_s,
-        "device": report.device_s - report.decode_s - report.local_finish_s,
-        "encode": report.encode_s,
-        "link": report.link_s,
-        "remote_queue": report.remote_queue_s,
-        "remote_decode": report.remote_decode_s,
-        "remote_load": report.remote_load_s,
-        "remote": report.remote_s - within,
-        "hop_link": report.next_tier_s - report.next_tier_server_s,
-        "hop": report.next_tier_server_s,
-        "remote_encode": report.remote_encode_s,
-        "answer_decode": report.answer_decode_s,
-        "waited": report.remote_wait_s,
-        "tail": report.local_finish_s,
-    }
+        "queue": report.queue_s, "decode": report.decode_s,
+        "device": report.device_s - report.decode_s - report.local_finish_s, "encode": report.encode_s,
+        "link": report.link_s, "remote_queue": report.remote_queue_s, "remote_decode": report.remote_decode_s,
+        "remote_load": report.remote_load_s, "remote": report.remote_s - within,
+        "hop_link": report.next_tier_s - report.next_tier_server_s, "hop": report.next_tier_server_s,
+        "remote_encode": report.remote_encode_s, "answer_decode": report.answer_decode_s,
+        "waited": report.remote_wait_s, "tail": report.local_finish_s,
+    }  # fmt: skip
     seconds["other"] = report.latency_s - sum(seconds.values())
     return {name: value for name, value in seconds.items() if value > 0.0}
 

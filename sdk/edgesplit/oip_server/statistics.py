@@ -16,15 +16,9 @@ StatisticsEntry = dict[str, Any]
 def empty_statistics(model: str, version: str) -> StatisticsEntry:
     """The entry of a model without requests."""
     return {
-        "name": model,
-        "version": version,
-        "last_inference": 0,
-        "inference_count": 0,
-        "execution_count": 0,
-        "inference_stats": {name: {"count": 0, "ns": 0} for name in _DURATIONS},
-        "batch_stats": [],
-        "memory_usage": [],
-    }
+        "name": model, "version": version, "last_inference": 0, "inference_count": 0, "execution_count": 0,
+        "inference_stats": {name: {"count": 0, "ns": 0} for name in _DURATIONS}, "batch_stats": [], "memory_usage": [],
+    }  # fmt: skip
 
 
 def add_duration(entry: dict[str, int], seconds: float, times: int = 1) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from edgesplit.errors import MalformedMessage, NotFound, UsageError
+from edgesplit.decoding import decode_json
+from edgesplit.errors import NotFound, UsageError
 from edgesplit.http1.server import Request, Response, error_response, json_response
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.shared_memory.regions import SEGMENT, Regions
@@ -75,10 +76,8 @@ class TritonExtensions:
         elif name is None or name == SEGMENT:
             raise NotFound(f"no region can have the name {name!r}")
         else:
-            registration = _parse_registration(request)
-            self._regions.register(
-                request.connection_peer, name, registration.key, registration.offset, registration.byte_size
-            )
+            peer, new = request.connection_peer, _parse_registration(request)
+            self._regions.register(peer, name, new.key, new.offset, new.byte_size)
         return Response(200)
 
     def _segment(self, request: Request) -> Response:
@@ -94,13 +93,9 @@ class TritonExtensions:
 
 
 TRACE_SETTINGS: dict[str, Any] = {
-    "trace_level": ["OFF"],
-    "trace_rate": "1000",
-    "trace_count": "-1",
-    "log_frequency": "0",
-    "trace_file": "",
+    "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0", "trace_file": "",
     "trace_mode": "triton",
-}
+}  # fmt: skip
 """Triton's trace settings for a server without Triton traces."""
 
 
@@ -108,20 +103,15 @@ def log_settings() -> dict[str, Any]:
     """This process's log settings in Triton's format."""
     level = logging.getLogger().getEffectiveLevel()
     return {
-        "log_file": "",
-        "log_info": level <= logging.INFO,
-        "log_warning": level <= logging.WARNING,
-        "log_error": level <= logging.ERROR,
-        "log_verbose_level": int(level <= logging.DEBUG),
-        "log_format": "default",
-    }
+        "log_file": "", "log_info": level <= logging.INFO, "log_warning": level <= logging.WARNING,
+        "log_error": level <= logging.ERROR, "log_verbose_level": int(level <= logging.DEBUG), "log_format": "default",
+    }  # fmt: skip
 
 
 def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:
     """The current settings. UsageError for a POST that would change one; a POST that changes nothing is accepted."""
     if request.method == "POST" and len(request.body):
-        wanted = _parse_body(request, dict[str, Any])
-        for name, value in wanted.items():
+        for name, value in decode_json(request.body, dict[str, Any], request.path[:200]).items():
             if name not in now:
                 raise UsageError(f"no such setting: {name[:80]!r}; there are {', '.join(now)}")
             if value not in (None, now[name]):
@@ -132,17 +122,10 @@ def _settings(request: Request, now: dict[str, Any], hint: str) -> Response:
 
 
 def _parse_registration(request: Request) -> RegisterRegion:
-    registration: RegisterRegion = _parse_body(request, RegisterRegion)
+    registration = decode_json(request.body, RegisterRegion, request.path[:200])
     if not 0 < registration.byte_size < 2**53 or not 0 <= registration.offset < 2**53:
         raise UsageError(f"a region of {registration.byte_size} bytes from {registration.offset}")
     return registration
-
-
-def _parse_body(request: Request, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(request.body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise MalformedMessage(f"{request.path[:200]}: {error}") from error
 
 
 def _require_method(method: str, request: Request, answer: Callable[[], Response]) -> Response:

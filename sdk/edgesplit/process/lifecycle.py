@@ -45,13 +45,9 @@ def raise_open_file_limit() -> int:
 def add_die_with_parent_option(parser: argparse.ArgumentParser) -> None:
     """Add the option `--die-with-parent`, by which a parent requests `end_with_parent`."""
     parser.add_argument(
-        "--die-with-parent",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="PID",
+        "--die-with-parent", type=int, nargs="?", const=0, metavar="PID",
         help="stop when the parent (of that number) ends",
-    )
+    )  # fmt: skip
 
 
 def adopt_orphans() -> None:

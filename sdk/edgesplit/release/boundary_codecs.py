@@ -11,20 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgesplit.errors import UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import Tensor, np, npt
 from edgesplit.release.manifest import TensorSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Tensor = npt.NDArray[Any]
-else:
-    np = lazy_import("numpy")
-    Tensor = Any
 
 RAW, FP16, INT8 = "raw", "fp16", "int8"
 CODECS = (RAW, FP16, INT8)

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edgesplit import identifiers
+from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage
 from edgesplit.msgspec_warmup import warm_up_structs
 
@@ -74,12 +75,7 @@ def encode_index(index: BundleIndex) -> bytes:
 
 def decode_index(raw: bytes) -> BundleIndex:
     """Decode the index file; MalformedMessage where it is invalid or of another format."""
-    if len(raw) > MAX_INDEX_BYTES:
-        raise MalformedMessage(f"{INDEX_FILE}: {len(raw)} bytes, at most {MAX_INDEX_BYTES}")
-    try:
-        index = msgspec.json.decode(raw, type=BundleIndex)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"{INDEX_FILE}: {error}") from error
+    index = decode_json(raw, BundleIndex, INDEX_FILE, MAX_INDEX_BYTES)
     if index.format != FORMAT:
         raise MalformedMessage(f"{INDEX_FILE}: of format {index.format[:40]!r}, and this reads {FORMAT}")
     return index

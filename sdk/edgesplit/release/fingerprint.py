@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from edgesplit.decoding import decode_json
 from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.msgspec_warmup import warm_up_structs
@@ -91,10 +92,7 @@ def decode_fingerprint(raw: bytes, signed: FingerprintFile) -> Fingerprint:
     """Decode a fingerprint, if `raw` are the bytes that were signed; TrustError otherwise."""
     if len(raw) > LIMITS.fingerprint_bytes or fingerprint_file(raw) != signed:
         raise TrustError("the model's fingerprint is not the one that was signed with its release")
-    try:
-        return msgspec.json.decode(raw, type=Fingerprint)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TrustError(f"the model's fingerprint: {error}") from error
+    return decode_json(raw, Fingerprint, "the model's fingerprint", error=TrustError)
 
 
 warm_up_structs(__name__)

@@ -12,6 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from edgesplit import identifiers
+from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import InputSpec
@@ -254,12 +255,7 @@ def release_digest(raw: bytes) -> str:
 def decode_manifest(raw: bytes) -> Manifest:
     """Decode a manifest and check its consistency; MalformedMessage describes the error. Signatures are not verified
     here."""
-    if len(raw) > LIMITS.manifest_bytes:
-        raise MalformedMessage(f"manifest of {len(raw)} bytes, at most {LIMITS.manifest_bytes}")
-    try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"manifest: {error}") from error
+    manifest = decode_json(raw, Manifest, "manifest", LIMITS.manifest_bytes)
     _check_manifest(manifest)
     return manifest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from edgesplit.errors import TrustError
 from edgesplit.release.protobuf import iter_fields
@@ -103,15 +103,10 @@ def read_graph(raw: bytes | memoryview) -> SliceGraph:
     graph = _read_message(model.parts[7][0], _GRAPH)
     opsets = [_read_message(message, _OPSET) for message in model.all_of(8)]
     return SliceGraph(
-        ir_version=model.number(1),
-        opsets=tuple((message.text(1), message.number(2)) for message in opsets),
-        functions=model.all_of(25),
-        nodes=graph.all_of(1),
-        initializers=graph.all_of(5),
-        sparse_initializers=graph.all_of(15),
-        inputs=graph.all_of(11),
-        outputs=graph.all_of(12),
-    )
+        ir_version=model.number(1), opsets=tuple((message.text(1), message.number(2)) for message in opsets),
+        functions=model.all_of(25), nodes=graph.all_of(1), initializers=graph.all_of(5),
+        sparse_initializers=graph.all_of(15), inputs=graph.all_of(11), outputs=graph.all_of(12),
+    )  # fmt: skip
 
 
 def read_external_weight(raw: memoryview) -> ExternalWeight:
@@ -167,10 +162,9 @@ def _read_message(raw: memoryview, known: Mapping[int, FieldKind]) -> _Fields:
         kind = known.get(number)
         if kind is None or isinstance(value, int) != (kind in ("one number", "numbers")):
             raise TrustError(f"a slice's graph holds a field (number {number}) that no slice of ours has")
-        many = (
-            message.numbers.setdefault(number, []) if isinstance(value, int) else message.parts.setdefault(number, [])
-        )
+        table: dict[int, list[Any]] = message.numbers if isinstance(value, int) else message.parts
+        many = table.setdefault(number, [])
         if many and kind in ("one number", "one"):
             raise TrustError(f"a slice's graph says the same thing twice (field number {number})")
-        many.append(value)  # type: ignore[arg-type]
+        many.append(value)
     return message

@@ -14,7 +14,7 @@ is wired by name; so tensors named in `private_tensors` and `sends` keep their m
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from edgesplit.errors import TrustError
@@ -94,9 +94,7 @@ def _check_slices(recut: Manifest, base: Manifest, fingerprint: Fingerprint | No
     # Every layer of the fingerprint is in exactly one slice, and each new slice lists its layers in the model's order.
     if len(set(layer_names)) != len(layer_names) or set(layer_names) != layers.keys():
         raise TrustError("a recut's slices do not hold every layer of the model exactly once")
-    kinds: set[tuple[str, str]] = {
-        (slice_.format, slice_.kernels) for slice_ in base.slices if slice_.format != "input"
-    }
+    kinds = {(slice_.format, slice_.kernels) for slice_ in base.slices if slice_.format != "input"}
     for slice_ in new:
         own_layers = set(slice_.layers)
         if list(slice_.layers) != [name for name in layers if name in own_layers]:
@@ -112,7 +110,7 @@ def _unknown_slice_message(slice_: Slice) -> str:
 
 
 def _check_slice_entry(
-    slice_: Slice, layers: Iterable[LayerFingerprint], fingerprint: Fingerprint, kinds: set[tuple[str, str]]
+    slice_: Slice, layers: Iterable[LayerFingerprint], fingerprint: Fingerprint, kinds: Collection[tuple[str, str]]
 ) -> None:
     """Check that the slice's manifest entry (files, tensors) follows from its layers."""
     files = [file.name for file in slice_.files]
@@ -120,9 +118,8 @@ def _check_slice_entry(
     if not same_kind or files not in ([GRAPH], [GRAPH, WEIGHTS]):
         raise TrustError(f"the slice {slice_.name!r} of a recut does not run as its base's slices do")
     if slice_.files[0].bytes > LIMITS.graph_bytes:
-        raise TrustError(
-            f"the slice {slice_.name!r}: a graph of {slice_.files[0].bytes} bytes, at most {LIMITS.graph_bytes}"
-        )
+        graph_bytes = slice_.files[0].bytes
+        raise TrustError(f"the slice {slice_.name!r}: a graph of {graph_bytes} bytes, at most {LIMITS.graph_bytes}")
     own_layers = list(layers)
     writes = {name for layer in own_layers for name in layer.writes}
     reads = {name for layer in own_layers for name in layer.reads} - writes

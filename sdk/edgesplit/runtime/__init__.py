@@ -7,21 +7,16 @@ the SDK's root modules, `edgesplit.crypto` and `edgesplit.release`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from edgesplit.crypto.slice_encryption import SliceSource
+from edgesplit.errors import InferenceFailed, ModelRefused
+from edgesplit.lazy_import import Tensor as Tensor
 from edgesplit.release.manifest import Slice
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Tensor = npt.NDArray[np.generic]
-else:
-    Tensor = Any
 Tensors = Mapping[str, Tensor]
 
 
@@ -56,6 +51,20 @@ class Timing:
     def total_s(self) -> float:
         """Seconds of all slices."""
         return sum(self.seconds.values())
+
+
+def check_signature(slice_: Slice, inputs: Collection[str], outputs: Collection[str]) -> None:
+    """ModelRefused unless the engine's inputs and outputs of the slice's file are those of its manifest entry."""
+    if set(inputs) != {spec.name for spec in slice_.inputs} or not {spec.name for spec in slice_.outputs} <= set(
+        outputs
+    ):
+        raise ModelRefused(f"slice {slice_.name}: its file takes or gives other tensors than its manifest says")
+
+
+def require_inputs(slice_: Slice, inputs: Iterable[str], tensors: Tensors) -> None:
+    """InferenceFailed where an input is missing."""
+    if missing := [name for name in inputs if name not in tensors]:
+        raise InferenceFailed(f"slice {slice_.name} lacks its inputs {missing}")
 
 
 def run_slices(

@@ -3,17 +3,10 @@ defines it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME, InputSpec, prepare
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np
 from edgesplit.runtime import Tensor, Tensors
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 
 class InputProgram:

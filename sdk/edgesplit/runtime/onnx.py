@@ -20,7 +20,7 @@ import onnxruntime
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release.manifest import Slice
-from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime import Tensor, Tensors, check_signature, require_inputs
 from edgesplit.runtime.onnx_external_data import external_weights, is_shareable, weight_array
 from edgesplit.runtime.onnx_merge import CannotMerge, merge_graphs
 from edgesplit.runtime.options import Optimise
@@ -110,10 +110,8 @@ class OnnxRuntime:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         weights_by_path = {f"{owner}/{WEIGHTS}": weights for owner, weights in memories if weights is not None}
         if weights_by_path:
-            sizes = [len(weights) for weights in weights_by_path.values()]
-            options.add_external_initializers_from_files_in_memory(
-                list(weights_by_path), list(weights_by_path.values()), sizes
-            )
+            paths, weights = list(weights_by_path), list(weights_by_path.values())
+            options.add_external_initializers_from_files_in_memory(paths, weights, [*map(len, weights)])
         try:
             return OnnxProgram(whole, (self._make_session(graph, options, [CPU]), weights_by_path))
         except Exception as error:
@@ -192,16 +190,11 @@ class OnnxProgram:
         self._fallback = fallback
         self._inputs = tuple(tensor.name for tensor in session.get_inputs())
         self._outputs = tuple(tensor.name for tensor in session.get_outputs())
-        if set(self._inputs) != {spec.name for spec in slice_.inputs} or not {
-            spec.name for spec in slice_.outputs
-        }.issubset(self._outputs):
-            raise ModelRefused(f"slice {slice_.name}: its file takes or gives other tensors than its manifest says")
+        check_signature(slice_, self._inputs, self._outputs)
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
         """Compute all outputs by name; InferenceFailed where an input is missing or onnxruntime fails."""
-        missing = [name for name in self._inputs if name not in tensors]
-        if missing:
-            raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
+        require_inputs(self.slice, self._inputs, tensors)
         feeds = {name: np.asarray(tensors[name]) for name in self._inputs}
         try:
             values: Sequence[Any] = self._opened[0].run(self._outputs, feeds)

@@ -56,14 +56,10 @@ def _merge(parts: Mapping[str, onnx_graph.SliceGraph], outputs: Collection[str])
         ),
         "weight",
     )
-    functions = _unique_by_name(
-        ((bytes(raw), raw) for graph_part in parts.values() for raw in graph_part.functions), "function"
-    )
+    raw_functions = ((bytes(raw), raw) for part in parts.values() for raw in part.functions)
+    functions = _unique_by_name(raw_functions, "function")
     graph = [encode_field(NODE, raw) for graph_part in parts.values() for raw in graph_part.nodes]
-    graph += [
-        encode_field(NAME, b"merged"),
-        *(encode_field(INITIALIZER, raw) for raw in weights.values()),
-    ]
+    graph += [encode_field(NAME, b"merged"), *(encode_field(INITIALIZER, raw) for raw in weights.values())]
     # Tensors that one slice produces and another consumes become internal; only the others remain inputs.
     graph += [encode_field(INPUT, raw) for name, raw in consumed.items() if name not in produced]
     graph += [encode_field(OUTPUT, produced[name]) for name in outputs]
@@ -95,9 +91,8 @@ def _with_relocated_data(raw: memoryview, slice_name: str) -> bytes:
             entry = {part: bytes(text) for part, text in iter_fields(value) if not isinstance(text, int)}
             if entry.get(_KEY) == b"location":
                 entry[_VALUE] = f"{slice_name}/".encode() + entry[_VALUE]
-            encoded_fields.append(
-                encode_field(number, b"".join(encode_field(part, text) for part, text in entry.items()))
-            )
+            encoded = b"".join(encode_field(part, text) for part, text in entry.items())
+            encoded_fields.append(encode_field(number, encoded))
         else:
             encoded_fields.append(encode_field(number, value))
     return b"".join(encoded_fields)

@@ -16,12 +16,9 @@ ACCELERATOR_GONE = "accelerator gone"
 log = logging.getLogger(__name__)
 CPU = "CPUExecutionProvider"
 PROVIDERS: Mapping[str, str] = {
-    "tensorrt": "TensorrtExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "xnnpack": "XnnpackExecutionProvider",
-    "cpu": CPU,
-}
+    "tensorrt": "TensorrtExecutionProvider", "cuda": "CUDAExecutionProvider", "openvino": "OpenVINOExecutionProvider",
+    "xnnpack": "XnnpackExecutionProvider", "cpu": CPU,
+}  # fmt: skip
 """onnxruntime's provider names by short name."""
 _MAX_ERROR_CHARS = 300
 
@@ -54,33 +51,23 @@ class Accelerators:
     """The accelerators of one engine."""
 
     def __init__(self, wanted: Sequence[str], available: Collection[str]) -> None:
-        self._in_use, self._notes = select_available(wanted, available)
-
-    @property
-    def in_use(self) -> tuple[str, ...]:
-        """Short names in order of preference."""
-        return self._in_use
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Messages for operators; empty where everything is as requested."""
-        return self._notes
+        self.in_use, self.notes = select_available(wanted, available)
+        """Short names in order of preference; and messages for operators, empty where everything is as requested."""
 
     def on_refused(self, slice_name: str, error: Exception) -> None:
         """Record that the accelerator refused a slice, which then runs on the CPU."""
-        self._add_note(f"{'+'.join(self._in_use)}: refuses slice {slice_name}, the CPU runs it: {_short(error)}")
+        self._add_note(f"{'+'.join(self.in_use)}: refuses slice {slice_name}, the CPU runs it: {_short(error)}")
 
     def on_failed(self, slice_name: str, error: Exception) -> None:
         """Record that the accelerator failed in a run that the CPU could do. It is not used any more."""
-        self._add_note(
-            f"{'+'.join(self._in_use)}: {ACCELERATOR_GONE}, the CPU runs instead (slice {slice_name}: {_short(error)})"
-        )
-        self._in_use = ()
+        what = f"{ACCELERATOR_GONE}, the CPU runs instead"
+        self._add_note(f"{'+'.join(self.in_use)}: {what} (slice {slice_name}: {_short(error)})")
+        self.in_use = ()
 
     def _add_note(self, text: str) -> None:
         log.warning("%s", text)
-        if len(self._notes) < 8:
-            self._notes = (*self._notes, text)
+        if len(self.notes) < 8:
+            self.notes = (*self.notes, text)
 
 
 def _short(error: Exception) -> str:

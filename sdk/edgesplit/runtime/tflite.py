@@ -19,7 +19,7 @@ import numpy as np
 from edgesplit.crypto.slice_encryption import SliceInMemory, SliceSource
 from edgesplit.errors import InferenceFailed, ModelRefused
 from edgesplit.release.manifest import Kernels, Slice
-from edgesplit.runtime import Tensor, Tensors
+from edgesplit.runtime import Tensor, Tensors, check_signature, require_inputs
 
 FILE = "model.tflite"
 INTERPRETERS = ("ai_edge_litert.interpreter", "tflite_runtime.interpreter")
@@ -138,17 +138,11 @@ class TfliteProgram:
         self._interpreter = interpreter
         self._run_lock = threading.Lock()
         self._inputs = tuple(detail["name"] for detail in interpreter.get_input_details())
-        outputs = {detail["name"] for detail in interpreter.get_output_details()}
-        if set(self._inputs) != {spec.name for spec in slice_.inputs} or not {
-            spec.name for spec in slice_.outputs
-        }.issubset(outputs):
-            raise ModelRefused(f"slice {slice_.name}: its file takes or gives other tensors than its manifest says")
+        check_signature(slice_, self._inputs, [detail["name"] for detail in interpreter.get_output_details()])
 
     def run(self, tensors: Tensors) -> dict[str, Tensor]:
         """Compute all outputs by name; InferenceFailed where an input is missing or LiteRT fails."""
-        missing = [name for name in self._inputs if name not in tensors]
-        if missing:
-            raise InferenceFailed(f"slice {self.slice.name} lacks its inputs {missing}")
+        require_inputs(self.slice, self._inputs, tensors)
         with self._run_lock:
             try:
                 return invoke(self._interpreter, tensors)

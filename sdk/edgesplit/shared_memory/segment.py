@@ -15,17 +15,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgesplit.errors import UsageError
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np, npt
 from edgesplit.limits import LIMITS
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    np = lazy_import("numpy")
 
 _READ_ONLY = 0x8 | 0x10
 """F_SEAL_WRITE and F_SEAL_FUTURE_WRITE."""

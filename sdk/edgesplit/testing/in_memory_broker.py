@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from edgesplit.errors import LinkError, MalformedMessage
@@ -77,23 +78,9 @@ class InMemoryBroker:
         self._wild: dict[str, dict[InMemorySession, int]] = {}
         self._shared: dict[tuple[str, str], list[InMemorySession]] = {}
 
-    def session(
-        self,
-        client_id: str,
-        *,
-        on_message: OnMessage,
-        on_connect: Callable[[], None] | None = None,
-        on_disconnect: Callable[[], None] | None = None,
-        will: Will | Callable[[], Will] | None = None,
-        keepalive_s: int = 30,
-        path: NetworkPath | None = None,
-    ) -> InMemorySession:
-        """Create a session, not started, with the parameters of `edgesplit.mqtt.session.Session`."""
-        return InMemorySession(
-            self, client_id, path or NetworkPath(0.0),
-            on_message=on_message, on_connect=on_connect, on_disconnect=on_disconnect, will=will,
-            keepalive_s=keepalive_s,
-        )  # fmt: skip
+    def session(self, client_id: str, *, path: NetworkPath | None = None, **options: Any) -> InMemorySession:
+        """Create a session, not started, with the options of `InMemorySession`."""
+        return InMemorySession(self, client_id, path or NetworkPath(0.0), **options)
 
     @property
     def connected(self) -> list[str]:
@@ -232,11 +219,12 @@ class InMemorySession:
         path: NetworkPath,
         *,
         on_message: OnMessage,
-        on_connect: Callable[[], None] | None,
-        on_disconnect: Callable[[], None] | None,
-        will: Will | Callable[[], Will] | None,
-        keepalive_s: int,
+        on_connect: Callable[[], None] | None = None,
+        on_disconnect: Callable[[], None] | None = None,
+        will: Will | Callable[[], Will] | None = None,
+        keepalive_s: int = 30,
     ) -> None:
+        """The options are those of `edgesplit.mqtt.session.Session`."""
         self.client_id = client_id
         self.path = path
         self.problem = ""
@@ -328,9 +316,8 @@ class InMemorySession:
                 raise LinkError(f"not connected to the broker: {self.problem}")
             return False
         outcome: list[bool] = []
-        self._send(
-            lambda: outcome.append(self._broker.publish(self, topic, payload, retain, correlation)), len(payload)
-        )
+        arrive = partial(self._broker.publish, self, topic, payload, retain, correlation)
+        self._send(lambda: outcome.append(arrive()), len(payload))
         if wait_s is not None and self._hub.in_task:
             self._changed.wait_for(lambda: outcome or not self._connected, wait_s)
             if not outcome:

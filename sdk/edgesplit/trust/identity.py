@@ -7,7 +7,6 @@ OpenSSL's strict rules. The controller decides which devices may enrol, the brok
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import NameOID
 
 from edgesplit import identifiers
-from edgesplit.atomic_files import write_durably
-from edgesplit.crypto.private_key import private_pem
+from edgesplit.crypto.private_key import load_or_make_private_key
+from edgesplit.decoding import decode_json
 from edgesplit.errors import MalformedMessage, TrustError, UsageError
 from edgesplit.msgspec_warmup import warm_up_structs
 
@@ -91,11 +90,6 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
     offload_url: str
 
 
-def encode_claim(claim: Claim) -> bytes:
-    """Encode the claim as a file for the device. It contains a secret: store it with mode 0600."""
-    return msgspec.json.format(msgspec.json.encode(claim), indent=1) + b"\n"
-
-
 def decode_claim(raw: bytes) -> Claim:
     """Decode a claim; MalformedMessage where it is invalid. Its expiry is checked by the controller."""
     claim = decode_document(raw, Claim)
@@ -113,12 +107,7 @@ def encode_document(document: msgspec.Struct) -> bytes:
 
 def decode_document(raw: bytes, kind: type[_T]) -> _T:
     """Decode a JSON document of type `kind` of bounded size; MalformedMessage for anything else."""
-    if len(raw) > _DOCUMENT_BYTES:
-        raise MalformedMessage(f"{kind.__name__}: {len(raw)} bytes, at most {_DOCUMENT_BYTES}")
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"{kind.__name__}: {error}") from error
+    return decode_json(raw, kind, kind.__name__, _DOCUMENT_BYTES)
 
 
 def renewal_text(csr_pem: str) -> bytes:
@@ -140,30 +129,7 @@ def check_renewal(renewal: Renewal, old_certificate: x509.Certificate) -> None:
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     """Load the private key from `path`, or generate it there (mode 0600, durably) if the file does not exist."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return _make_key(path)
-    except OSError as error:
-        raise UsageError(f"cannot read the private key {path}: {error.strerror}") from error
-    try:
-        key = serialization.load_pem_private_key(raw, None)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} holds no private key in PEM; move it away to have one made") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{path} holds no Ed25519 key; move it away to have one made")
-    if path.stat().st_mode & 0o077:
-        os.chmod(path, 0o600)
-    return key
-
-
-def _make_key(path: Path) -> Ed25519PrivateKey:
-    key = Ed25519PrivateKey.generate()
-    try:
-        write_durably(path, private_pem(key), mode=0o600)
-    except OSError as error:
-        raise UsageError(f"cannot write the private key {path}: {error.strerror}") from error
-    return key
+    return load_or_make_private_key(path, Ed25519PrivateKey, "move it away to have one made")  # type: ignore[type-abstract]
 
 
 def certificate_request(key: Ed25519PrivateKey, name: str) -> bytes:

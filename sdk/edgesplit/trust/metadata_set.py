@@ -16,16 +16,8 @@ from tuf.api.metadata import Root, Snapshot, Targets, Timestamp
 from edgesplit.errors import Expired, LinkError, TrustError
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.release.manifest import Statement
-from edgesplit.trust.verification import (
-    DIRECTOR,
-    PLANNER,
-    PLANNER_FILE,
-    Proof,
-    TrustChain,
-    parse_verified,
-    verify_chain,
-    verify_statement,
-)
+from edgesplit.trust import verification
+from edgesplit.trust.verification import PLANNER, PLANNER_FILE, Proof, TrustChain
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +52,7 @@ class TrustedMetadata:
     @classmethod
     def from_proof(cls, proof: Proof, bootstrap_root: bytes) -> TrustedMetadata:
         """Verify metadata that an earlier process stored; TrustError where a step fails."""
-        chain = verify_chain(proof, bootstrap_root)
+        chain = verification.verify_chain(proof, bootstrap_root)
         marks = _marks(chain.root, chain.root, chain.targets)
         if chain.planner is not None:
             keys = chain.targets.get_delegated_role(PLANNER).keyids
@@ -73,8 +65,8 @@ class TrustedMetadata:
         stored = cls.from_proof(proof, bootstrap_root)
         root, targets = stored.chain.root, stored.chain.targets
         online = (
-            parse_verified(timestamp, Timestamp, root, "timestamp.json"),
-            parse_verified(snapshot, Snapshot, root, "snapshot.json"),
+            verification.parse_verified(timestamp, Timestamp, root, "timestamp.json"),
+            verification.parse_verified(snapshot, Snapshot, root, "snapshot.json"),
         )
         expires_at = min(role.expires.timestamp() for role in (root, *online, targets))
         return replace(stored, marks={**stored.marks, **_marks(root, *online)}, expires_at=expires_at)
@@ -138,8 +130,8 @@ class RollbackRecord(msgspec.Struct, frozen=True):
         """Verify a statement: for `device`, and not older than the newest accepted one; with `for_install`, neither it
         nor the metadata has expired. Returns it and the record that must be durable before it is acted upon."""
         targets = trusted.chain.targets
-        statement = verify_statement(raw, device, targets)
-        mark = VersionMark(statement.counter, tuple(sorted(targets.get_delegated_role(DIRECTOR).keyids)))
+        statement = verification.verify_statement(raw, device, targets)
+        mark = VersionMark(statement.counter, tuple(sorted(targets.get_delegated_role(verification.DIRECTOR).keyids)))
         seen = self.statements.get(device)
         if seen is not None and seen.is_rollback(mark.version, mark.keys):
             raise TrustError(f"statement {mark.version} is older than {seen.version}, which was accepted before")

@@ -36,24 +36,9 @@ from edgesplit.atomic_files import make_folders, remove, write_durably
 from edgesplit.errors import EdgeError, Expired, LinkError, TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.release.manifest import FingerprintFile, Statement, decode_manifest
+from edgesplit.trust import verification
 from edgesplit.trust.metadata_set import RollbackRecord, TrustedMetadata
-from edgesplit.trust.verification import (
-    BASE_FILE,
-    FINGERPRINT_FILE,
-    PLANNER,
-    PLANNER_FILE,
-    TARGETS_FILE,
-    Proof,
-    TrustChain,
-    check_target,
-    fingerprint_path,
-    next_root,
-    parse_verified,
-    recut_path,
-    require_base,
-    root_file,
-    verify_release,
-)
+from edgesplit.trust.verification import BASE_FILE, FINGERPRINT_FILE, PLANNER_FILE, TARGETS_FILE, Proof, TrustChain
 
 Fetch = Callable[[str, int], bytes]
 """`fetch(path, max_bytes)` of "metadata/…" or "targets/…"; FileNotFoundError if it does not exist, LinkError if the
@@ -69,7 +54,7 @@ class TrustStore:
     """
 
     def __init__(self, folder: Path, bootstrap_root: bytes, *, now: Callable[[], float] = time.time) -> None:
-        parse_verified(bootstrap_root, Root, None, "the bootstrap root")
+        verification.parse_verified(bootstrap_root, Root, None, "the bootstrap root")
         self._cache = folder / "cache"
         self._record_file = folder / "counters.json"
         self._proof_file = folder / "proof.json"
@@ -112,12 +97,12 @@ class TrustStore:
         raw = _fetch_manifest(release, chain, fetch)
         if PLANNER_FILE in proof:
             recut = decode_manifest(raw)
-            require_base(recut)
+            verification.require_base(recut)
             proof[BASE_FILE] = _fetch_manifest(recut.recut_of, TrustChain(chain.root, chain.targets), fetch)
             base = decode_manifest(proof[BASE_FILE])
             if base.fingerprint is not None:
                 proof[FINGERPRINT_FILE] = _fetch_fingerprint(base.fingerprint, fetch)
-        verify_release(raw, proof, self._bootstrap)
+        verification.verify_release(raw, proof, self._bootstrap)
         return raw, proof
 
     def verify_statement(self, raw: bytes, device: str, *, for_install: bool) -> Statement:
@@ -127,10 +112,8 @@ class TrustStore:
         counter is on disk when this returns.
         """
         with self._lock:
-            trusted = self._stored_or_refreshed()
-            statement, record = self._record.accept_statement(
-                raw, device, trusted, self._now(), for_install=for_install
-            )
+            trusted, now = self._stored_or_refreshed(), self._now()
+            statement, record = self._record.accept_statement(raw, device, trusted, now, for_install=for_install)
             self._write_record(record)
             return statement
 
@@ -201,7 +184,9 @@ class TrustStore:
             refreshed = self._read_cache(self._has_planner(updater))
             newest, root = updater._trusted_set.root.version, refreshed.chain.root
             if root.version != newest:  # otherwise older keys would verify what newer ones should
-                raise TrustError(f"{root_file(root.version + 1)}: not a root that may follow, of {newest} in all")
+                raise TrustError(
+                    f"{verification.root_file(root.version + 1)}: not a root that may follow, of {newest} in all"
+                )
             return refreshed
         except DownloadLengthMismatchError as error:
             raise TrustError(f"metadata larger than allowed: {error}") from error
@@ -218,8 +203,8 @@ class TrustStore:
         """Update the planner's metadata; True if it verifies. A failure does not block releases that the release key
         signed."""
         try:
-            updater.get_targetinfo(recut_path("0" * 64))
-            return (self._cache / PLANNER_FILE).is_file() and PLANNER in updater._trusted_set
+            updater.get_targetinfo(verification.recut_path("0" * 64))
+            return (self._cache / PLANNER_FILE).is_file() and verification.PLANNER in updater._trusted_set
         except DownloadLengthMismatchError as error:
             _log.warning("the planner's metadata is larger than allowed (%s): no recut is installed", error)
         except DownloadHTTPError as error:
@@ -240,13 +225,13 @@ class TrustStore:
     def _cached_roots(self) -> dict[str, bytes]:
         """The cached roots from the bootstrap root on, as far as they verify: a damaged file after the newest root is
         ignored."""
-        root = parse_verified(self._bootstrap, Root, None, "the bootstrap root")
-        roots = {root_file(root.version): self._bootstrap}
+        root = verification.parse_verified(self._bootstrap, Root, None, "the bootstrap root")
+        roots = {verification.root_file(root.version): self._bootstrap}
         while True:
-            name = root_file(root.version + 1)
+            name = verification.root_file(root.version + 1)
             try:
                 raw = (self._cache / "root_history" / name).read_bytes()
-                root = next_root(raw, root)
+                root = verification.next_root(raw, root)
             except (OSError, TrustError):
                 return roots
             roots[name] = raw
@@ -297,14 +282,14 @@ def _fetch_manifest(release: str, chain: TrustChain, fetch: Fetch) -> bytes:
         raw = fetch(f"targets/{path}", target.length)
     except FileNotFoundError as error:
         raise LinkError(f"the manifest of release {release[:12]} is not there (yet)") from error
-    check_target(raw, release, target)
+    verification.check_target(raw, release, target)
     return raw
 
 
 def _fetch_fingerprint(signed: FingerprintFile, fetch: Fetch) -> bytes:
     """Fetch a fingerprint. Its digest is checked with the recut."""
     try:
-        return fetch(f"targets/{fingerprint_path(signed.sha256)}", signed.bytes)
+        return fetch(f"targets/{verification.fingerprint_path(signed.sha256)}", signed.bytes)
     except FileNotFoundError as error:
         raise LinkError(f"the fingerprint {signed.sha256[:12]} is not there (yet)") from error
 

@@ -18,7 +18,8 @@ from securesystemslib.signer import Signature
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from edgesplit.errors import MalformedMessage, TrustError
+from edgesplit.decoding import decode_msgpack
+from edgesplit.errors import TrustError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import decode
 from edgesplit.release.fingerprint import Fingerprint, decode_fingerprint
@@ -162,9 +163,9 @@ def verify_chain(proof: Proof, bootstrap_root: bytes) -> TrustChain:
     if TARGETS_FILE not in proof:
         raise TrustError("the proof has no targets.json")
     targets = parse_verified(proof[TARGETS_FILE], Targets, root, TARGETS_FILE)
-    planner = (
-        parse_verified(proof[PLANNER_FILE], Targets, targets, PLANNER_FILE, PLANNER) if PLANNER_FILE in proof else None
-    )
+    planner = None
+    if PLANNER_FILE in proof:
+        planner = parse_verified(proof[PLANNER_FILE], Targets, targets, PLANNER_FILE, PLANNER)
     return TrustChain(root, targets, planner)
 
 
@@ -240,10 +241,7 @@ def verify_statement(raw: bytes, device: str, targets: Targets) -> Statement:
     counter is checked."""
     signed = decode(raw, Signed)
     _check_signatures(signed, targets)
-    try:
-        statement = msgspec.msgpack.decode(signed.payload, type=Statement)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedMessage(f"statement: {error}") from error
+    statement = decode_msgpack(signed.payload, Statement, "statement")
     if statement.device != device:
         raise TrustError(f"statement for device {statement.device[:63]!r}, and this is {device!r}")
     return statement

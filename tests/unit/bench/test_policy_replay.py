@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import uplink
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from policy_replay import Adaptive, Always, Oracle, Outcome, Policy, Scenario, replay, switches
@@ -26,7 +27,7 @@ POWER = Power(idle_watts=2.0, busy_watts=5.0, radio_watts=0.13, up_joules_per_by
 
 
 def scene(trace: UplinkTrace, requests: int = 200) -> Scenario:
-    link = Link(up_bytes_per_s=trace.mean_bytes_per_s, down_bytes_per_s=2e6, rtt_s=0.05)
+    link = Link(up_bytes_per_s=uplink.mean_bytes_per_s(trace), down_bytes_per_s=2e6, rtt_s=0.05)
     plan = Plan(model="m@1", device_class="pi", rows=(REMOTE, CUT, LOCAL), link=link, power=POWER)
     return Scenario(plan, trace, requests, period_s=0.5)
 

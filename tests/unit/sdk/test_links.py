@@ -13,9 +13,6 @@ import pytest
 from edgesplit.errors import UsageError
 from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import (
-    LINKS,
-    divide_rates,
-    format_link,
     parse_host_and_port,
     parse_link,
     parse_metrics_address,
@@ -106,16 +103,6 @@ def test_what_is_no_link_is_said(text: str) -> None:
     """With an example of what would be one."""
     with pytest.raises(UsageError, match="8mbit/40ms"):
         parse_link(text)
-
-
-@pytest.mark.parametrize("text", [*LINKS, "8mbit/40ms", "lte/10", "0.1mbit/3ms"])
-def test_a_link_in_figures_reads_back(text: str) -> None:
-    """`format_link` writes what `parse_link` reads."""
-    link = parse_link(text)
-    again = parse_link(format_link(link))
-    assert again.up_bytes_per_s == pytest.approx(link.up_bytes_per_s, rel=1e-4)
-    assert (again.down_bytes_per_s, again.rtt_s) == pytest.approx((link.down_bytes_per_s, link.rtt_s), rel=1e-4)
-    assert divide_rates(link, 1).up_bytes_per_s == link.up_bytes_per_s
 
 
 def test_bytes_arrive_unchanged_and_in_order_on_many_connections(echo: Echo) -> None:

@@ -16,7 +16,7 @@ from time import monotonic
 
 import msgspec
 
-from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant, receive_memory
+from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant
 from edgesplit.client.direct.grant import LaneRequest
 from edgesplit.client.direct.request_policy import LaneRequestPolicy, grant_timeout_s
 from edgesplit.client.request import Answer
@@ -203,9 +203,7 @@ class AsyncLanes:
                 grant = decode_grant(await send_lane_request(body, worker_end.fileno(), grant_timeout_s(left_s)))
             if self._closed:
                 raise LaneClosed("this client was closed")
-            end = LaneEndpoint(
-                grant, client_end, receive_memory(grant, client_end, shared=self.shared), shared=self.shared
-            )
+            end = LaneEndpoint.receive(grant, client_end, shared=self.shared)
             return AsyncLane(end, asyncio.get_running_loop())
         except BaseException:
             client_end.close()

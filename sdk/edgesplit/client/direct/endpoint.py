@@ -13,34 +13,19 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from edgesplit.client.direct.grant import (
-    ALIGN,
-    ANSWER,
-    ANSWERED,
-    CLOSED,
-    MAX_TIME_US,
-    READY,
-    REQUEST,
-    Grant,
-    LaneTensor,
-)
+from edgesplit.client.direct import grant as wire
+from edgesplit.client.direct.grant import Grant, LaneTensor
 from edgesplit.client.request import Answer
 from edgesplit.client.request_id import new_request_id
+from edgesplit.decoding import decode_json
 from edgesplit.errors import EdgeError
 from edgesplit.http1.response import Reply
-from edgesplit.lazy_import import lazy_import
+from edgesplit.lazy_import import np
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import Report
 from edgesplit.shared_memory.segment import Segment
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy_import("numpy")
 
 TIMEOUT_FACTOR = 8.0
 """Timeout of an answer as a multiple of the typical run time, the same factor as the agent uses with its worker. The
@@ -70,8 +55,8 @@ class LaneEndpoint:
 
     def __init__(self, grant: Grant, sock: socket.socket, memory: memoryview, *, shared: bool) -> None:
         self.sock = sock
-        self.head = bytearray(REQUEST.size)
-        self.reply = memoryview(bytearray(ANSWER.size))
+        self.head = bytearray(wire.REQUEST.size)
+        self.reply = memoryview(bytearray(wire.ANSWER.size))
         self.shared = shared
         self.outgoing: list[bytearray | memoryview | bytes] = [self.head]
         """Parts of the next request, as sent to the worker."""
@@ -84,6 +69,11 @@ class LaneEndpoint:
         self._typical_s = 0.0
         self._started_at = 0.0
         self._forks = _forks
+
+    @classmethod
+    def receive(cls, grant: Grant, sock: socket.socket, *, shared: bool) -> LaneEndpoint:
+        """The endpoint of a granted lane, whose memory comes by `sock`; LaneClosed if it is not as agreed."""
+        return cls(grant, sock, receive_memory(grant, sock, shared=shared), shared=shared)
 
     def start_request(
         self, inputs: Mapping[str, oip.Tensor | bytes], outputs: Sequence[str], deadline: float, now: float
@@ -109,29 +99,29 @@ class LaneEndpoint:
             for name, (_, view, _, _) in expected.items():
                 np.copyto(view, inputs[name])
         self._number += 1
-        REQUEST.pack_into(self.head, 0, self._number, min(MAX_TIME_US, max(1, int(left_s * 1e6))))
+        wire.REQUEST.pack_into(self.head, 0, self._number, min(wire.MAX_TIME_US, max(1, int(left_s * 1e6))))
         return min(left_s, max(TIMEOUT_FACTOR * self._typical_s, min(TIMEOUT_S, left_s / 2)))
 
     def _tensor_bytes(self, inputs: Mapping[str, Any]) -> Iterator[memoryview | bytes]:
         """The inputs' bytes in the layout of the lane's memory."""
         for name, (tensor, *_) in self._inputs.items():
             yield np.ascontiguousarray(inputs[name]).reshape(-1).view(np.uint8).data
-            if pad := -tensor.bytes % ALIGN:
+            if pad := -tensor.bytes % wire.ALIGN:
                 yield bytes(pad)
 
     @property
     def remaining_body(self) -> memoryview:
         """The buffer for the tensors that follow the received reply header; empty if none follow."""
-        is_there = self.shared or ANSWER.unpack(self.reply)[1] != ANSWERED
+        is_there = self.shared or wire.ANSWER.unpack(self.reply)[1] != wire.ANSWERED
         return _NOTHING if is_there else self._answer_memory
 
     def decode_answer(self, outputs: Sequence[str]) -> Answer | None:
         """The answer in the received reply, its tensors copied. None if the request must be repeated through the agent;
         LaneClosed if all further ones must be, too."""
-        number, status, run_s, predicted_s, scale = ANSWER.unpack(self.reply)
-        if number != self._number or status == CLOSED:
-            raise LaneClosed("the agent has ended it" if status == CLOSED else "an answer to another request")
-        if status != ANSWERED:
+        number, status, run_s, predicted_s, scale = wire.ANSWER.unpack(self.reply)
+        if number != self._number or status == wire.CLOSED:
+            raise LaneClosed("the agent has ended it" if status == wire.CLOSED else "an answer to another request")
+        if status != wire.ANSWERED:
             return None
         views = self._outputs
         outputs_copied = {name: views[name].copy() for name in (outputs or views)}
@@ -161,10 +151,7 @@ def decode_grant(reply: Reply) -> Grant:
     """The grant in the agent's reply; LaneClosed if it grants nothing."""
     if reply.status != 200:
         raise LaneClosed(f"not granted ({reply.status})")
-    try:
-        grant = msgspec.json.decode(reply.body, type=Grant)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise LaneClosed(f"not a grant: {error}") from error
+    grant = decode_json(reply.body, Grant, "not a grant", error=LaneClosed)
     if not grant.is_valid:
         raise LaneClosed("a grant of places that are none")
     return grant
@@ -182,7 +169,7 @@ def receive_memory(grant: Grant, sock: socket.socket, *, shared: bool) -> memory
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             received.frombytes(content[: len(content) - len(content) % width])
-    if first != READY or len(received) != int(shared):
+    if first != wire.READY or len(received) != int(shared):
         for descriptor in received:
             os.close(descriptor)
         raise LaneClosed("not how a lane begins")

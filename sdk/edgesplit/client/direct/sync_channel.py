@@ -16,7 +16,7 @@ from time import monotonic
 
 import msgspec
 
-from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant, receive_memory
+from edgesplit.client.direct.endpoint import LaneClosed, LaneEndpoint, decode_grant
 from edgesplit.client.direct.grant import ANSWER, LaneRequest
 from edgesplit.client.direct.request_policy import LaneRequestPolicy, grant_timeout_s
 from edgesplit.client.request import Answer
@@ -152,9 +152,7 @@ class Lanes:
             with worker_end:
                 body = msgspec.json.encode(LaneRequest(model, self.shared))
                 grant = decode_grant(send_lane_request(body, worker_end.fileno(), grant_timeout_s(deadline - now)))
-            end = LaneEndpoint(
-                grant, client_end, receive_memory(grant, client_end, shared=self.shared), shared=self.shared
-            )
+            end = LaneEndpoint.receive(grant, client_end, shared=self.shared)
         except BaseException as error:
             client_end.close()
             policy.on_refused(now)

@@ -18,7 +18,7 @@ import pytest
 
 from edgesplit.observability.doctor_findings import Finding, exit_code, format_findings
 from edgesplit.trust import identity
-from edgesplit.trust.identity import Claim, Credentials, encode_claim
+from edgesplit.trust.identity import Claim, Credentials, encode_document
 from edgesplit_agent.service.doctor import examine
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_controller.pki.authority import Authority
@@ -195,7 +195,7 @@ def test_a_device_without_identity_is_told_what_its_claim_lacks(tmp_path: Path) 
         device=DEVICE, device_class="generic-x86", token="t", controller_url="https://no.invalid", ca_pem="",
         tuf_root="{}", expires=int(NOW),
     )  # fmt: skip
-    (data / "claim.json").write_bytes(encode_claim(claim))
+    (data / "claim.json").write_bytes(encode_document(claim))
     assert "ended on 2027-01-15" in of(examine(data, online=False, now=NOW + 1), "identity").said
     waiting = examine(data, now=NOW - 1)
     assert of(waiting, "identity").level == "warning" and "not known" in of(waiting, "controller").said

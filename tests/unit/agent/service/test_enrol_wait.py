@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgesplit.errors import TrustError
-from edgesplit.trust.identity import Claim, encode_claim
+from edgesplit.trust.identity import Claim, encode_document
 from edgesplit_agent.host.sd_notify import ServiceManager
 from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service
 from edgesplit_agent.state.data_folder import DataFolder, Identity
@@ -17,7 +17,7 @@ def claim(device: str = "cam-1", token: str = "secret") -> bytes:
     held = Claim(
         device=device, device_class="pi", token=token, controller_url="https://c", ca_pem="", tuf_root="{}", expires=1
     )  # fmt: skip
-    return encode_claim(held)
+    return encode_document(held)
 
 
 def test_a_claim_is_waited_for_and_a_refused_one_is_not_asked_with_again(tmp_path: Path) -> None:

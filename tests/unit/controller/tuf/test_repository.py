@@ -37,7 +37,7 @@ def writes(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch, stop_at:
     with monkeypatch.context() as patch:
         for module in (metadata_store, key_folder):
             patch.setattr(module, "write_durably", counted)
-        patch.setattr("edgesplit.trust.identity.write_durably", counted)
+        patch.setattr("edgesplit.crypto.private_key.write_durably", counted)
         try:
             call()
         except KeyboardInterrupt:

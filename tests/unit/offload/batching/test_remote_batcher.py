@@ -215,7 +215,7 @@ def test_what_the_other_process_refuses_is_refused_with_its_reason(pair: Pair) -
     assert (failed.status, b"no such thing" in bytes(failed.body)) == (500, True)
     pair.gates[1].fail = None
     pair.gates[1].may_run.clear()
-    pair.half(pair.other).run_times.disable_batching()
+    pair.half(pair.other).run_times.max_batch = 1
     running = asking(pair.first, 1)[0]
     while not pair.other._scheduler.running:
         threading.Event().wait(0.002)
@@ -232,7 +232,7 @@ def test_a_kind_that_gains_nothing_there_runs_here_from_then_on(pair: Pair) -> N
     """Two processes may measure differently; one that gathers against its own measurement would only cost."""
     pair.link()
     there = pair.half(pair.other)
-    there.run_times.disable_batching()
+    there.run_times.max_batch = 1
     there.is_measured = True
     assert answered(ask(pair.first)) and answered(ask(pair.first))
     assert not pair.gates[1].begun.acquire(blocking=False)

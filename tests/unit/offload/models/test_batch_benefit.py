@@ -164,7 +164,7 @@ class Clock:
 def made_to_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight together take as long as one: nothing here depends on what this machine would measure."""
     monkeypatch.setattr(
-        "edgesplit_offload.models.remote_half.measure_benefit",
+        "edgesplit_offload.models.batch_benefit.measure_benefit",
         lambda *_, **__: choose_batches({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0}),
     )
 
@@ -202,7 +202,7 @@ def test_a_measurement_in_progress_kept_an_unloaded_model_loaded(
         assert not shared.is_loaded
         return choose_batches({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
 
-    monkeypatch.setattr("edgesplit_offload.models.remote_half.measure_benefit", unload_meanwhile)
+    monkeypatch.setattr("edgesplit_offload.models.batch_benefit.measure_benefit", unload_meanwhile)
     assert shared.claim_measurement()
     shared.measure(lambda: 0.0)
     assert (memory.bytes, shared.run_times.max_batch, shared.is_measured) == (0, 1, False)

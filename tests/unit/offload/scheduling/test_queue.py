@@ -353,8 +353,6 @@ def test_what_a_run_takes_is_learnt_and_read_between_sizes() -> None:
     assert known.expected_s(5) == pytest.approx(0.03)
     assert known.expected_s(18) == pytest.approx(0.1)
     assert known.total_s(19) == pytest.approx(0.05 + 0.05 + 0.01)
-    known.disable_batching()
-    assert known.total_s(2) == pytest.approx(0.02)
 
 
 # Threads

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgesplit.errors import EdgeError, MalformedMessage, UsageError
-from edgesplit.trust.identity import Claim, encode_claim
+from edgesplit.trust.identity import Claim, encode_document
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import read_bsp
@@ -232,7 +232,7 @@ def claim_file(folder: Path) -> Path:
     """For jet-1."""
     file = folder / "claim.json"
     file.write_bytes(
-        encode_claim(
+        encode_document(
             Claim(device="jet-1", device_class=PROFILE, token="secret", controller_url="https://c:8443", ca_pem="x",
                   tuf_root="{}", expires=2**40)
         )

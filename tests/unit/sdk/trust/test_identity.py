@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from edgesplit.crypto.private_key import private_pem
 from edgesplit.errors import MalformedMessage, UsageError
 from edgesplit.trust import identity
 from edgesplit.trust.identity import Claim, Credentials
@@ -75,7 +76,7 @@ def test_a_key_is_made_once_and_read_by_its_owner_only(tmp_path: Path) -> None:
     made = identity.load_or_make_key(tmp_path / "new" / "key.pem")
     again = identity.load_or_make_key(tmp_path / "new" / "key.pem")
 
-    assert identity.private_pem(made) == identity.private_pem(again)
+    assert private_pem(made) == private_pem(again)
     assert stat.S_IMODE((tmp_path / "new" / "key.pem").stat().st_mode) == 0o600
 
 
@@ -105,13 +106,13 @@ def test_a_spoiled_key_file_is_named_and_never_replaced(tmp_path: Path, content:
 
 def test_a_claim_survives_the_way_to_the_device() -> None:
     """What the operator copies is what the device reads; its secret is in the file and not in a log."""
-    assert identity.decode_claim(identity.encode_claim(claim())) == claim()
+    assert identity.decode_claim(identity.encode_document(claim())) == claim()
     assert "secret-token" not in repr(claim())
 
 
 def test_a_cut_claim_is_refused_at_every_length() -> None:
     """A claim that was copied in part is refused, and says so with our own error."""
-    whole = identity.encode_claim(claim()).rstrip()
+    whole = identity.encode_document(claim()).rstrip()
     for length in range(len(whole)):
         with pytest.raises(MalformedMessage):
             identity.decode_claim(whole[:length])
@@ -121,7 +122,7 @@ def test_a_cut_claim_is_refused_at_every_length() -> None:
 def test_a_claim_for_a_reserved_or_unsafe_name_is_refused(name: str) -> None:
     """No claim makes a device the controller, or a wildcard."""
     with pytest.raises(MalformedMessage):
-        identity.decode_claim(identity.encode_claim(claim(device=name)))
+        identity.decode_claim(identity.encode_document(claim(device=name)))
 
 
 def test_the_name_comes_from_the_claim(authority: Authority, tmp_path: Path) -> None:
