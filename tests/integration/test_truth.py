@@ -70,7 +70,7 @@ def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored
         ),
     )
     for _ in range(2):
-        device.say("late", batch, qos=1)
+        device.say("backlog", batch, qos=1)
         assert messages.decode(device.next(topic("pi-late", "ack"))[0], Ack).batch == 4
     history = up.ok("GET", "/v1/telemetry/pi-late")
     assert [(one["session"], one["sequence"], one["from_backlog"]) for one in history] == [
