@@ -168,10 +168,10 @@ class SimulatedEngine:
         return self._offload_with_fallback(release, choice, expected_s, device_s, deadline_s)
 
     def _select_row(self, release: LoadedRelease, model: str, deadline_s: float) -> RowChoice | None:
-        remote_ok = self._breaker.has_room(self._in_flight)
+        remote_usable = self._breaker.has_room(self._in_flight)
         meter = self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)
         return self._row_selector.select(
-            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_ok, deadline_s=deadline_s)
+            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_usable, deadline_s=deadline_s)
         )
 
     def _run_on_device(self, release: LoadedRelease, row: Row) -> float:
@@ -218,7 +218,14 @@ class SimulatedEngine:
         if falls_back and alone_s <= deadline_s:  # an unplanned fallback
             cause = failed or "timeout"
             return self._report(
-                release, row, expected_s, alone_s, device_s=device_s + tail_s, tail_s=tail_s, fallback=True, cause=cause
+                release,
+                row,
+                expected_s,
+                alone_s,
+                device_s=device_s + tail_s,
+                local_finish_s=tail_s,
+                fallback=True,
+                cause=cause,
             ), alone_s
         if not failed and cloud_s <= deadline_s:
             return self._report(
