@@ -44,128 +44,129 @@ def _histogram(name: str, *labels: str, help: str, bounds: tuple[float, ...] = S
 # The agent
 
 AGENT_INFO = _gauge("edgesplit_agent_info", "device", "device_class", "version", help=
-    "Always 1; says which agent this is.")
+    "Always 1; the labels identify the agent.")
 AGENT_REQUESTS = _counter("edgesplit_agent_requests_total", "model", "row", "outcome", help=
-    "Requests that came to an end. outcome: answered, fallback (answered alone: the cloud did not help), busy, "
-    "dropped, deadline, link, rejected (the application's fault), failed. One that was then given a stale answer "
-    "counts as what it would have been without.")
+    "Completed requests. outcome: answered, fallback (answered by the device because the cloud failed or was too "
+    "late), busy, dropped, deadline, link, rejected (the application's error), failed. A request that was given a "
+    "stale answer counts with the outcome that it would have had without.")
 AGENT_REQUEST_S = _histogram("edgesplit_agent_request_seconds", "model", "row", help=
-    "From a request's arrival in the agent to its answer; answered requests only.")
+    "Time from a request's arrival in the agent to its answer; answered requests only.")
 AGENT_PHASE_S = _histogram("edgesplit_agent_phase_seconds", "model", "phase", help=
-    "Where that time went, for each phase that an answered request had. phase: queue (waiting for the device's "
-    "processor), decode (the input), device (its slices), encode (the boundary), link (both ways, not separable), "
-    "remote_queue, remote_decode, remote_load, remote (its slices), hop_link and hop (link to and seconds in the tier"
-    " beyond a gateway), remote_encode, answer_decode, waited (for a cloud that did not help), tail (finishing "
-    "alone), other (what no phase explains).")
+    "That time by phase, for each phase that an answered request had. phase: queue (waiting for the device's "
+    "processor), decode (the input), device (its slices), encode (the boundary), link (both directions together), "
+    "remote_queue, remote_decode, remote_load, remote (its slices), hop_link and hop (the link from a gateway to the "
+    "next tier, and time in that tier), remote_encode, answer_decode, waited (for a cloud that failed or was too "
+    "late), tail (the local tail), other (the remainder).")
 AGENT_FALLBACKS = _counter("edgesplit_agent_fallbacks_total", "model", "cause", help=
-    "Requests that the device finished alone, by what the cloud did: timeout, refused, link, server.")
-AGENT_SWITCHES = _counter("edgesplit_agent_switches_total", "model", help=
-    "Times that another row of the plan was used than before.")
+    "Requests that the device finished itself, by the cause at the cloud: timeout, refused, link, server.")
+AGENT_SWITCHES = _counter("edgesplit_agent_switches_total", "model", help="Switches to another row of the plan.")
 AGENT_EMULATION_OVERRUNS = _counter("edgesplit_agent_emulation_overruns_total", "model", help=
     "Answers of an emulated device for which this host was slower than the device profile.")
 AGENT_UP_BYTES = _counter("edgesplit_agent_up_bytes_total", "model", help=
-    "Bytes of boundary tensors sent, as they travelled.")
+    "Bytes of boundary tensors sent, as encoded for the link.")
 AGENT_DOWN_BYTES = _counter("edgesplit_agent_down_bytes_total", "model", help=
     "Bytes of answers received from the cloud.")
 AGENT_HEDGES = _counter("edgesplit_agent_hedges_total", "what", help=
-    "What became of hedges: hedges (begun), by_choice (of those: before the deadline forced it), held_back (by the "
+    "Hedges by result: hedges (started), by_choice (started before the deadline required it), held_back (by the "
     "budget), device_won, cloud_won, cancelled.")
 AGENT_WASTED_S = _counter("edgesplit_agent_hedges_wasted_seconds_total", help=
-    "The processor's seconds in hedges that lost.")
+    "Processor seconds of hedges that lost their race.")
 AGENT_WASTED_J = _counter("edgesplit_agent_hedges_wasted_joules_total", help=
-    "Energy in what lost a race, estimated by the plan.")
+    "Energy of the losing sides of races, estimated by the plan.")
 AGENT_STALE = _counter("edgesplit_agent_stale_total", help=
-    "Requests that were given the last good answer, marked stale.")
+    "Requests that were answered with the last good answer, marked as stale.")
 AGENT_DROPPED_FRAMES = _counter("edgesplit_agent_dropped_total", help=
-    "Frames that gave way to others, as their application asked.")
+    "Frames that were dropped in favour of others, by the policy that their application requested.")
 AGENT_DEDUPLICATED = _counter("edgesplit_agent_deduplicated_total", help=
-    "Requests sent again under their id that were given the first one's answer; they count nowhere else.")
+    "Retries under the same request id that were given the first request's answer; they count in no other metric.")
 AGENT_WORKERS_LOST = _counter("edgesplit_agent_workers_lost_total", "model", help=
-    "Processes that ran a model and ended, or were ended, before their time; since its release was loaded.")
+    "Worker processes of a model that crashed or were killed, since its release was loaded.")
 AGENT_SERVING = _gauge("edgesplit_agent_serving", "model", "row", help=
-    "1 for each model that this device answers, with the row in use (empty before the first request).")
-AGENT_LINK_UP = _gauge("edgesplit_agent_link_up_bytes_per_second", help=
-    "Estimated rate of the link to the offload server.")
+    "1 for each model that this device serves, with the row in use (empty before the first request).")
+AGENT_LINK_UP = _gauge("edgesplit_agent_link_up_bytes_per_second", help="Estimated upload rate to the offload server.")
 AGENT_LINK_DOWN = _gauge("edgesplit_agent_link_down_bytes_per_second", help=
-    "Estimated rate of the link from the offload server.")
-AGENT_LINK_RTT = _gauge("edgesplit_agent_link_round_trip_seconds", help="Estimated round trip of that link.")
+    "Estimated download rate from the offload server.")
+AGENT_LINK_RTT = _gauge("edgesplit_agent_link_round_trip_seconds", help="Estimated round trip to the offload server.")
 AGENT_REMOTE_OK = _gauge("edgesplit_agent_remote_usable", help=
-    "1 where requests may go to the offload server, 0 where they may not.")
+    "1 while requests may be sent to the offload server, otherwise 0.")
 AGENT_SERVER_LOAD = _gauge("edgesplit_agent_server_load_factor", help=
-    "What waiting in the offload server makes of its seconds, from 1.")
+    "Factor by which queueing prolongs the offload server's run times; 1 is an idle server.")
 AGENT_SLOWDOWN = _gauge("edgesplit_agent_slowdown_factor", help=
-    "This device's seconds beside those that the plan was made with.")
+    "This device's run times divided by those that the plan assumed.")
 AGENT_POWER_MODE = _gauge("edgesplit_agent_power_mode", "mode", help=
-    "1 for the mode in use: performance, balanced, saver.")
+    "1 for the power mode in use: performance, balanced, saver.")
 AGENT_BATTERY = _gauge("edgesplit_agent_battery_ratio", help="Charge of the batteries, where there are any.")
-AGENT_WATTS = _gauge("edgesplit_agent_power_watts", help="What the whole device draws, where a sensor tells.")
-AGENT_CELSIUS = _gauge("edgesplit_agent_temperature_celsius", help="Of the hottest zone, where a sensor tells.")
+AGENT_WATTS = _gauge("edgesplit_agent_power_watts", help="Power draw of the whole device, where a sensor measures it.")
+AGENT_CELSIUS = _gauge("edgesplit_agent_temperature_celsius", help=
+    "Temperature of the hottest thermal zone, where a sensor measures it.")
 AGENT_CLOCK = _gauge("edgesplit_agent_clock_ratio", help=
-    "What the processor's clock may reach now, as a part of what it could.")
+    "Currently allowed processor clock divided by the maximum one.")
 AGENT_UNDER_VOLTAGE = _gauge("edgesplit_agent_under_voltage", help=
-    "1 while the supply is too weak, where the firmware tells.")
-AGENT_CONNECTED = _gauge("edgesplit_agent_broker_connected", help="1 while the agent has its broker session.")
+    "1 while the supply voltage is too low, where the firmware reports it.")
+AGENT_CONNECTED = _gauge("edgesplit_agent_broker_connected", help="1 while the agent is connected to the broker.")
 
 # The offload server
 
 OFFLOAD_INFO = _gauge("edgesplit_offload_info", "version", aggregation="max", help=
-    "Always 1; says which offload server this is.")
+    "Always 1; the labels identify the offload server.")
 OFFLOAD_REQUESTS = _counter("edgesplit_offload_requests_total", "model", "row", "outcome", help=
-    "Inference requests that came to an end. outcome: answered, busy, deadline, gone (nobody waited any more), "
-    "rejected (the client's fault), refused (it may not ask), failed; model and row are empty where a request named "
-    "none that is here; a gateway counts what it hands on whole as (relayed).")
+    "Completed inference requests. outcome: answered, busy, deadline, gone (the client stopped waiting), rejected "
+    "(the client's error), refused (the client is not authorised), failed. model and row are empty where a request "
+    "names a model that is not served here; model is (relayed) for a request that a gateway forwards whole.")
 OFFLOAD_REQUEST_S = _histogram("edgesplit_offload_request_seconds", "model", "row", help=
-    "From an inference request's last byte received to its answer's first byte; answered requests only.")
+    "Time from the last byte of an inference request to the first byte of its answer; answered requests only.")
 OFFLOAD_PHASE_S = _histogram("edgesplit_offload_phase_seconds", "model", "phase", help=
-    "Where that time went. phase: decode (body and boundary codecs), load (a model that was not), queue, run, hop (a "
-    "gateway's wait for the next tier), encode.")
+    "That time by phase. phase: decode (body and boundary codecs), load (a model that was not loaded), queue, run, "
+    "hop (a gateway's wait for the next tier), encode.")
 OFFLOAD_BATCH = _histogram("edgesplit_offload_batch_size", "model", bounds=BATCH_SIZE_BOUNDS, help=
-    "How many requests ran together, seen from each answered one.")
+    "Requests that shared a run, observed once for each answered request.")
 OFFLOAD_RECEIVED = _counter("edgesplit_offload_received_bytes_total", "model", help=
-    "Bytes of requests' bodies, as they came.")
-OFFLOAD_SENT = _counter("edgesplit_offload_sent_bytes_total", "model", help="Bytes of the answers' bodies.")
-OFFLOAD_RUNNING = _gauge("edgesplit_offload_running", help="Requests that run now.")
-OFFLOAD_WAITING = _gauge("edgesplit_offload_waiting", help="Requests that wait for their turn now.")
+    "Bytes of request bodies, as received.")
+OFFLOAD_SENT = _counter("edgesplit_offload_sent_bytes_total", "model", help="Bytes of answer bodies.")
+OFFLOAD_RUNNING = _gauge("edgesplit_offload_running", help="Requests that are running now.")
+OFFLOAD_WAITING = _gauge("edgesplit_offload_waiting", help="Requests in the queue now.")
 OFFLOAD_LOAD = _gauge("edgesplit_offload_load_factor", aggregation="max", help=
-    "What waiting makes of a run's seconds, smoothed, from 1; of several processes the highest.")
-OFFLOAD_LOADED_BYTES = _gauge("edgesplit_offload_loaded_bytes", help="Estimated memory of the slices that are loaded.")
-OFFLOAD_LOADED_MODELS = _gauge("edgesplit_offload_loaded_models", help="Models that can be run without loading.")
+    "Factor by which queueing prolongs run times, smoothed, at least 1; the highest of several processes.")
+OFFLOAD_LOADED_BYTES = _gauge("edgesplit_offload_loaded_bytes", help="Estimated memory of the loaded slices.")
+OFFLOAD_LOADED_MODELS = _gauge("edgesplit_offload_loaded_models", help=
+    "Models that can run without being loaded first.")
 OFFLOAD_PROCESSES = _gauge("edgesplit_offload_processes", help="Serving processes of this server.")
 
 # The controller
 
-CONTROLLER_INFO = _gauge("edgesplit_controller_info", "version", help="Always 1; says which controller this is.")
+CONTROLLER_INFO = _gauge("edgesplit_controller_info", "version", help="Always 1; the labels identify the controller.")
 CONTROLLER_REQUESTS = _counter("edgesplit_controller_requests_total", "method", "route", "status", help=
-    "Requests to the API, by the route's template (empty: no such route) and the class of the answer (2xx to 5xx).")
+    "Requests to the API, by the route's template (empty: no such route) and the status class of the answer (2xx to "
+    "5xx).")
 CONTROLLER_REQUEST_S = _histogram("edgesplit_controller_request_seconds", "method", "route", help=
     "Time to answer a request to the API.")
 CONTROLLER_DEVICES = _gauge("edgesplit_controller_devices", "state", help=
     "Devices by state: online, stale, offline, claimed, revoked.")
 
 CONTROLLER_CONDITIONS = _gauge("edgesplit_controller_conditions", "kind", help=
-    "Devices with this wrong: under-voltage, throttled, low disk, clock wrong, failing release, copied, flooding, …")
+    "Devices by condition, that is, by what is wrong with them: under-voltage, throttled, low disk, clock wrong, "
+    "failing release, copied, flooding, …")
 CONTROLLER_RUNNING = _gauge("edgesplit_controller_running", "model", "state", help=
-    "Devices that are online, by model and by what their release is in: running, trial, fetching, failed, …")
+    "Online devices by model and reported state of its release: running, trial, fetching, failed, …")
 CONTROLLER_ROLLOUTS = _gauge("edgesplit_controller_rollouts", "state", help=
-    "Rollouts by state: scheduled, waiting, running, paused, … and those that have ended.")
+    "Rollouts by state: scheduled, waiting, running, paused, … and the states of ended ones.")
 CONTROLLER_ROLLOUT_DEVICES = _gauge("edgesplit_controller_rollout_devices", "state", help=
-    "Devices of rollouts that have not ended, by where they stand: queued, told, fetching, trial, succeeded, failed, "
-    "…")
+    "Devices of rollouts that have not ended, by state: queued, assigned, fetching, trial, succeeded, failed, …")
 CONTROLLER_MESSAGES = _counter("edgesplit_controller_messages_total", "kind", "outcome", help=
-    "What devices said. outcome: new, again (it came twice), earlier (out of order), older session, revoked, unknown,"
-    " dropped (malformed, or more than a device may).")
-CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds", help=
-    "How long ago telemetry was measured that came late, because the device's link was gone.",
-    bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0))
+    "Messages from devices. outcome: new, again (a duplicate), earlier (out of order), older session, revoked, "
+    "unknown, dropped (malformed, or over the device's rate limit).")
+CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds", bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0), help=
+    "Age of telemetry from a device's backlog when it arrived: it was measured while the link was down.")
 CONTROLLER_INGEST_S = _histogram("edgesplit_controller_ingest_seconds", help=
-    "Time to take in a batch of what devices said.")
+    "Time to process a batch of messages from devices.")
 CONTROLLER_WAITING = _gauge("edgesplit_controller_waiting", "queue", help=
-    "What waits for its turn now. queue: said (messages), asked (fetches), chunks, heavy (plans and deployments).")
+    "Length of each queue now. queue: said (messages), asked (fetch requests), chunks, heavy (plans and deployments).")
 CONTROLLER_STATEMENT_S = _histogram("edgesplit_controller_database_statement_seconds", "kind", help=
-    "Time of the database's statements. kind: select, insert, update, delete, other.")
+    "Time of database statements. kind: select, insert, update, delete, other.")
 CONTROLLER_ROLLUP_BACKLOG = _gauge("edgesplit_controller_rollup_backlog", help=
-    "Telemetry messages that minutes and hours lack still.")
-CONTROLLER_BROKER = _gauge("edgesplit_controller_broker_connected", help="1 while our broker session is there.")
+    "Telemetry messages that are not yet aggregated into minutes and hours.")
+CONTROLLER_BROKER = _gauge("edgesplit_controller_broker_connected", help=
+    "1 while the controller is connected to the broker.")
 
 # fmt: on
 

@@ -12,14 +12,14 @@ from edgesplit.observability.registry import MAX_SERIES, OTHER_LABEL
 _BOUNDS = ", ".join(f"{bound:g}" for bound in SECONDS_BOUNDS)
 _INTRODUCTION = f"""# Metrics
 
-Every metric that edgesplit shows to Prometheus. Where the pages are, who may read them and what to watch:
-[operations](operations.md#what-is-seen). This page is made by `python -m edgesplit.observability.metrics_reference`.
+Every metric that edgesplit exports for Prometheus. Addresses, access and example queries:
+[operations](operations.md#what-is-seen). `python -m edgesplit.observability.metrics_reference` generates this page.
 
-Seconds and bytes throughout. Histograms of seconds have the bounds {_BOUNDS}.
-Labels hold what was deployed or one of a few words, nothing of a request; beyond {MAX_SERIES} series of a metric,
-further ones are counted together under `{OTHER_LABEL}`. `model` is `name@version`. Every sample of an emulated agent
-carries `emulated="true"`. Each page ends with prometheus_client's `process_*`: memory, processor time and open files of
-the process that answers.
+All values are in seconds and bytes. Histograms of seconds have the bounds {_BOUNDS}.
+Label values are names of deployed things or one of a few fixed words, never content of a request. A metric has at most
+{MAX_SERIES} series; further ones are counted together under `{OTHER_LABEL}`. `model` is `name@version`. Every sample
+of an emulated agent carries `emulated="true"`. Each page ends with prometheus_client's `process_*`: memory, processor
+time and open files of the process that answers.
 """
 _SECTIONS = (
     ("edgesplit_agent_", "The agent"),
@@ -31,7 +31,9 @@ _SECTIONS = (
 def render_page() -> str:
     """The text of the whole page."""
     sections = [
-        "\n".join([f"## {title}", "", "| metric | kind | labels | what |", "|---|---|---|---|", *_table_rows(prefix)])
+        "\n".join(
+            [f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|", *_table_rows(prefix)]
+        )
         for prefix, title in _SECTIONS
     ]
     return "\n".join([_INTRODUCTION, "\n\n".join(sections), ""])
