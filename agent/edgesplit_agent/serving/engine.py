@@ -51,15 +51,7 @@ from edgesplit_agent.serving.thread_pool import BoundedThreads
 from edgesplit_agent.telemetry.request_record import RequestObserver, RequestRecord
 from edgesplit_agent.worker.host import WorkerLost
 
-__all__ = [
-    "DEADLINE_S",
-    "INITIAL_LINK",
-    "Answer",
-    "Engine",
-    "Settings",
-    "predictions",
-    "suggest_models",
-]
+__all__ = ["DEADLINE_S", "INITIAL_LINK", "Answer", "Engine", "Settings", "predictions", "suggest_models"]
 
 log = logging.getLogger(__name__)
 

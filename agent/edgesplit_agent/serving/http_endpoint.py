@@ -234,8 +234,4 @@ def statistics_parts(report: Report) -> dict[str, float]:
     """
     input_s = min(report.encode_s, report.latency_s)
     infer_s = min(report.device_s + report.link_s + report.remote_s, report.latency_s - input_s)
-    return {
-        "queue": report.latency_s - input_s - infer_s,
-        "compute_input": input_s,
-        "compute_infer": infer_s,
-    }
+    return {"queue": report.latency_s - input_s - infer_s, "compute_input": input_s, "compute_infer": infer_s}

@@ -515,12 +515,7 @@ class UpdateActions(Protocol):
         ...
 
     def report(
-        self,
-        counter: int,
-        models: tuple[ModelState, ...],
-        safe_mode: str,
-        trouble: str,
-        kept: tuple[ModelState, ...],
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
     ) -> None:
         """Send the controller the state of each model, the reason of safe mode, the reason why the newest statement is
         not applied, and the state of the releases stored for other devices. LinkError unless the broker acknowledges
