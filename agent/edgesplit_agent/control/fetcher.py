@@ -49,15 +49,12 @@ class MqttSession(Protocol):
         self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, correlation: bytes | None = None
     ) -> object:
         """Publish one message."""
-        ...
 
     def subscribe(self, topics: Sequence[str], qos: int = 1) -> object:
         """Subscribe to these topics."""
-        ...
 
     def unsubscribe(self, topics: Sequence[str]) -> object:
         """Unsubscribe from these topics."""
-        ...
 
 
 @dataclass

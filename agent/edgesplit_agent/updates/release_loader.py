@@ -34,15 +34,12 @@ class ServingEngine(Protocol):
     @property
     def serving(self) -> Mapping[str, LoadedRelease]:
         """The serving release by model."""
-        ...
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Answer requests for `model` by this release from now on."""
-        ...
 
     def drop(self, model: str) -> None:
         """Stop answering requests for `model`."""
-        ...
 
 
 @dataclass(frozen=True)

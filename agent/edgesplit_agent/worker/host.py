@@ -41,37 +41,30 @@ class Host(Protocol):
     @property
     def slices(self) -> frozenset[str]:
         """Names of the slices that can run here."""
-        ...
 
     @property
     def emulated(self) -> bool:
         """Whether the times are those of another, emulated device."""
-        ...
 
     @property
     def in_time(self) -> bool:
         """Whether `run` returns by the deadline whatever the model does."""
-        ...
 
     @property
     def lanes(self) -> ReleaseLanes | None:
         """Direct access of applications to the worker; None where there is none."""
-        ...
 
     def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
         """The job's tensors and every output of its slices that is needed outside of it.
 
         Raises InferenceFailed, WorkerLost, DeadlineExceeded; UsageError where the application's input is at fault.
         """
-        ...
 
     def status(self) -> dict[str, Any]:
         """State of the host for the status page."""
-        ...
 
     def close(self) -> None:
         """End the worker, if there is one."""
-        ...
 
 
 StartHost = Callable[[StoredRelease, Plan], Host]

@@ -32,11 +32,9 @@ class BundleReader(Protocol):
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Content of the file at `path`; TrustError where it is longer than `max_bytes`."""
-        ...
 
     def close(self) -> None:
         """Close the medium."""
-        ...
 
 
 def open_bundle(path: Path) -> BundleReader:
