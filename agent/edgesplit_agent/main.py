@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import logging
 import math
@@ -21,7 +20,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
-from urllib.parse import urlsplit
 
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
@@ -50,7 +48,7 @@ from edgesplit_agent.self_update.trial import TRIAL_S
 from edgesplit_agent.service.commands import add_service_commands
 from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service, is_in_data_folder
 from edgesplit_agent.service.watchdog import Watchdog
-from edgesplit_agent.serving.http_endpoint import STATUS_PATH
+from edgesplit_agent.serving.http_endpoint import read_status
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
 from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES
@@ -421,16 +419,10 @@ def _read_status(folder: DataFolder) -> dict[str, Any]:
     address = folder.read_address()
     if address is None:
         raise UsageError(f"no agent runs on {folder.path}")
-    parts = urlsplit(address.url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
-        connection.request("GET", STATUS_PATH)
-        status: dict[str, Any] = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {folder.path} does not answer at {address.url}: {error}") from error
-    finally:
-        connection.close()
-    return status
+        return read_status(address.url)
+    except LinkError as error:
+        raise LinkError(f"the agent on {folder.path} {error}") from error
 
 
 if __name__ == "__main__":

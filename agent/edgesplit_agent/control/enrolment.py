@@ -86,13 +86,10 @@ def enrol(
     write_durably(folder.ca_file, enrolled.ca_pem.encode())
     credentials(folder).client_context()  # UsageError unless the certificate matches the key
     identity = Identity(
-        device=enrolled.device,
-        device_class=claim.device_class,
-        broker=f"{enrolled.broker_host}:{enrolled.broker_port}",
-        offload=enrolled.offload_url,
-        controller=url,
+        device=enrolled.device, device_class=claim.device_class,
+        broker=f"{enrolled.broker_host}:{enrolled.broker_port}", offload=enrolled.offload_url, controller=url,
         tuf_root=claim.tuf_root,
-    )
+    )  # fmt: skip
     folder.write_identity(identity)
     log.info("enrolled as %s", identity.device)
     return identity

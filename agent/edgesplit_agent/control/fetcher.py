@@ -101,12 +101,8 @@ class MetadataFetcher:
         for timeout_s in self._timeouts_s:
             correlation = os.urandom(16)
             with self._changed:
-                self._request, self._pieces, self._received_bytes, self._total = (
-                    (correlation, path, max_bytes),
-                    {},
-                    0,
-                    None,
-                )
+                self._request, self._pieces = (correlation, path, max_bytes), {}
+                self._received_bytes, self._total = 0, None
             self._session.publish(messages.topic(self._device, "fetch"), request, correlation=correlation)
             data = self._wait(path, max_bytes, timeout_s)
             if data is not None:

@@ -42,12 +42,8 @@ STARTING_S = 180
 itself."""
 MODULE = "edgesplit_agent.self_update.launcher"
 """Module that is started again to select a version: this one."""
-RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT = (
-    "EDGESPLIT_AGENT_RELEASE",
-    "EDGESPLIT_AGENT_TRIAL",
-    "EDGESPLIT_AGENT_LAUNCHER",
-    "EDGESPLIT_AGENT_CONTRACT",
-)
+RELEASE, TRIAL = "EDGESPLIT_AGENT_RELEASE", "EDGESPLIT_AGENT_TRIAL"
+LAUNCHER, LAUNCHER_CONTRACT = "EDGESPLIT_AGENT_LAUNCHER", "EDGESPLIT_AGENT_CONTRACT"
 """Environment variables for the started version: its release, whether it is on trial, the launcher's command line
 (JSON), and `CONTRACT`."""
 _LAUNCHER_VARIABLES = (RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT)

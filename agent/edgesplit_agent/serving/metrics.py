@@ -32,14 +32,9 @@ UNKNOWN = ""
 HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
 """Keys of `Engine.hedge_counts` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
-    (Busy, "busy"),
-    (Dropped, "dropped"),
-    (DeadlineExceeded, "deadline"),
-    (LinkError, "link"),
-    (UsageError, "rejected"),
-    (MalformedMessage, "rejected"),
-    (NotFound, "rejected"),
-)
+    (Busy, "busy"), (Dropped, "dropped"), (DeadlineExceeded, "deadline"), (LinkError, "link"), (UsageError, "rejected"),
+    (MalformedMessage, "rejected"), (NotFound, "rejected"),
+)  # fmt: skip
 
 
 def outcome_label(result: Report | Exception) -> str:
@@ -99,7 +94,7 @@ class RequestMetrics:
 
 def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     """Gauges and counters of the engine at this moment."""
-    now, hedging = engine.conditions, engine.hedge_counts
+    now, hedging = engine.conditions, engine.hedge_budget.counts
     yield gauge_series(metrics.AGENT_LINK_UP, now.link.up_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_RTT, now.link.rtt_s)
@@ -108,15 +103,15 @@ def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge_series(metrics.AGENT_SLOWDOWN, now.device_slowdown)
     yield gauge_series(metrics.AGENT_CONNECTED, connected)
     for model, release in engine.serving.items():
-        yield gauge_series(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+        yield gauge_series(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.selector.row_of(model))
         yield gauge_series(metrics.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
     for hedge in HEDGE_COUNTS:
         yield gauge_series(metrics.AGENT_HEDGES, hedging[hedge], hedge)
     yield gauge_series(metrics.AGENT_WASTED_S, hedging["wasted_s"])
     yield gauge_series(metrics.AGENT_WASTED_J, hedging["wasted_j"])
-    yield gauge_series(metrics.AGENT_STALE, engine.stale_answers)
-    yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.dropped_frames)
-    yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.joined_retries)
+    yield gauge_series(metrics.AGENT_STALE, engine.stale_answers.given)
+    yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.queue.dropped)
+    yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.idempotency.joined)
 
 
 def power_gauges(mode: str, readings: Readings) -> Iterator[Series]:

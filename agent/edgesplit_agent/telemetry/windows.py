@@ -167,17 +167,10 @@ def build_telemetry(
 ) -> Telemetry:
     """The telemetry message, shortened to the size that a controller accepts; `more` are further fields of it."""
     whole = Telemetry(
-        session=session,
-        sequence=sequence,
-        emulated=emulated,
-        up_bytes_per_s=now.link.up_bytes_per_s,
-        down_bytes_per_s=now.link.down_bytes_per_s,
-        rtt_s=now.link.rtt_s,
-        remote_usable=now.remote_usable,
-        models=windows,
-        power=power,
-        **more,
-    )
+        session=session, sequence=sequence, emulated=emulated, up_bytes_per_s=now.link.up_bytes_per_s,
+        down_bytes_per_s=now.link.down_bytes_per_s, rtt_s=now.link.rtt_s, remote_usable=now.remote_usable,
+        models=windows, power=power, **more,
+    )  # fmt: skip
     return shorten_to_fit(whole)
 
 

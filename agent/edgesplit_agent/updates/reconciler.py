@@ -43,12 +43,8 @@ retried every second or two, for about an hour."""
 LOCAL_RETRY = Backoff(first_s=16.0, longest_s=16.0)
 """Pause before a failed step that needs only this device's disk is retried."""
 FINAL_ERRORS = (
-    errors.TrustError,
-    errors.MalformedMessage,
-    errors.ModelRefused,
-    errors.InferenceFailed,
-    errors.UsageError,
-)
+    errors.TrustError, errors.MalformedMessage, errors.ModelRefused, errors.InferenceFailed, errors.UsageError,
+)  # fmt: skip
 """Errors that the same bytes would cause again; `Expired` is excepted, because this device's clock may be wrong."""
 
 

@@ -99,15 +99,11 @@ class TrialController:
         trials = {model: stored.trial for model, stored in current.models.items() if stored.trial}
         committed = {model: stored.committed for model, stored in current.models.items() if stored.committed}
         return InstalledState(
-            running={**running, **own.running},
-            trials={**trials, **(own.running if own.on_trial else {})},
-            committed={**committed, **own.committed},
-            served_before=own.served,
-            offline_before=own.offline,
+            running={**running, **own.running}, trials={**trials, **(own.running if own.on_trial else {})},
+            committed={**committed, **own.committed}, served_before=own.served, offline_before=own.offline,
             held=frozenset(current.safe_mode.held if current.safe_mode else ()),
-            safe_mode=current.safe_mode.reason if current.safe_mode else "",
-            starts=current.unhealthy_starts,
-        )
+            safe_mode=current.safe_mode.reason if current.safe_mode else "", starts=current.unhealthy_starts,
+        )  # fmt: skip
 
     def verify(self, release: str) -> None:
         """Load the release and run its golden inputs; the loaded release is the one that `activate` serves.

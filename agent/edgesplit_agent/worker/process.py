@@ -94,7 +94,8 @@ class Worker:
         self._watched_task: Task | None = None
         self._cpu_before_s = 0.0
         self._ended = threading.Event()
-        self._end_reason = ""
+        self.end_reason = ""
+        """Why it ended; empty while it lives."""
         self.lanes = LaneBroker(bounds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel: ipc.Channel[ipc.ToAgent] = ipc.Channel(ours, ipc.ToAgent)  # type: ignore[arg-type]
@@ -126,11 +127,6 @@ class Worker:
         """Whether neither the agent nor a lane has a run in progress."""
         return self._task is None and self.lanes.current_task(perf_counter()) is None
 
-    @property
-    def end_reason(self) -> str:
-        """Why it ended; empty while it lives."""
-        return self._end_reason
-
     # Called by the watching thread
 
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
@@ -140,7 +136,7 @@ class Worker:
             self.lanes.connect_worker(self._channel)
         except OSError as error:
             self._finish("")
-            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+            raise WorkerLost(f"the model's worker process {self.end_reason}") from error
         for slice_, source in slices.values():
             files = dict(source.descriptors) if isinstance(source, SliceInMemory) else {}
             folder = str(source.absolute()) if isinstance(source, Path) else ""
@@ -151,7 +147,7 @@ class Worker:
                 raise ModelRefused(f"slice {slice_.name} has too many tensors: {error}") from error
             except OSError as error:
                 self._finish("takes no files" if isinstance(error, TimeoutError) else "")
-                raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+                raise WorkerLost(f"the model's worker process {self.end_reason}") from error
 
     def open(self, request: ipc.OpenSlices, file_bytes: int) -> ipc.Opened:
         """Have the worker open the slices. ModelRefused where it cannot; WorkerLost where it ended or broke the
@@ -167,12 +163,12 @@ class Worker:
                     self.check(0.0)
         except (OSError, EOFError, MalformedMessage) as error:
             self._finish(f"spoke nonsense: {error}" if isinstance(error, MalformedMessage) else "")
-            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+            raise WorkerLost(f"the model's worker process {self.end_reason}") from error
         finally:
             self._task = None
         if not isinstance(answer, (ipc.Opened, ipc.Failed)):
             self._finish("spoke nonsense: it has opened nothing")
-            raise WorkerLost(f"the model's worker process {self._end_reason}")
+            raise WorkerLost(f"the model's worker process {self.end_reason}")
         return _check_opened(answer)
 
     def check(self, wait_s: float | None = None) -> bool:
@@ -221,10 +217,10 @@ class Worker:
             self._process.kill()
             exit_code = self._process.wait()
         # Most specific first: the watchdog's reason, that of `kill` from another thread, the exit code.
-        self._end_reason = reason or self._end_reason or exit_reason(exit_code)
+        self.end_reason = reason or self.end_reason or exit_reason(exit_code)
         self.output.read_rest()
         if self.output.last:
-            self._end_reason += f" ({self.output.last})"
+            self.end_reason += f" ({self.output.last})"
         self.lanes.close()
         self._ended.set()
 
@@ -237,7 +233,7 @@ class Worker:
 
     def kill(self, reason: str) -> None:
         """Kill it, from any thread; the watching thread notices the end and reports the reason."""
-        self._end_reason = self._end_reason or reason
+        self.end_reason = self.end_reason or reason
         self._process.kill()
         self._channel.shutdown()
 
@@ -362,7 +358,7 @@ class Worker:
         else:
             self.kill("")
         self._ended.wait(EXIT_TIMEOUT_S)
-        return WorkerLost(f"the model's worker process {self._end_reason or 'ended'}")
+        return WorkerLost(f"the model's worker process {self.end_reason or 'ended'}")
 
 
 def _check_opened(answer: ipc.Opened | ipc.Failed) -> ipc.Opened:

@@ -17,7 +17,7 @@ from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start, s
 from edgesplit_agent.self_update.trial import VersionTrial
 from edgesplit_agent.self_update.version_slots import INSTALLED, Versions
 from edgesplit_agent.self_update.version_store import VersionStore
-from edgesplit_agent.service.doctor_version import check_versions
+from edgesplit_agent.service.doctor_device import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_agent.state.slots import UNHEALTHY_STARTS
 from edgesplit_agent.version_check import NEEDS_LAUNCHER, incompatibility
