@@ -133,9 +133,8 @@ def post(
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
     connection = http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=tls)
     try:
-        connection.request(
-            "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json"}
+        connection.request("POST", parts.path.rstrip("/") + path, body, headers)
         response = connection.getresponse()
         content = response.read(max_bytes)
     except ssl.SSLCertVerificationError as error:

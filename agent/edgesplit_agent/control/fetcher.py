@@ -269,9 +269,8 @@ class ChunkFetcher:
         new = [sha256 for sha256 in ahead if sha256 not in subscribed]
         obsolete = subscribed.difference(ahead)
         for start in range(0, len(new), TOPICS_AT_ONCE):
-            self._session.subscribe(
-                [messages.chunk_topic(digest) for digest in new[start : start + TOPICS_AT_ONCE]], qos=0
-            )
+            topics = [messages.chunk_topic(sha256) for sha256 in new[start : start + TOPICS_AT_ONCE]]
+            self._session.subscribe(topics, qos=0)
         if obsolete:
             self._session.unsubscribe([messages.chunk_topic(sha256) for sha256 in obsolete])
         subscribed.difference_update(obsolete)
@@ -281,9 +280,8 @@ class ChunkFetcher:
         self, release: str, index_of: Mapping[str, int], window: FetchWindow, subscribed: set[str]
     ) -> None:
         while chunks := window.next_request(self._clock(), subscribed):
-            request = messages.encode(
-                messages.FetchChunks.from_indexes(release, [index_of[sha256] for sha256 in chunks])
-            )
+            indexes = [index_of[sha256] for sha256 in chunks]
+            request = messages.encode(messages.FetchChunks.from_indexes(release, indexes))
             self._session.publish(messages.topic(self._device, "fetch"), request)
 
     def _receive_batch(self, window: FetchWindow) -> list[tuple[str, bytes]]:

@@ -248,9 +248,8 @@ class OffloadTarget:
         with self._lock:
             if self._answered_at >= sent_at:  # another request was answered meanwhile
                 return
-        self._learn(
-            0, OffloadFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True
-        )
+        failure = OffloadFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s)
+        self._learn(0, failure, sent_at, dead=True)
 
     def on_further_hop(self, row: Row, outcome: OffloadResult) -> None:
         """Learn what a gateway reported about its own uplink in its answer to a request by `row`."""

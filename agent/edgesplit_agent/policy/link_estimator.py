@@ -81,9 +81,8 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     @property
     def link(self) -> Link:
         """The estimated link, as rates in bytes per second and round-trip time in seconds."""
-        return Link(
-            up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
-        )
+        up_bytes_per_s, down_bytes_per_s = 1.0 / self.up_s_per_byte, 1.0 / self.down_s_per_byte
+        return Link(up_bytes_per_s=up_bytes_per_s, down_bytes_per_s=down_bytes_per_s, rtt_s=self.rtt_s)
 
     def conditions(self, remote_ok: bool) -> Conditions:
         """The conditions by which a plan's row is chosen; `remote_ok` False excludes rows that offload."""
@@ -180,9 +179,8 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     def without_expired_hop(self, now: float) -> LinkEstimate:
         """The estimate without an expired report about the further link. That link is not probed: the planned values
         apply again."""
-        return (
-            self if self.further is None or now - self.further_at < FURTHER_HOP_TTL_S else replace(self, further=None)
-        )
+        has_expired = self.further is not None and now - self.further_at >= FURTHER_HOP_TTL_S
+        return replace(self, further=None) if has_expired else self
 
     def after_load_report(self, factor: float) -> LinkEstimate:
         """The estimate after an answer that reported the server's load factor (1: idle)."""

@@ -166,9 +166,8 @@ class Engine:
             previous = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             target = self._target_for(remote)
-            self._target_of = {
-                served: self._target_of.get(served, self._own_target) for served in self._serving.values()
-            }
+            targets = self._target_of
+            self._target_of = {served: targets.get(served, self._own_target) for served in self._serving.values()}
             self._target_of[release] = target
         self._forget_model(model)
         target.assume_link(release.plan.link)
@@ -335,9 +334,8 @@ class Engine:
             self._end_trace(request, outcome)
         request.is_recorded = True
         timing = request.timing if request.has_device_times else None
-        self.accounting.finished(
-            RequestRecord(request.model, request.release, outcome, request.take_device_runs(), timing)
-        )
+        runs = request.take_device_runs()
+        self.accounting.finished(RequestRecord(request.model, request.release, outcome, runs, timing))
 
     def _record_late_runs(self, request: Request) -> None:
         """Record runs that ended after the record of their request was made."""
@@ -395,14 +393,12 @@ class Engine:
         conditions = self._with_clock_cap(snapshot.conditions)
         expected = _predict(choice, request.release.plan, conditions, cause)
         if reservation is None:
-            return self._with_energy(
-                request, choice, build_answer(request, expected, self._run_device_part(request, choice.row))
-            )
+            answer = build_answer(request, expected, self._run_device_part(request, choice.row))
+            return self._with_energy(request, choice, answer)
         try:
             live = self._run_device_part(request, choice.row)
-            answer = self._with_energy(
-                request, choice, self._offload_race.finish(request, expected, live, conditions, target)
-            )
+            answer = self._offload_race.finish(request, expected, live, conditions, target)
+            answer = self._with_energy(request, choice, answer)
             # A race as planned, whichever side won, is reported as such; a fallback stays a fallback.
             raced = choice.local_was_chosen or answer.report.raced
             return _reclassify_race(answer, choice.row, request.release.plan, conditions) if raced else answer
@@ -446,9 +442,8 @@ class Engine:
         local = release.plan.local
         if local is None:
             return 0.0
-        return processor_cost(
-            slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0), release.plan
-        )
+        alone_s = slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0)
+        return processor_cost(alone_s, release.plan)
 
     def _with_energy(self, request: Request, choice: RowChoice, answer: Answer) -> Answer:
         """The answer with its energy in the report, which is also charged to the power budget."""

@@ -81,9 +81,8 @@ class RequestMetrics:
 
     def phase_statistics(self, model: str) -> dict[str, dict[str, float]]:
         """By phase since the start: number of requests, mean and 95th percentile in seconds; for the status page."""
-        phase_names = {
-            entry.labels[1]: entry for entry in self.registry.series() if entry.family == metrics.AGENT_PHASE_S.name
-        }
+        series = self.registry.series()
+        phase_names = {entry.labels[1]: entry for entry in series if entry.family == metrics.AGENT_PHASE_S.name}
         histograms = {name: self.registry.histogram(metrics.AGENT_PHASE_S, model, name) for name in phase_names}
         return {
             name: {"requests": entry.count, "mean_s": entry.mean, "p95_s": entry.quantile(0.95)}

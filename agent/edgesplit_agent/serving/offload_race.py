@@ -130,21 +130,18 @@ class OffloadRace:
         race.overdue_at = race.began + max(OVERDUE_S, 3 * predicted_s)
         if race.tail is None:  # no local tail: its timers stay infinite
             return
-        tail_seconds = slices_duration_s(
-            race.tail, release.measured_s, release.plan.slice_s, conditions.device_slowdown
-        )
+        slowdown = conditions.device_slowdown
+        tail_s = slices_duration_s(race.tail, release.measured_s, release.plan.slice_s, slowdown)
         mode = race.request.options.hedge or self.hedge
-        schedule = hedge_schedule(
-            mode, race.request.left_s, tail_seconds, predicted_s, self.margin_s, race.prediction.early_s
-        )
+        left_s, early_s = race.request.left_s, race.prediction.early_s
+        schedule = hedge_schedule(mode, left_s, tail_s, predicted_s, self.margin_s, early_s)
         now_s = perf_counter()
         race.optional_hedge_at, race.forced_hedge_at = now_s + schedule.optional_s, now_s + schedule.forced_s
         local = release.plan.local
-        alone_s = slices_duration_s(
-            local.device if local else (), release.measured_s, release.plan.slice_s, conditions.device_slowdown
-        )
+        slices = local.device if local else ()
+        alone_s = slices_duration_s(slices, release.measured_s, release.plan.slice_s, slowdown)
         self.budget.credit(race.request.model, processor_cost(alone_s, release.plan))
-        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_seconds)
+        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_s)
 
     # The race: arrivals and timers
 
@@ -204,9 +201,8 @@ class OffloadRace:
             return True
         tail_seconds = slices_duration_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         # A second chance for this request must not delay the first of another.
-        if not self.queue.has_waiting and self.budget.allows(
-            race.request.model, processor_cost(tail_seconds, release.plan)
-        ):
+        cost = processor_cost(tail_seconds, release.plan)
+        if not self.queue.has_waiting and self.budget.allows(race.request.model, cost):
             return True
         self.budget.count(held_back=1)
         return False
@@ -251,9 +247,8 @@ class OffloadRace:
         if not race.hedged:
             return
         plan, sending_cost = race.request.release.plan, race.prediction.race_cost
-        self.budget.debit(
-            race.request.model, processor_cost(timing.total_s, plan) if sending_cost is None else sending_cost
-        )
+        cost = processor_cost(timing.total_s, plan) if sending_cost is None else sending_cost
+        self.budget.debit(race.request.model, cost)
         if race.is_over and sending_cost is None:
             self.budget.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (busy_watts(plan) or 0.0))
 

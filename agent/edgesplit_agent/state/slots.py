@@ -110,9 +110,8 @@ def with_statement(current: Current, raw: bytes, counter: int) -> Current:
 
 def with_load_started(current: Current, release: str) -> Current:
     """Count a first load of a release that is about to start."""
-    return _replace(
-        current, load_attempts={**current.load_attempts, release: current.load_attempts.get(release, 0) + 1}
-    )
+    attempts = current.load_attempts.get(release, 0) + 1
+    return _replace(current, load_attempts={**current.load_attempts, release: attempts})
 
 
 def with_load_finished(current: Current, release: str) -> Current:

@@ -106,9 +106,8 @@ class TelemetryWindows:
         with self._lock:
             tallies = {model: self._tallies.get(model, Tally()) for model in serving}
             self._tallies = {model: Tally(row=tally.row) for model, tally in tallies.items()}
-        return tuple(
-            to_telemetry_window(model, release, tallies[model], now) for model, release in sorted(serving.items())
-        )
+        models = sorted(serving.items())
+        return tuple(to_telemetry_window(model, release, tallies[model], now) for model, release in models)
 
 
 def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: Conditions) -> TelemetryWindow:

@@ -188,9 +188,8 @@ class WorkerServer:
         """The requested merged sessions that can be opened."""
         sessions = []
         for merge in request.merges if request.setup.merge else ():
-            parts = [
-                (slice_, source) for slice_, source in map(self._sources.__getitem__, merge.order) if source is not None
-            ]
+            sources = map(self._sources.__getitem__, merge.order)
+            parts = [(slice_, source) for slice_, source in sources if source is not None]
             program = engine.load_merged(parts, merge.outputs)
             if program is not None:
                 sessions.append(MergedSession(merge, program))

@@ -286,17 +286,15 @@ class Worker:
     def _run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
         """One run; the caller holds the lock. The pending run stays set if the caller gives up."""
         self._maps.unmap_closed()  # before new segments are mapped
-        inputs, inputs_alive = self._share_inputs(
-            {name: job.tensors[name] for name in flow.reads if name in job.tensors}
-        )
+        given = {name: job.tensors[name] for name in flow.reads if name in job.tensors}
+        inputs, inputs_alive = self._share_inputs(given)
         block = self._allocator.allocate(flow.room_bytes)
         self._number += 1
         buffer = ipc.SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
         request = ipc.RunRequest(self._number, tuple(job.order), inputs, flow.returns, buffer)
         self._pending = _PendingRun(request.number, [inputs_alive, block])
-        self._start_task(
-            "computed", run_limit_s(self._bounds, job.expected_s, _timeout_s(job.deadline), job.predicted_s)
-        )
+        limit_s = run_limit_s(self._bounds, job.expected_s, _timeout_s(job.deadline), job.predicted_s)
+        self._start_task("computed", limit_s)
         self._send(request, deadline=job.deadline)
         answer = self._channel.receive(_timeout_s(job.deadline))
         if isinstance(answer, ipc.BufferTooSmall) and answer.number == request.number:
@@ -364,10 +362,8 @@ class Worker:
 def _check_opened(answer: ipc.Opened | ipc.Failed) -> ipc.Opened:
     if isinstance(answer, ipc.Opened):
         return answer
-    reason = (
-        answer.text if answer.kind in ("refused", "usage") else f"a worker process could not load it: {answer.text}"
-    )
-    raise ModelRefused(reason)
+    is_release_fault = answer.kind in ("refused", "usage")
+    raise ModelRefused(answer.text if is_release_fault else f"a worker process could not load it: {answer.text}")
 
 
 def _timeout_s(deadline: float) -> float:
