@@ -205,9 +205,7 @@ class Agent:
         self._health = self._engine.observe(ReleaseHealthTracker())
         self._metrics = self._engine.observe(RequestMetrics())
         self._engine.observe(DeviceRunObserver(self._on_device_run))
-        self._metrics_server = (
-            make_metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
-        )
+        self._metrics_server = make_metrics_server(settings.metrics, self.metrics) if settings.metrics else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
@@ -397,10 +395,8 @@ class Agent:
 
     def _sample_telemetry(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         conditions = self._engine.conditions
-        notable = (
-            conditions.remote_usable,
-            tuple((model, self._engine.selector.row_of(model)) for model in sorted(self._engine.serving)),
-        )
+        rows = tuple((model, self._engine.selector.row_of(model)) for model in sorted(self._engine.serving))
+        notable = (conditions.remote_usable, rows)
         if not take:
             return None, notable
         windows = self._telemetry_windows().close_windows(self._engine.serving, conditions)
@@ -453,11 +449,8 @@ class Agent:
         worker processes."""
         if self._settings.emulate or not self._settings.isolate:
             return None
-        allowed = TuningLimits(
-            cores=min(os.cpu_count() or 1, MAX_TUNED_CORES),
-            threads=self._settings.threads,
-            optimise=self._settings.optimise,
-        )
+        cores = min(os.cpu_count() or 1, MAX_TUNED_CORES)
+        allowed = TuningLimits(cores, self._settings.threads, self._settings.optimise)
         return Tuner(TuningResults(folder.tuning_file), allowed)
 
     def _default_setup(self, plan: Plan) -> EngineOptions:
@@ -504,11 +497,8 @@ class Agent:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         next_tier = NextTier(self._offload_client.url, self._link_address)
         metrics_address = self._settings.gateway_metrics
-        options = [
-            "--log-format",
-            self._settings.log_format,
-            *(["--metrics", metrics_address] if metrics_address else []),
-        ]
+        options = ["--log-format", self._settings.log_format]
+        options += ["--metrics", metrics_address] if metrics_address else []
         return GatewayServer(self._folder, self._identity, self._settings.gateway, next_tier, options)
 
     def _gateway_status(self) -> dict[str, str] | None:

@@ -234,9 +234,8 @@ class ChunkFetcher:
                 self._send_requests(release, index_of, window, subscribed)
                 batch = self._receive_batch(window)
                 if batch:
-                    self._send_requests(
-                        release, index_of, window, subscribed
-                    )  # requests are in flight while this batch is written
+                    # Requests are in flight while this batch is written.
+                    self._send_requests(release, index_of, window, subscribed)
                     keep(batch)
                     self.counters.chunks += len(batch)
                     self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)

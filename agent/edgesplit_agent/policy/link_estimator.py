@@ -81,8 +81,9 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     @property
     def link(self) -> Link:
         """The estimated link, as rates in bytes per second and round-trip time in seconds."""
-        up_bytes_per_s, down_bytes_per_s = 1.0 / self.up_s_per_byte, 1.0 / self.down_s_per_byte
-        return Link(up_bytes_per_s=up_bytes_per_s, down_bytes_per_s=down_bytes_per_s, rtt_s=self.rtt_s)
+        return Link(
+            up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
+        )
 
     def conditions(self, remote_ok: bool) -> Conditions:
         """The conditions by which a plan's row is chosen; `remote_ok` False excludes rows that offload."""

@@ -253,21 +253,16 @@ def within_power_budget(
     # savings: without them this is a step function that may never afford to answer locally (decision 25).
     allowed_watts = active_watts_allowed(plan, power_mode) - context.others_watts
     allowed_j = allowed_watts / context.per_s + SAVINGS_RATIO * context.saved_j
-    joules = {
-        row.name: plans.marginal_energy_j(row, conditions, plan.power)
-        for row in plan.rows
-        if row.is_local or conditions.remote_usable
-    }
-    rows = tuple(
-        row for row in plan.rows
-        if row.name in joules and joules[row.name] <= allowed_j * (BUDGET_TOLERANCE if row.name == held else 1.0)
-    )  # fmt: skip
+    usable = [row for row in plan.rows if row.is_local or conditions.remote_usable]
+    joules = {row.name: plans.marginal_energy_j(row, conditions, plan.power) for row in usable}
+    tolerance = {held: BUDGET_TOLERANCE}
+    rows = tuple(row for row in usable if joules[row.name] <= allowed_j * tolerance.get(row.name, 1.0))
     if len(rows) == len(plan.rows):
         return plan, ""
     if rows:
         return msgspec.structs.replace(plan, rows=rows), "within the power budget"
     # Answering comes first: no budget refuses a request.
-    least = min((row for row in plan.rows if row.name in joules), key=lambda row: joules[row.name], default=None)
+    least = min(usable, key=lambda row: joules[row.name], default=None)
     left = plan.rows if least is None else (least,)
     return msgspec.structs.replace(plan, rows=left), "over the power budget: the row that draws least"
 
@@ -346,14 +341,11 @@ class RowSelector:
             if not is_repeat:
                 arrivals.append(seen.now)
             others_watts = sum(watts for other, watts in self._watts.items() if other != model)
+            per_s = request_rate(arrivals, seen.now)
             mode, held = self._power_mode(), self._held.get(model)
             self._energy_budget = self._energy_budget.credited(seen.now, active_watts_allowed(plan, mode))
-            context = replace(
-                seen,
-                per_s=request_rate(arrivals, seen.now),
-                others_watts=others_watts,
-                saved_j=self._energy_budget.saved_j,
-            )
+            saved_j = self._energy_budget.saved_j
+            context = replace(seen, per_s=per_s, others_watts=others_watts, saved_j=saved_j)
             choice = select_row(plan, context, mode, held)
             if choice is not None:
                 self._held[model] = hold_after(held, choice, mode, seen)

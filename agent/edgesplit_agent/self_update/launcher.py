@@ -92,9 +92,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if known_options.data is not None:  # otherwise the agent reports the missing option
         store = VersionStore(known_options.data)
         versions = _select_version(DataFolder(known_options.data), store)
-    ServiceManager.from_environment(
-        dict(os.environ)
-    ).alive()  # checking the files took time: restart the watchdog for the agent
+    # Checking the files took time: restart the watchdog for the agent.
+    ServiceManager.from_environment(dict(os.environ)).alive()
     while True:
         command, environment = start_command(versions, store, options, launcher, os.environ)
         # An alarm survives exec: the kernel ends a version on trial that hangs (SIGALRM), unless it commits and
@@ -173,11 +172,8 @@ def start_command(
 
 def without_launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the variables that a launcher sets."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in (*_LAUNCHER_VARIABLES, "PYTHONDONTWRITEBYTECODE")
-    }
+    dropped = (*_LAUNCHER_VARIABLES, "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in environment.items() if name not in dropped}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -114,10 +114,8 @@ class Engine:
         self._target_of: dict[LoadedRelease, OffloadTarget] = {}
         room = self._settings.in_flight
         self.queue = DeviceQueue(room)
-        self._offload_threads, self._device_threads = (
-            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "asking"),
-            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering"),
-        )
+        self._offload_threads = BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "asking")
+        self._device_threads = BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering")
         margin_s = self._settings.margin_s
         self._executor = LocalExecutor(self.queue, self._device_threads, margin_s, self._record_late_runs)
         budget = self._settings.hedge_budget
@@ -179,9 +177,8 @@ class Engine:
         with self.direct.ended(), self._lock:
             previous = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
-            self._target_of = {
-                served: target for served, target in self._target_of.items() if served in self._serving.values()
-            }
+            still_served, targets = self._serving.values(), self._target_of.items()
+            self._target_of = {served: target for served, target in targets if served in still_served}
         self._forget_model(model)
         if previous is not None:
             previous.retire()
@@ -489,16 +486,10 @@ class Engine:
     def _stop_unused_targets(self) -> None:
         """Stop the targets that no served release names and that have no request in flight."""
         with self._lock:
-            used = set(self._target_of.values())
-            unused = {
-                remote: target
-                for remote, target in self._foreign_targets.items()
-                if target not in used and not target.in_flight
-            }
-            self._foreign_targets = {
-                remote: target for remote, target in self._foreign_targets.items() if remote not in unused
-            }
-        for target in unused.values():
+            foreign, used = self._foreign_targets, set(self._target_of.values())
+            unused = {target for target in foreign.values() if target not in used and not target.in_flight}
+            self._foreign_targets = {remote: target for remote, target in foreign.items() if target not in unused}
+        for target in unused:
             target.stop()
 
 

@@ -147,12 +147,9 @@ class Endpoint:
             return json_response(200, oip.server_metadata(*EXTENSIONS))
         if request.path in ("/v2/health/live", "/v2/health/ready"):
             return json_response(200, {request.path.rpartition("/")[2]: True})
-        serving = self._engine.serving
+        serving = sorted(self._engine.serving.items())
         if request.path == "/v2/repository/index":
-            index = [
-                {"name": name, "version": release.version, "state": "READY"}
-                for name, release in sorted(serving.items())
-            ]
+            index = [{"name": name, "version": release.version, "state": "READY"} for name, release in serving]
             return json_response(200, index)
         if request.path == LANE_PATH:
             return self._engine.direct.answer(request)
@@ -160,7 +157,7 @@ class Endpoint:
             return self._metrics()
         if request.path == ALL_STATS_PATH:
             statistics = self._up_to_date_statistics()
-            entries = [statistics.to_dict(name, release.version) for name, release in sorted(serving.items())]
+            entries = [statistics.to_dict(name, release.version) for name, release in serving]
             return json_response(200, {"model_stats": entries})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
 

@@ -30,7 +30,7 @@ from edgesplit_agent.telemetry.request_record import RequestRecord
 UNKNOWN = ""
 """Row label of a failed request: it may not have had a row yet."""
 HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
-"""Keys of `Engine.hedge_counts` that become label values."""
+"""Keys of `HedgeBudget.counts` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
     (Busy, "busy"), (Dropped, "dropped"), (DeadlineExceeded, "deadline"), (LinkError, "link"), (UsageError, "rejected"),
     (MalformedMessage, "rejected"), (NotFound, "rejected"),

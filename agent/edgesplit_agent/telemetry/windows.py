@@ -93,12 +93,9 @@ class TelemetryWindows:
                 total["failed"] += 1
                 return
             tally.add_answer(report, record.phases)
-            for name, increment in (
-                ("requests", 1),
-                ("fallbacks", report.fallback),
-                ("emulation_overruns", report.emulation_overrun),
-            ):
-                total[name] += int(increment)
+            total["requests"] += 1
+            total["fallbacks"] += report.fallback
+            total["emulation_overruns"] += report.emulation_overrun
             total["switches"] += tally.switches - before
 
     def close_windows(self, serving: Mapping[str, LoadedRelease], now: Conditions) -> tuple[TelemetryWindow, ...]:

@@ -186,10 +186,8 @@ class _WorkerSupervisor:
         self.history.opened, self.history.notes = opened, opened.notes
         self.history.accelerators_off_since = perf_counter() if setup != self.setup else 0.0
         if self.history.accelerators_off_since:
-            self.history.notes = (
-                f"{ACCELERATOR_GONE}: workers that used {', '.join(self.setup.providers)} were lost",
-                *opened.notes,
-            )
+            loss = f"{ACCELERATOR_GONE}: workers that used {', '.join(self.setup.providers)} were lost"
+            self.history.notes = (loss, *opened.notes)
         for note in (*opened.refused.values(), *opened.notes):
             log.warning("release %s: %s", self.release.digest[:12], note)
         return worker
@@ -228,12 +226,8 @@ class _WorkerSupervisor:
         """The configured setup, without accelerators after repeated losses with them."""
         if not self.setup.providers or self.history.losses_in_a_row < MAX_ACCELERATOR_LOSSES:
             return self.setup
-        log.error(
-            "release %s: %s with %s, the CPU runs it for a while",
-            self.release.digest[:12],
-            ACCELERATOR_GONE,
-            self.setup,
-        )
+        release = self.release.digest[:12]
+        log.error("release %s: %s with %s, the CPU runs it for a while", release, ACCELERATOR_GONE, self.setup)
         return msgspec.structs.replace(self.setup, providers=())
 
     def _publish(self, **fields: Any) -> None:
