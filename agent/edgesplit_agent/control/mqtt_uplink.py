@@ -45,6 +45,7 @@ class SampleTelemetry(Protocol):
     def __call__(self, session: int, sequence: int, take: bool) -> tuple[messages.Telemetry | None, object]:
         """Telemetry (with `take`, which begins new telemetry windows; otherwise None), and a value whose change makes a
         message due early."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Connect(Protocol):
         keepalive_s: int,
     ) -> Connection:
         """The connection; the parameters are those of `edgesplit.mqtt.session.Session`."""
+        ...
 
 
 class Uplink:

@@ -423,18 +423,21 @@ class UpdateActions(Protocol):
 
     def accept_statement(self, raw: bytes) -> Statement:
         """Verify the statement, store and return it; TrustError where it must not be believed."""
+        ...
 
     def apply_bundle_at(
         self, path: str, on_statement: Callable[[Statement], None], superseded: Callable[[], bool]
     ) -> str:
         """Fetch and stage what is wanted from the release bundle at `path`, whose accepted statement is passed to
         `on_statement`; what it lacks, for people. `superseded` is polled meanwhile and ends it early."""
+        ...
 
     def fetch_manifest(self, release: str) -> None:
         """Fetch, verify and keep the release's manifest."""
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Fetch the missing chunks; False if it stopped because `superseded()`."""
+        ...
 
     def stage(self, release: str) -> None:
         """Write the assembled release to disk."""
@@ -459,6 +462,7 @@ class UpdateActions(Protocol):
 
     def installed(self) -> InstalledState:
         """What is on disk and what the engine serves."""
+        ...
 
     def retire(self, model: str) -> None:
         """Drop the model on disk, then stop serving it."""
@@ -475,6 +479,7 @@ class UpdateActions(Protocol):
 
     def progress(self, release: str) -> ReleaseProgress:
         """Progress of that release by what is on disk."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class ServingEngine(Protocol):
     @property
     def serving(self) -> Mapping[str, LoadedRelease]:
         """The serving release by model."""
+        ...
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Answer requests for `model` by this release from now on."""

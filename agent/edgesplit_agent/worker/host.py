@@ -41,14 +41,17 @@ class Host(Protocol):
     @property
     def slices(self) -> frozenset[str]:
         """Names of the slices that can run here."""
+        ...
 
     @property
     def emulated(self) -> bool:
         """Whether the times are those of another, emulated device."""
+        ...
 
     @property
     def in_time(self) -> bool:
         """Whether `run` returns by the deadline whatever the model does."""
+        ...
 
     @property
     def lanes(self) -> ReleaseLanes | None:
@@ -59,9 +62,11 @@ class Host(Protocol):
 
         Raises InferenceFailed, WorkerLost, DeadlineExceeded; UsageError where the application's input is at fault.
         """
+        ...
 
     def status(self) -> dict[str, Any]:
         """State of the host for the status page."""
+        ...
 
     def close(self) -> None:
         """End the worker, if there is one."""

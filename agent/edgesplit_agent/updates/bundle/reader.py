@@ -32,6 +32,7 @@ class BundleReader(Protocol):
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Content of the file at `path`; TrustError where it is longer than `max_bytes`."""
+        ...
 
     def close(self) -> None:
         """Close the medium."""
