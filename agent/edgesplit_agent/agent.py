@@ -205,9 +205,7 @@ class Agent:
         self._health = self._engine.observe(ReleaseHealthTracker())
         self._metrics = self._engine.observe(RequestMetrics())
         self._engine.observe(DeviceRunObserver(self._on_device_run))
-        self._metrics_server = (
-            make_metrics_server(settings.metrics, self.metrics) if settings.metrics is not None else None
-        )
+        self._metrics_server = make_metrics_server(settings.metrics, self.metrics) if settings.metrics else None
         self._endpoint = Endpoint(self._engine, self.status, self.metrics)
         self._server = Server(self._endpoint, host="127.0.0.1", port=settings.port)
         self._local_server: Server | None = None
@@ -240,19 +238,12 @@ class Agent:
         if self._metrics_server is not None:
             self._metrics_server.start()
         self._uplink = Uplink(
-            self._folder,
-            self._identity,
-            parse_host_and_port(self._settings.broker or self._identity.broker, "broker"),
-            self._tls,
-            fetch_bytes_per_s=self._settings.fetch_bytes_per_s,
-            sample=self._sample_telemetry,
-            emulated=self._settings.emulate,
-            local_url=self.url,
-            certificate=lambda: str(certificate_in_use(self._folder).serial_number),
-            outbox=self._outbox,
-            built_for=self._update_actions.built_for,
-            on_job=lambda job: self._log_bundles.on_job(job),
-        )
+            self._folder, self._identity, parse_host_and_port(self._settings.broker or self._identity.broker, "broker"),
+            self._tls, fetch_bytes_per_s=self._settings.fetch_bytes_per_s, sample=self._sample_telemetry,
+            emulated=self._settings.emulate, local_url=self.url,
+            certificate=lambda: str(certificate_in_use(self._folder).serial_number), outbox=self._outbox,
+            built_for=self._update_actions.built_for, on_job=lambda job: self._log_bundles.on_job(job),
+        )  # fmt: skip
         self._log_bundles = LogBundleService(
             self._folder, self._identity.device, install_log_buffer(), self.status, self._uplink.answer
         )  # fmt: skip
@@ -265,12 +256,9 @@ class Agent:
         if self._gateway is not None:
             self._gateway.start()
         address = AgentAddress(
-            device=self._identity.device,
-            url=self.url,
-            pid=os.getpid(),
-            emulated=self._settings.emulate,
+            device=self._identity.device, url=self.url, pid=os.getpid(), emulated=self._settings.emulate,
             socket=self.socket_url,
-        )
+        )  # fmt: skip
         self._folder.write_address(address)
 
     def stop(self) -> None:
@@ -322,36 +310,25 @@ class Agent:
         desired, actual = self._reconciler.snapshot
         uplink = self._uplink
         return {
-            "device": self._identity.device,
-            "device_class": self._identity.device_class,
-            "version": edgesplit.__version__,
-            "emulated": self._settings.emulate,
+            "device": self._identity.device, "device_class": self._identity.device_class,
+            "version": edgesplit.__version__, "emulated": self._settings.emulate,
             "link_emulated": self._settings.link or "",
             "broker": {"connected": bool(uplink and uplink.connected), "problem": uplink.problem if uplink else ""},
-            "socket": self.socket_url,
-            "session": uplink.session_number if uplink else 0,
-            "floor": self._settings.privacy_floor.to_text(),
-            "statement_counter": desired.counter if desired else 0,
-            "conditions": msgspec.to_builtins(conditions),
-            "power": self._power.status(),
-            "breaker": self._engine.breaker.state,
-            "gateway": self._route.gateway,
+            "socket": self.socket_url, "session": uplink.session_number if uplink else 0,
+            "floor": self._settings.privacy_floor.to_text(), "statement_counter": desired.counter if desired else 0,
+            "conditions": msgspec.to_builtins(conditions), "power": self._power.status(),
+            "breaker": self._engine.breaker.state, "gateway": self._route.gateway,
             "gateway_service": self._gateway_status(),
             "gateway_models": msgspec.to_builtins(kept_states(desired, actual)),
             "models": [self._model_status(name) for name in sorted(self._engine.serving)],
-            "desired": msgspec.to_builtins(model_states(desired, actual)),
-            "safe_mode": actual.safe_mode,
-            "statement_problem": actual.offer_trouble,
-            "release_bundle": self._bundle_watch.status(),
-            "unhealthy_starts": actual.starts,
-            "deduplicated": self._engine.joined_retries,
-            "hedging": dict(self._engine.hedge_counts),
-            "dropped": self._engine.dropped_frames,
-            "stale": self._engine.stale_answers,
-            "delivery": vars(uplink.chunks.counters) if uplink else {},
+            "desired": msgspec.to_builtins(model_states(desired, actual)), "safe_mode": actual.safe_mode,
+            "statement_problem": actual.offer_trouble, "release_bundle": self._bundle_watch.status(),
+            "unhealthy_starts": actual.starts, "deduplicated": self._engine.idempotency.joined,
+            "hedging": dict(self._engine.hedge_budget.counts), "dropped": self._engine.queue.dropped,
+            "stale": self._engine.stale_answers.given, "delivery": vars(uplink.chunks.counters) if uplink else {},
             "health": msgspec.to_builtins(health.to_telemetry(monotonic())),
             "backlog": msgspec.to_builtins(self._outbox.to_telemetry()),
-        }
+        }  # fmt: skip
 
     def metrics(self) -> Response:
         """The metrics page for Prometheus."""
@@ -393,19 +370,14 @@ class Agent:
         conditions, breaker = self._engine.target_state(model)
         foreign = {"offload": release.plan.offload, "breaker": breaker.state} if release.plan.offload else {}
         return {
-            "model": model,
-            "version": release.manifest.model,
-            "release": release.digest,
-            "row": self._engine.row_of(model),
-            "reason": self._engine.reason(model) or self._power_note(release.plan),
-            "rows": predictions(release.plan, conditions),
-            **foreign,
-            "counters": self._telemetry_windows().total.get(model, {}),
-            "worker": release.host.status(),
-            "problem": release.trouble,
-            "no_direct_access": self._engine.direct.reason_against(model),
+            "model": model, "version": release.manifest.model, "release": release.digest,
+            "row": self._engine.selector.row_of(model),
+            "reason": self._engine.selector.reason(model) or self._power_note(release.plan),
+            "rows": predictions(release.plan, conditions), **foreign,
+            "counters": self._telemetry_windows().total.get(model, {}), "worker": release.host.status(),
+            "problem": release.trouble, "no_direct_access": self._engine.direct.reason_against(model),
             "phases": self._metrics().phase_statistics(release.manifest.model),
-        }
+        }  # fmt: skip
 
     def _power_note(self, plan: Plan) -> str:
         """A note where the operator set a power option that this plan has no figures for; empty otherwise."""
@@ -423,10 +395,8 @@ class Agent:
 
     def _sample_telemetry(self, session: int, sequence: int, take: bool) -> tuple[Telemetry | None, object]:
         conditions = self._engine.conditions
-        notable = (
-            conditions.remote_usable,
-            tuple((model, self._engine.row_of(model)) for model in sorted(self._engine.serving)),
-        )
+        rows = tuple((model, self._engine.selector.row_of(model)) for model in sorted(self._engine.serving))
+        notable = (conditions.remote_usable, rows)
         if not take:
             return None, notable
         windows = self._telemetry_windows().close_windows(self._engine.serving, conditions)
@@ -444,7 +414,7 @@ class Agent:
             "agent_version": edgesplit.__version__[:40],
             "statement_counter": desired.counter if desired else 0,
             "statement_expires": desired.expires if desired else 0,
-            "queue": QueueState(self._engine.in_flight, self._engine.dropped_frames),
+            "queue": QueueState(self._engine.queue.in_flight, self._engine.queue.dropped),
             "machine": machine_figures(self._folder.path),
             "health": self._release_health(),
             "backlog": self._outbox.to_telemetry(),
@@ -479,11 +449,8 @@ class Agent:
         worker processes."""
         if self._settings.emulate or not self._settings.isolate:
             return None
-        allowed = TuningLimits(
-            cores=min(os.cpu_count() or 1, MAX_TUNED_CORES),
-            threads=self._settings.threads,
-            optimise=self._settings.optimise,
-        )
+        cores = min(os.cpu_count() or 1, MAX_TUNED_CORES)
+        allowed = TuningLimits(cores, self._settings.threads, self._settings.optimise)
         return Tuner(TuningResults(folder.tuning_file), allowed)
 
     def _default_setup(self, plan: Plan) -> EngineOptions:
@@ -530,11 +497,8 @@ class Agent:
             raise UsageError("a gateway needs an offload server beyond it: give one with --offload")
         next_tier = NextTier(self._offload_client.url, self._link_address)
         metrics_address = self._settings.gateway_metrics
-        options = [
-            "--log-format",
-            self._settings.log_format,
-            *(["--metrics", metrics_address] if metrics_address else []),
-        ]
+        options = ["--log-format", self._settings.log_format]
+        options += ["--metrics", metrics_address] if metrics_address else []
         return GatewayServer(self._folder, self._identity, self._settings.gateway, next_tier, options)
 
     def _gateway_status(self) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ Exit codes are those of edgesplit.errors.
 from __future__ import annotations
 
 import argparse
-import http.client
+import contextlib
 import json
 import logging
 import math
@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args
-from urllib.parse import urlsplit
 
 import edgesplit
 from edgesplit.bandwidth_trace import UplinkTrace, read_uplink_trace
@@ -49,7 +48,7 @@ from edgesplit_agent.self_update.trial import TRIAL_S
 from edgesplit_agent.service.commands import add_service_commands
 from edgesplit_agent.service.enrol_wait import discard_claim, enrol_as_service, is_in_data_folder
 from edgesplit_agent.service.watchdog import Watchdog
-from edgesplit_agent.serving.http_endpoint import STATUS_PATH
+from edgesplit_agent.serving.http_endpoint import read_status
 from edgesplit_agent.state.data_folder import DataFolder, Identity
 from edgesplit_agent.state.slots import HEALTH_S
 from edgesplit_agent.telemetry.disk_ring import MAX_AGE_S, QUOTA_BYTES
@@ -58,6 +57,9 @@ from edgesplit_agent.updates.download_window import parse_span
 
 log = logging.getLogger("edgesplit_agent")
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+AddOption = Callable[..., object]
+"""A parser's `add_argument`."""
 MOST_THREADS = 256
 LONGEST_HEALTH_S = 86_400.0
 MAX_POWER_BUDGET_W = 1_000.0
@@ -104,235 +106,131 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_options(run: argparse.ArgumentParser) -> None:
     _data_option(run)
-    _network_options(run)
-    _release_options(run)
-    _power_options(run)
-    _socket_options(run)
-    _model_options(run)
+    _network_options(run.add_argument)
+    _release_options(run.add_argument)
+    _power_options(run.add_argument)
+    _socket_options(run.add_argument)
+    _model_options(run.add_argument)
     add_die_with_parent_option(run)
-    _observability_options(run)
+    _observability_options(run.add_argument)
 
 
-def _network_options(run: argparse.ArgumentParser) -> None:
+# An option has its name, type and metavar in one line and its help in the next.
+# fmt: off
+def _network_options(option: AddOption) -> None:
     """Options of identity and network."""
-    run.add_argument(
-        "--claim", type=Path, metavar="FILE",
-        help="enrol with this claim first, if not enrolled yet; one that lies in DIR is erased once it served",
-    )  # fmt: skip
-    run.add_argument(
-        "--port", type=_port, default=8600, metavar="N", help="of the local endpoint; 0: any (default 8600)"
-    )
-    run.add_argument(
-        "--emulate", action="store_true", help="take the time that the device profile predicts, and say so"
-    )
-    run.add_argument("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
-    run.add_argument(
-        "--foreign-ca", type=Path, metavar="FILE",
-        help="authority of servers that are not ours, where a release names one (default: the system's)",
-    )  # fmt: skip
-    run.add_argument("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
-    run.add_argument("--foreign-key", type=Path, metavar="FILE", help="its private key")
-    run.add_argument(
-        "--gateway",
-        metavar="[HOST]:PORT",
-        help="listen there for devices that offload through this one, which was claimed as a gateway",
-    )
-    run.add_argument("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
-    run.add_argument("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
-    run.add_argument("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
+    option("--claim", type=Path, metavar="FILE",
+           help="enrol with this claim first, if not enrolled yet; one that lies in DIR is erased once it served")
+    option("--port", type=_bounded(int, 0, 65_535, "port: 0 to 65535"), default=8600, metavar="N",
+           help="of the local endpoint; 0: any (default 8600)")
+    option("--emulate", action="store_true", help="take the time that the device profile predicts, and say so")
+    option("--offload", metavar="HOST:PORT|URL", help="offload server, in place of the enrolled one")
+    option("--foreign-ca", type=Path, metavar="FILE",
+           help="authority of servers that are not ours, where a release names one (default: the system's)")
+    option("--foreign-cert", type=Path, metavar="FILE", help="certificate to show them (default: none)")
+    option("--foreign-key", type=Path, metavar="FILE", help="its private key")
+    option("--gateway", metavar="[HOST]:PORT",
+           help="listen there for devices that offload through this one, which was claimed as a gateway")
+    option("--broker", metavar="HOST:PORT", help="broker, in place of the enrolled one")
+    option("--controller", metavar="URL", help="controller to enrol with, in place of the claim's")
+    option("--link", metavar="SPEC", help="emulate the link to the offload server, as 8mbit/40ms or lte")
 
 
-def _release_options(run: argparse.ArgumentParser) -> None:
+def _release_options(option: AddOption) -> None:
     """Options of fetching, storing and limiting releases."""
-    run.add_argument("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
-    run.add_argument(
-        "--keep-raw-input", action="store_true", help="whatever a plan says, what applications give does not leave"
-    )
-    run.add_argument(
-        "--keep-first",
-        type=_layers,
-        default=0,
-        metavar="N",
-        help="whatever a plan says, the first N layers run here before anything leaves",
-    )
-    run.add_argument(
-        "--health-seconds",
-        type=_seconds,
-        default=HEALTH_S,
-        metavar="N",
-        help=f"a new release serves so long without a failure of its own before it is committed (default {HEALTH_S:g})",
-    )
-    run.add_argument(
-        "--trial-seconds", type=_seconds, default=TRIAL_S, metavar="N",
-        help="a new version of the agent itself has so long to reach the broker and serve what was served before"
-        f" (default {TRIAL_S:g})",
-    )  # fmt: skip
-    run.add_argument(
-        "--download-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
-        help="fetch releases only then, local time; may cross midnight and be given several times",
-    )  # fmt: skip
-    run.add_argument(
-        "--store-quota",
-        type=_argparse_type(parse_size),
-        metavar="SIZE",
-        help="releases take no more, as in 2GB (default: half the disk)",
-    )
-    run.add_argument(
-        "--telemetry-quota", type=_argparse_type(parse_size), default=QUOTA_BYTES, metavar="SIZE",
-        help=f"what is measured while the link is gone takes no more (default {QUOTA_BYTES >> 20}MB)",
-    )  # fmt: skip
-    run.add_argument(
-        "--telemetry-days", type=_days, default=MAX_AGE_S / 86_400, metavar="N",
-        help=f"and is kept for no longer (default {MAX_AGE_S / 86_400:g})",
-    )  # fmt: skip
+    seconds = _bounded(float, 0, LONGEST_HEALTH_S, f"number of seconds: 0 to {LONGEST_HEALTH_S:g}")
+    option("--fetch-rate", metavar="RATE", help="fetch releases no faster than this, as in 2mbit")
+    option("--keep-raw-input", action="store_true",
+           help="whatever a plan says, what applications give does not leave")
+    option("--keep-first", type=_bounded(int, 0, 999_999, "number of layers"), default=0, metavar="N",
+           help="whatever a plan says, the first N layers run here before anything leaves")
+    option("--health-seconds", type=seconds, default=HEALTH_S, metavar="N",
+           help="a new release serves so long without a failure of its own before it is committed"
+           f" (default {HEALTH_S:g})")
+    option("--trial-seconds", type=seconds, default=TRIAL_S, metavar="N",
+           help="a new version of the agent itself has so long to reach the broker and serve what was served before"
+           f" (default {TRIAL_S:g})")
+    option("--download-window", type=_argparse_type(parse_span), action="append", default=[], metavar="HH:MM-HH:MM",
+           help="fetch releases only then, local time; may cross midnight and be given several times")
+    option("--store-quota", type=_argparse_type(parse_size), metavar="SIZE",
+           help="releases take no more, as in 2GB (default: half the disk)")
+    option("--telemetry-quota", type=_argparse_type(parse_size), default=QUOTA_BYTES, metavar="SIZE",
+           help=f"what is measured while the link is gone takes no more (default {QUOTA_BYTES >> 20}MB)")
+    option("--telemetry-days", type=_bounded(float, ABOVE_ZERO, 365, "number of days: up to 365"),
+           default=MAX_AGE_S / 86_400, metavar="N",
+           help=f"and is kept for no longer (default {MAX_AGE_S / 86_400:g})")
 
 
-def _power_options(run: argparse.ArgumentParser) -> None:
+def _power_options(option: AddOption) -> None:
     """Options of battery, power and sensors."""
-    run.add_argument(
-        "--power-budget",
-        type=_argparse_type(partial(parse_power, least=ABOVE_ZERO, most=MAX_POWER_BUDGET_W)),
-        metavar="WATTS",
-        help="draw no more than this on average, as in 4W: slower rows where they take less",
-    )
-    run.add_argument(
-        "--battery-policy",
-        choices=POLICIES,
-        default="auto",
-        help="what counts: seconds, both, or joules; auto: by the battery (default auto)",
-    )
-    run.add_argument(
-        "--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying"
-    )
-    run.add_argument(
-        "--link-trace",
-        type=Path,
-        metavar="FILE",
-        help="the emulated link's uplink follows this trace (mahimahi's format), round after round",
-    )
+    watts = _argparse_type(partial(parse_power, least=ABOVE_ZERO, most=MAX_POWER_BUDGET_W))
+    option("--power-budget", type=watts, metavar="WATTS",
+           help="draw no more than this on average, as in 4W: slower rows where they take less")
+    option("--battery-policy", choices=POLICIES, default="auto",
+           help="what counts: seconds, both, or joules; auto: by the battery (default auto)")
+    option("--sensors-root", type=Path, metavar="DIR", help="read the sensors below it in place of /sys, for trying")
+    option("--link-trace", type=Path, metavar="FILE",
+           help="the emulated link's uplink follows this trace (mahimahi's format), round after round")
 
 
-def _socket_options(run: argparse.ArgumentParser) -> None:
+def _socket_options(option: AddOption) -> None:
     """Options of the Unix socket."""
-    run.add_argument(
-        "--socket", type=Path, metavar="PATH|none", help="Unix socket for applications (default: agent.sock in DIR)"
-    )
-    run.add_argument(
-        "--socket-mode",
-        type=_permissions,
-        default=0o600,
-        metavar="MODE",
-        help="who may use it, as in 660 (default 600)",
-    )
-    run.add_argument("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
+    option("--socket", type=Path, metavar="PATH|none",
+           help="Unix socket for applications (default: agent.sock in DIR)")
+    option("--socket-mode", type=_permissions, default=0o600, metavar="MODE",
+           help="who may use it, as in 660 (default 600)")
+    option("--socket-group", metavar="GROUP", help="its group, in place of the agent's own")
 
 
-def _model_options(run: argparse.ArgumentParser) -> None:
+def _model_options(option: AddOption) -> None:
     """Options of running models and of hedging."""
-    run.add_argument(
-        "--threads", type=_threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)"
-    )
-    run.add_argument(
-        "--worker",
-        choices=("process", "none"),
-        default="process",
-        help="models run in processes of their own; none: in the agent's, which ends with a model that crashes",
-    )
-    run.add_argument(
-        "--no-direct-access", dest="direct_access", action="store_false",
-        help="every request goes through the agent, also where there is nothing for it to decide",
-    )  # fmt: skip
-    run.add_argument(
-        "--mode",
-        choices=get_args(Optimise),
-        default="fast",
-        help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs "
-        f"differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut",
-    )
-    run.add_argument(
-        "--providers",
-        type=_argparse_type(_providers),
-        metavar="NAMES",
-        help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)}; default: the device profile's)",
-    )
-    run.add_argument(
-        "--worker-memory", type=_argparse_type(parse_size), default=0, metavar="SIZE",
-        help="a worker process takes no more, as in 500MB (default: half of the memory)",
-    )  # fmt: skip
-    run.add_argument(
-        "--hedge",
-        default="auto",
-        choices=get_args(Hedge),
-        help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only "
-        "when its deadline demands it (never)",
-    )
-    run.add_argument(
-        "--hedge-budget",
-        type=_ratio,
-        metavar="PART",
-        help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone "
-        "would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)",
-    )
+    threads = _bounded(int, 1, MOST_THREADS, f"number of threads: 1 to {MOST_THREADS}")
+    option("--threads", type=threads, default=0, metavar="N", help="of the runtime (default: up to 4; emulated: 1)")
+    option("--worker", choices=("process", "none"), default="process",
+           help="models run in processes of their own; none: in the agent's, which ends with a model that crashes")
+    option("--no-direct-access", dest="direct_access", action="store_false",
+           help="every request goes through the agent, also where there is nothing for it to decide")
+    option("--mode", choices=get_args(Optimise), default="fast",
+           help="fast: engines fuse neighbouring operators and slices where that was measured to be faster, and outputs"
+           f" differ by less than {RELATIVE_TOLERANCE:g} of their largest; exact: every slice runs as it was cut")
+    option("--providers", type=_argparse_type(_providers), metavar="NAMES",
+           help=f"accelerators to try first, as in cuda,cpu (of {', '.join(PROVIDERS)};"
+           " default: the device profile's)")
+    option("--worker-memory", type=_argparse_type(parse_size), default=0, metavar="SIZE",
+           help="a worker process takes no more, as in 500MB (default: half of the memory)")
+    option("--hedge", default="auto", choices=get_args(Hedge),
+           help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only"
+           " when its deadline demands it (never)")
+    option("--hedge-budget", type=_bounded(float, 0, 1, "part: 0 to 1"), metavar="PART",
+           help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone"
+           " would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)")
 
 
-def _observability_options(run: argparse.ArgumentParser) -> None:
+def _observability_options(option: AddOption) -> None:
     """Options of metrics and logs."""
-    run.add_argument(
-        "--metrics", type=_argparse_type(parse_metrics_address), metavar="ADDRESS:PORT",
-        help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)",
-    )  # fmt: skip
-    run.add_argument(
-        "--gateway-metrics", type=_argparse_type(_metrics_address), metavar="ADDRESS:PORT",
-        help="the same for the server of a gateway",
-    )  # fmt: skip
-    run.add_argument("--log-level", default="info", choices=log_format.LEVELS)
-    run.add_argument("--log-format", default="text", choices=log_format.FORMATS, help="json: an object per line")
+    option("--metrics", type=_argparse_type(parse_metrics_address), metavar="ADDRESS:PORT",
+           help="answer Prometheus at /metrics there too, in plain HTTP (default: only on the local endpoint)")
+    option("--gateway-metrics", type=_argparse_type(_metrics_address), metavar="ADDRESS:PORT",
+           help="the same for the server of a gateway")
+    option("--log-level", default="info", choices=log_format.LEVELS)
+    option("--log-format", default="text", choices=log_format.FORMATS, help="json: an object per line")
+# fmt: on
 
 
 def _data_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the agent's own folder")
 
 
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
-    return int(text)
+def _bounded(kind: Callable[[str], Number], least: float, most: float, what: str) -> Callable[[str], Number]:
+    """A parser for argparse of numbers from `least` to `most`; any other text is no `what`."""
 
+    def convert(text: str) -> Number:
+        with contextlib.suppress(ValueError):
+            if least <= (number := kind(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
 
-def _layers(text: str) -> int:
-    if not text.isdigit() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_HEALTH_S:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: 0 to {LONGEST_HEALTH_S:g}")
-    return seconds
-
-
-def _days(text: str) -> float:
-    try:
-        days = float(text)
-    except ValueError:
-        days = -1.0
-    if not 0 < days <= 365:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days: up to 365")
-    return days
-
-
-def _ratio(text: str) -> float:
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0 <= ratio <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part: 0 to 1")
-    return ratio
+    return convert
 
 
 def _argparse_type(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -355,12 +253,6 @@ def _metrics_address(text: str) -> str:
     if text:  # argparse converts the default, an empty text, too
         parse_metrics_address(text)
     return text
-
-
-def _threads(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) <= MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads: 1 to {MOST_THREADS}")
-    return int(text)
 
 
 def _permissions(text: str) -> int:
@@ -527,16 +419,10 @@ def _read_status(folder: DataFolder) -> dict[str, Any]:
     address = folder.read_address()
     if address is None:
         raise UsageError(f"no agent runs on {folder.path}")
-    parts = urlsplit(address.url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=5)
     try:
-        connection.request("GET", STATUS_PATH)
-        status: dict[str, Any] = json.loads(connection.getresponse().read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise LinkError(f"the agent on {folder.path} does not answer at {address.url}: {error}") from error
-    finally:
-        connection.close()
-    return status
+        return read_status(address.url)
+    except LinkError as error:
+        raise LinkError(f"the agent on {folder.path} {error}") from error
 
 
 if __name__ == "__main__":

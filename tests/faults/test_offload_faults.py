@@ -78,7 +78,7 @@ def test_a_wire_that_breaks_after_any_byte_is_only_a_fallback(tmp_path: Path, ho
         world.settles()
         assert (
             not world.engine._own_target.in_flight
-            and len(world.engine._idempotency._executions) <= world.engine._idempotency._entries
+            and len(world.engine.idempotency._executions) <= world.engine.idempotency._entries
         )
         world.anew()
         assert not ask(world, InferOptions(hedge="never")).report.fallback
@@ -237,7 +237,7 @@ def test_a_late_answer_is_nobodys(tmp_path: Path, patient: None) -> None:
         )
         assert np.array_equal(answer.outputs["out"], 2 * (A + 1 + B)) and not answer.report.fallback
         assert world.wire.last is not late
-        assert world.engine.hedge_counts["cancelled"] == 1
+        assert world.engine.hedge_budget.counts["cancelled"] == 1
 
 
 # Links

@@ -198,7 +198,7 @@ class OffloadWorld:
         engine = self.engine
         crews = (engine._offload_threads, engine._device_threads)
         busy = sum(crew.threads - len(crew._idle) for crew in crews)
-        return not (engine._queue.in_flight or engine._own_target.in_flight or self.remote._busy or busy)
+        return not (engine.queue.in_flight or engine._own_target.in_flight or self.remote._busy or busy)
 
     def settles(self) -> None:
         eventually("nothing is held any more", self.is_quiet)

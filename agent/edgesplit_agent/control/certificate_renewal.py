@@ -59,9 +59,8 @@ def certificate_in_use(folder: DataFolder) -> x509.Certificate:
 def renew(folder: DataFolder, identity: Identity) -> None:
     """Fetch a new certificate and put it in use. LinkError: retry. TrustError: the controller refuses."""
     current = credentials(folder)
-    old_pem = (
-        certificate_in_use(folder).public_bytes(Encoding.PEM).decode()
-    )  # re-encoded: the file may hold its key too
+    # Re-encoded: the file may hold its key too.
+    old_pem = certificate_in_use(folder).public_bytes(Encoding.PEM).decode()
     key = Ed25519PrivateKey.generate()
     csr_pem = certificate_request(key, identity.device).decode()
     signature = load_or_make_key(current.key_file).sign(renewal_text(csr_pem))
@@ -74,9 +73,8 @@ def renew(folder: DataFolder, identity: Identity) -> None:
     trial_file = folder.identity / "renewed.trial.pem"
     write_durably(trial_file, pair, mode=0o600)
     try:
-        Credentials(
-            trial_file, trial_file, current.ca_file
-        ).client_context()  # UsageError unless key and certificate match
+        # UsageError unless key and certificate match.
+        Credentials(trial_file, trial_file, current.ca_file).client_context()
     finally:
         trial_file.unlink()
     write_durably(folder.renewed_file, pair, mode=0o600)

@@ -86,13 +86,10 @@ def enrol(
     write_durably(folder.ca_file, enrolled.ca_pem.encode())
     credentials(folder).client_context()  # UsageError unless the certificate matches the key
     identity = Identity(
-        device=enrolled.device,
-        device_class=claim.device_class,
-        broker=f"{enrolled.broker_host}:{enrolled.broker_port}",
-        offload=enrolled.offload_url,
-        controller=url,
+        device=enrolled.device, device_class=claim.device_class,
+        broker=f"{enrolled.broker_host}:{enrolled.broker_port}", offload=enrolled.offload_url, controller=url,
         tuf_root=claim.tuf_root,
-    )
+    )  # fmt: skip
     folder.write_identity(identity)
     log.info("enrolled as %s", identity.device)
     return identity
@@ -136,9 +133,8 @@ def post(
         raise UsageError(f"not the address of a controller: {url[:200]!r} (as in https://controller:8443)")
     connection = http.client.HTTPSConnection(parts.hostname, parts.port or 443, timeout=TIMEOUT_S, context=tls)
     try:
-        connection.request(
-            "POST", parts.path.rstrip("/") + path, body=body, headers={"content-type": "application/json"}
-        )
+        headers = {"content-type": "application/json"}
+        connection.request("POST", parts.path.rstrip("/") + path, body, headers)
         response = connection.getresponse()
         content = response.read(max_bytes)
     except ssl.SSLCertVerificationError as error:

@@ -49,15 +49,12 @@ class MqttSession(Protocol):
         self, topic: str, payload: bytes, *, qos: int = 0, retain: bool = False, correlation: bytes | None = None
     ) -> object:
         """Publish one message."""
-        ...
 
     def subscribe(self, topics: Sequence[str], qos: int = 1) -> object:
         """Subscribe to these topics."""
-        ...
 
     def unsubscribe(self, topics: Sequence[str]) -> object:
         """Unsubscribe from these topics."""
-        ...
 
 
 @dataclass
@@ -104,12 +101,8 @@ class MetadataFetcher:
         for timeout_s in self._timeouts_s:
             correlation = os.urandom(16)
             with self._changed:
-                self._request, self._pieces, self._received_bytes, self._total = (
-                    (correlation, path, max_bytes),
-                    {},
-                    0,
-                    None,
-                )
+                self._request, self._pieces = (correlation, path, max_bytes), {}
+                self._received_bytes, self._total = 0, None
             self._session.publish(messages.topic(self._device, "fetch"), request, correlation=correlation)
             data = self._wait(path, max_bytes, timeout_s)
             if data is not None:
@@ -241,9 +234,8 @@ class ChunkFetcher:
                 self._send_requests(release, index_of, window, subscribed)
                 batch = self._receive_batch(window)
                 if batch:
-                    self._send_requests(
-                        release, index_of, window, subscribed
-                    )  # requests are in flight while this batch is written
+                    # Requests are in flight while this batch is written.
+                    self._send_requests(release, index_of, window, subscribed)
                     keep(batch)
                     self.counters.chunks += len(batch)
                     self.counters.chunk_bytes += sum(len(payload) for _, payload in batch)
@@ -276,9 +268,8 @@ class ChunkFetcher:
         new = [sha256 for sha256 in ahead if sha256 not in subscribed]
         obsolete = subscribed.difference(ahead)
         for start in range(0, len(new), TOPICS_AT_ONCE):
-            self._session.subscribe(
-                [messages.chunk_topic(digest) for digest in new[start : start + TOPICS_AT_ONCE]], qos=0
-            )
+            topics = [messages.chunk_topic(sha256) for sha256 in new[start : start + TOPICS_AT_ONCE]]
+            self._session.subscribe(topics, qos=0)
         if obsolete:
             self._session.unsubscribe([messages.chunk_topic(sha256) for sha256 in obsolete])
         subscribed.difference_update(obsolete)
@@ -288,9 +279,8 @@ class ChunkFetcher:
         self, release: str, index_of: Mapping[str, int], window: FetchWindow, subscribed: set[str]
     ) -> None:
         while chunks := window.next_request(self._clock(), subscribed):
-            request = messages.encode(
-                messages.FetchChunks.from_indexes(release, [index_of[sha256] for sha256 in chunks])
-            )
+            indexes = [index_of[sha256] for sha256 in chunks]
+            request = messages.encode(messages.FetchChunks.from_indexes(release, indexes))
             self._session.publish(messages.topic(self._device, "fetch"), request)
 
     def _receive_batch(self, window: FetchWindow) -> list[tuple[str, bytes]]:

@@ -16,10 +16,8 @@ import logging
 import platform
 import queue
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -31,7 +29,7 @@ from edgesplit.mqtt.messages import DeviceJob, JobRefused, LogPiece
 from edgesplit.observability.redaction import redact, redact_known
 from edgesplit_agent.host.clock import current_moment
 from edgesplit_agent.host.log_buffer import LogBuffer
-from edgesplit_agent.host.machine import machine_figures
+from edgesplit_agent.host.machine import installed_versions, machine_figures
 from edgesplit_agent.state.data_folder import DataFolder
 
 log = logging.getLogger(__name__)
@@ -133,7 +131,7 @@ class LogBundleService:
             "format": FORMAT,
             "device": self._device,
             "created": msgspec.to_builtins(current_moment()),
-            "versions": _versions(),
+            "versions": {"python": platform.python_version(), **installed_versions(PACKAGES)},
             "machine": {
                 "platform": platform.platform(),
                 "resources": msgspec.to_builtins(machine_figures(self._folder.path)),
@@ -166,16 +164,6 @@ def _text(path: Path) -> str:
         return path.read_text("ascii", "replace")
     except OSError:
         return ""
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _files(root: Path) -> list[dict[str, Any]]:

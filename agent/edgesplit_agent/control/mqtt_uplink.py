@@ -157,16 +157,9 @@ class Uplink:
         self.session_number = 0
         device = identity.device
         self._session = connect(
-            address[0],
-            address[1],
-            device,
-            tls,
-            on_message=self._on_message,
-            on_connect=self._on_session_connected,
-            on_disconnect=self._on_session_disconnected,
-            will=self._will,
-            keepalive_s=KEEPALIVE_S,
-        )
+            address[0], address[1], device, tls, on_message=self._on_message, on_connect=self._on_session_connected,
+            on_disconnect=self._on_session_disconnected, will=self._will, keepalive_s=KEEPALIVE_S,
+        )  # fmt: skip
         self.metadata = MetadataFetcher(self._session, device, concurrency=concurrency)
         self.chunks = ChunkFetcher(self._session, device, cap_bytes_per_s=fetch_bytes_per_s, concurrency=concurrency)
 
@@ -242,17 +235,11 @@ class Uplink:
 
     def _on_session_connected(self) -> None:
         birth = Birth(
-            session=self.session_number,
-            agent_uptime_s=self._concurrency.monotonic() - self._started,
-            agent_version=edgesplit.__version__,
-            device_class=self._identity.device_class,
-            emulated=self._emulated,
-            local_url=self._local_url,
-            start_id=self._start_mark,
-            certificate_serial=self._certificate(),
-            simulated=self._simulated,
-            build_tag=self._built_for,
-        )
+            session=self.session_number, agent_uptime_s=self._concurrency.monotonic() - self._started,
+            agent_version=edgesplit.__version__, device_class=self._identity.device_class, emulated=self._emulated,
+            local_url=self._local_url, start_id=self._start_mark, certificate_serial=self._certificate(),
+            simulated=self._simulated, build_tag=self._built_for,
+        )  # fmt: skip
         self._publish("birth", birth, wait_s=None)
         if self._outbox is not None:
             self._outbox.on_connected(self._concurrency.monotonic(), self._concurrency.rng.random())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 from edgesplit.mqtt.telemetry import MachineState
@@ -21,6 +24,15 @@ def machine_figures(folder: Path, meminfo: Path = Path("/proc/meminfo")) -> Mach
         memory_free_bytes=memory.get("MemAvailable"),
         memory_bytes=memory.get("MemTotal"),
     )
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Version by name of those packages that are installed."""
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _disk(folder: Path) -> tuple[int | None, int | None]:

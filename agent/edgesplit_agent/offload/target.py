@@ -163,13 +163,9 @@ class OffloadTarget:
     def _snapshot(self) -> TargetSnapshot:
         now, breaker = monotonic(), self._breaker
         self._estimate = self._estimate.without_expired_hop(now) if self._estimate is not None else None
-        return TargetSnapshot(
-            self._estimate or LinkEstimate.from_link(INITIAL_LINK),
-            breaker,
-            sum(reservation.since == breaker.since for reservation in self._reservations),
-            now,
-            self._remote is not None,
-        )
+        estimate = self._estimate or LinkEstimate.from_link(INITIAL_LINK)
+        in_flight = sum(reservation.since == breaker.since for reservation in self._reservations)
+        return TargetSnapshot(estimate, breaker, in_flight, now, self._remote is not None)
 
     def reserve(self) -> Reservation | None:
         """Reserve a place for one request until `release`; None where the breaker has opened since the snapshot, or
@@ -248,9 +244,8 @@ class OffloadTarget:
         with self._lock:
             if self._answered_at >= sent_at:  # another request was answered meanwhile
                 return
-        self._learn(
-            0, OffloadFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s), sent_at, dead=True
-        )
+        failure = OffloadFailure("timeout", f"nothing answered for {waited_s:.2f} s", waited_s)
+        self._learn(0, failure, sent_at, dead=True)
 
     def on_further_hop(self, row: Row, outcome: OffloadResult) -> None:
         """Learn what a gateway reported about its own uplink in its answer to a request by `row`."""
@@ -279,10 +274,8 @@ class OffloadTarget:
                 self._breaker = self._breaker.after_success(now)
                 self._answered_at = self._heard_at = now
                 if self._estimate is not None:
-                    down_bytes = outcome.down_bytes
-                    self._estimate = self._estimate.after_transfer(
-                        up_bytes, down_bytes, outcome.link_s, now
-                    ).after_load_report(outcome.load)
+                    measured = self._estimate.after_transfer(up_bytes, outcome.down_bytes, outcome.link_s, now)
+                    self._estimate = measured.after_load_report(outcome.load)
             elif outcome.cause == "rejected":  # a bad input is no failure of the target
                 self._answered_at = self._heard_at = now
             else:

@@ -52,9 +52,8 @@ class CompletionTime:
         # z = ln(K / m) / s and E[X] = m * exp(s^2 / 2). After a fade a race saves nothing: factor 1 - fade_probability.
         z = math.log(strike_s / self.transfer_s) / self.spread
         mean_s = self.transfer_s * math.exp(self.spread**2 / 2)
-        return (1.0 - self.fade_probability) * max(
-            0.0, strike_s * _normal_cdf(z) - mean_s * _normal_cdf(z - self.spread)
-        )
+        saving_s = strike_s * _normal_cdf(z) - mean_s * _normal_cdf(z - self.spread)
+        return (1.0 - self.fade_probability) * max(0.0, saving_s)
 
 
 def _normal_cdf(z: float) -> float:

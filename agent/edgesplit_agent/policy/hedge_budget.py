@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 
 from edgesplit.oip.options import Hedge
@@ -157,19 +157,13 @@ class HedgeBudget:
         """Credit one offloaded request of `model`, which would cost `local_cost` on the device alone."""
         with self._lock:
             budget = self._budgets.get(model, HedgeTokenBucket(0.0))
-            self._budgets[model] = HedgeTokenBucket(self._credit_ratio(), budget.tokens, budget.capacity).credited(
-                local_cost
-            )
+            self._budgets[model] = replace(budget, credit_ratio=self._credit_ratio()).credited(local_cost)
 
     def allows(self, model: str, cost: float) -> bool:
         """Whether an optional hedge of this cost may start; without a bucket yet, if the budget is not 0."""
         with self._lock:
-            part, budget = self._credit_ratio(), self._budgets.get(model)
-            return (
-                HedgeTokenBucket(part, budget.tokens, budget.capacity).allows(cost)
-                if budget is not None
-                else part > 0.0
-            )
+            credit_ratio, budget = self._credit_ratio(), self._budgets.get(model)
+            return replace(budget, credit_ratio=credit_ratio).allows(cost) if budget is not None else credit_ratio > 0.0
 
     def debit(self, model: str, cost: float) -> None:
         """Debit the cost of a tail that ran beside the offload."""

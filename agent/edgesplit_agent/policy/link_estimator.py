@@ -181,9 +181,8 @@ class LinkEstimate(msgspec.Struct, frozen=True):
     def without_expired_hop(self, now: float) -> LinkEstimate:
         """The estimate without an expired report about the further link. That link is not probed: the planned values
         apply again."""
-        return (
-            self if self.further is None or now - self.further_at < FURTHER_HOP_TTL_S else replace(self, further=None)
-        )
+        has_expired = self.further is not None and now - self.further_at >= FURTHER_HOP_TTL_S
+        return replace(self, further=None) if has_expired else self
 
     def after_load_report(self, factor: float) -> LinkEstimate:
         """The estimate after an answer that reported the server's load factor (1: idle)."""

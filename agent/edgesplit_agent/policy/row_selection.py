@@ -158,14 +158,10 @@ def select_row(
 def completion_time_of(row: Row, context: SelectionContext, conditions: Conditions) -> CompletionTime:
     """Distribution of the time to the whole answer by a row that offloads."""
     # The terms of plan.latency_s without the upload, whose duration is the uncertain part (Neurosurgeon, section 5).
-    fixed_s = (
-        (row.device_s + row.encode_s) * conditions.device_slowdown
-        + conditions.link.rtt_s
-        + plans.further_links_s(row, conditions)
-    )
-    fixed_s += (
-        row.down_bytes / conditions.link.down_bytes_per_s + (row.decode_s + row.remote_s) * conditions.server_load
-    )
+    link = conditions.link
+    links_s = link.rtt_s + row.down_bytes / link.down_bytes_per_s + plans.further_links_s(row, conditions)
+    server_s = (row.decode_s + row.remote_s) * conditions.server_load
+    fixed_s = (row.device_s + row.encode_s) * conditions.device_slowdown + links_s + server_s
     return context.estimate.completion_time(row.up_bytes, fixed_s, context.now)
 
 
@@ -184,9 +180,8 @@ def _with_early_hedge(
     # The tail is what all-local computes beyond the row's own device part.
     tail_s = (local.device_s - row.device_s) * conditions.device_slowdown
     sent_s = (row.device_s + row.encode_s) * conditions.device_slowdown
-    early_s = early_hedge_s(
-        completion_time_of(row, context, conditions), local_s, sent_s, tail_s, power_mode.required_probability
-    )
+    completion = completion_time_of(row, context, conditions)
+    early_s = early_hedge_s(completion, local_s, sent_s, tail_s, power_mode.required_probability)
     return replace(choice, early_s=early_s)
 
 
@@ -256,24 +251,18 @@ def within_power_budget(
         return plan, ""
     # Joules per request = allowed watts (less idling and the other models) / requests per second, plus part of the
     # savings: without them this is a step function that may never afford to answer locally (decision 25).
-    allowed_j = (
-        active_watts_allowed(plan, power_mode) - context.others_watts
-    ) / context.per_s + SAVINGS_RATIO * context.saved_j
-    joules = {
-        row.name: plans.marginal_energy_j(row, conditions, plan.power)
-        for row in plan.rows
-        if row.is_local or conditions.remote_usable
-    }
-    rows = tuple(
-        row for row in plan.rows
-        if row.name in joules and joules[row.name] <= allowed_j * (BUDGET_TOLERANCE if row.name == held else 1.0)
-    )  # fmt: skip
+    allowed_watts = active_watts_allowed(plan, power_mode) - context.others_watts
+    allowed_j = allowed_watts / context.per_s + SAVINGS_RATIO * context.saved_j
+    usable = [row for row in plan.rows if row.is_local or conditions.remote_usable]
+    joules = {row.name: plans.marginal_energy_j(row, conditions, plan.power) for row in usable}
+    tolerance = {held: BUDGET_TOLERANCE}
+    rows = tuple(row for row in usable if joules[row.name] <= allowed_j * tolerance.get(row.name, 1.0))
     if len(rows) == len(plan.rows):
         return plan, ""
     if rows:
         return msgspec.structs.replace(plan, rows=rows), "within the power budget"
     # Answering comes first: no budget refuses a request.
-    least = min((row for row in plan.rows if row.name in joules), key=lambda row: joules[row.name], default=None)
+    least = min(usable, key=lambda row: joules[row.name], default=None)
     left = plan.rows if least is None else (least,)
     return msgspec.structs.replace(plan, rows=left), "over the power budget: the row that draws least"
 
@@ -321,9 +310,8 @@ def active_joules(row: Row, plan: Plan, conditions: Conditions) -> float:
 def is_hold_valid(held: HeldRow, context: SelectionContext, power_mode: PowerMode) -> bool:
     """Whether the held row still counts: not after a change of the power mode or of the clock cap."""
     # A row chosen for another objective or another clock speed deserves no hysteresis.
-    return (
-        held.mode == power_mode.mode and 1.0 / SAME_CLOCK_FACTOR < held.slowdown / context.slowdown < SAME_CLOCK_FACTOR
-    )
+    clock_ratio = held.slowdown / context.slowdown
+    return held.mode == power_mode.mode and 1.0 / SAME_CLOCK_FACTOR < clock_ratio < SAME_CLOCK_FACTOR
 
 
 def hold_after(held: HeldRow | None, choice: RowChoice, power_mode: PowerMode, context: SelectionContext) -> HeldRow:
@@ -345,27 +333,22 @@ class RowSelector:
         self._watts: dict[str, float] = {}
         self._energy_budget = EnergyBudget()
 
-    def select(
-        self, model: str, plan: Plan, measured: SelectionContext, *, is_repeat: bool = False
-    ) -> RowChoice | None:
+    def select(self, model: str, plan: Plan, seen: SelectionContext, *, is_repeat: bool = False) -> RowChoice | None:
         """Select the row for the next request of `model`, counting that request unless `is_repeat`: then it is selected
         again for the last one. None where no usable row is left."""
         with self._lock:
             arrivals = self._arrivals.setdefault(model, deque(maxlen=MAX_ARRIVALS))
             if not is_repeat:
-                arrivals.append(measured.now)
+                arrivals.append(seen.now)
             others_watts = sum(watts for other, watts in self._watts.items() if other != model)
+            per_s = request_rate(arrivals, seen.now)
             mode, held = self._power_mode(), self._held.get(model)
-            self._energy_budget = self._energy_budget.credited(measured.now, active_watts_allowed(plan, mode))
-            context = replace(
-                measured,
-                per_s=request_rate(arrivals, measured.now),
-                others_watts=others_watts,
-                saved_j=self._energy_budget.saved_j,
-            )
+            self._energy_budget = self._energy_budget.credited(seen.now, active_watts_allowed(plan, mode))
+            saved_j = self._energy_budget.saved_j
+            context = replace(seen, per_s=per_s, others_watts=others_watts, saved_j=saved_j)
             choice = select_row(plan, context, mode, held)
             if choice is not None:
-                self._held[model] = hold_after(held, choice, mode, measured)
+                self._held[model] = hold_after(held, choice, mode, seen)
                 self._reasons[model] = choice.why
                 self._watts[model] = context.per_s * active_joules(choice.row, plan, context.conditions())
             return choice

@@ -132,6 +132,5 @@ def clock_slowdown(readings: Readings) -> float:
     It applies as soon as the cap does, so that the first request after throttling is predicted right, and not the
     third.
     """
-    return (
-        1.0 if readings.clock_ratio is None else min(MAX_SLOWDOWN, 1.0 / max(readings.clock_ratio, 1.0 / MAX_SLOWDOWN))
-    )
+    clock_ratio = 1.0 if readings.clock_ratio is None else readings.clock_ratio
+    return min(MAX_SLOWDOWN, 1.0 / max(clock_ratio, 1.0 / MAX_SLOWDOWN))

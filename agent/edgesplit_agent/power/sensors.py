@@ -106,14 +106,10 @@ class Sampler:
         """`on_readings` is called with each set of readings and the monotonic time; its exceptions are logged."""
         self._root, self._period_s = root, period_s
         self._on_readings = on_readings or (lambda readings, now: None)
-        self._latest = Readings()
+        self.latest = Readings()
+        """The latest readings; all unknown before the first."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="sensors", daemon=True)
-
-    @property
-    def latest(self) -> Readings:
-        """The latest readings; all unknown before the first."""
-        return self._latest
 
     def start(self) -> None:
         """Read once, then start the background thread."""
@@ -128,7 +124,7 @@ class Sampler:
         """Read the sensors now; on an unexpected error it is logged and all-unknown readings are returned."""
         readings = Readings()
         try:
-            self._latest = readings = read(self._root)
+            self.latest = readings = read(self._root)
             self._on_readings(readings, monotonic())
         except Exception:
             log.exception("the sensors cannot be read")

@@ -19,6 +19,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,9 +144,8 @@ class ChunkStore:
         for folder in (self._folder, self._releases):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if SHA256.fullmatch(path.name) and path.is_dir():
-                    since_by_release[path.name] = min(
-                        since_by_release.get(path.name, float("inf")), path.stat().st_mtime
-                    )
+                    since, known = path.stat().st_mtime, since_by_release.get(path.name, inf)
+                    since_by_release[path.name] = min(known, since)
         return [StoredReleaseAge(release, since) for release, since in since_by_release.items()]
 
     def _disk(self) -> DiskUsage:

@@ -55,12 +55,9 @@ def eviction_candidate(
     if not disk.shortage(need):
         return None
     excluded = {release, *protected}
-    evictable = sorted(
-        (entry for entry in stored if entry.release not in excluded),
-        key=lambda entry: (entry.kept_since, entry.release),
-    )
+    evictable = [entry for entry in stored if entry.release not in excluded]
     if evictable:
-        return evictable[0].release
+        return min(evictable, key=lambda entry: (entry.kept_since, entry.release)).release
     if disk.used + need > disk.quota:
         raise NoRoom(
             f"no room for release {release[:12]}: it needs {_mb(need)} more, and of the store's quota of"

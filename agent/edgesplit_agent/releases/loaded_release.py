@@ -190,10 +190,9 @@ class LoadedRelease:
         compiled = next((item for item in self.manifest.compiled if item.slice.name in order), None)
         if compiled is None:
             return None
-        log.error("%s: %s, the CPU runs instead: %s", self.manifest.model, ACCELERATOR_GONE, failure)
-        self.failed_compiled[compiled.slice.name] = (
-            f"{compiled.slice.name}: {ACCELERATOR_GONE}, the CPU runs instead: {failure}"
-        )
+        reason = f"{ACCELERATOR_GONE}, the CPU runs instead: {failure}"
+        log.error("%s: %s", self.manifest.model, reason)
+        self.failed_compiled[compiled.slice.name] = f"{compiled.slice.name}: {reason}"
         names = (*(name for name in order if name != compiled.slice.name), *compiled.covers)
         return self.order(names)
 
@@ -242,9 +241,8 @@ def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None =
     plan = manifest.plans.get(device_class)
     if plan is None:
         raise UsageError(f"the release has no plan for {device_class!r}, only for {sorted(manifest.plans)}")
-    outputs = {spec.name for item in manifest.slices for spec in item.outputs} | {
-        spec.name for spec in manifest.outputs
-    }
+    outputs = {spec.name for item in manifest.slices for spec in item.outputs}
+    outputs |= {spec.name for spec in manifest.outputs}
     reasons = {row.name: _reason_against(row, plan, manifest, floor or PrivacyFloor(), outputs) for row in plan.rows}
     rows = tuple(row for row in plan.rows if not reasons[row.name])
     for name, reason in reasons.items():
@@ -256,13 +254,9 @@ def plan_for(manifest: Manifest, device_class: str, floor: PrivacyFloor | None =
     return msgspec.structs.replace(plan, rows=rows)
 
 
-def _reason_against(
-    row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor, known_tensors: Collection[str]
-) -> str:
+def _reason_against(row: Row, plan: Plan, manifest: Manifest, floor: PrivacyFloor, known: Collection[str]) -> str:
     """Why this device must not or cannot run the row; empty where it can."""
-    unknown = sorted(set(row.codecs.values()) - set(boundary_codecs.CODECS)) or sorted(
-        set(row.receives) - set(known_tensors)
-    )
+    unknown = sorted({*row.codecs.values()} - {*boundary_codecs.CODECS}) or sorted({*row.receives} - {*known})
     if row.compress and plan.offload and not ForeignServer.parse(plan.offload).accepts_gzip:
         return f"it is sent compressed, which {plan.offload} is not known to undo"
     return floor_violation(row, plan, manifest, floor) or (f"it needs {unknown[0]!r}, unknown here" if unknown else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import msgspec
@@ -26,26 +26,20 @@ from edgesplit_agent.worker.supervised_host import SupervisedHost
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Tuner:
     """Tunes the releases of one device."""
 
-    def __init__(
-        self,
-        results: TuningResults,
-        allowed: TuningLimits,
-        budget_s: float = BUDGET_S,
-        load: Callable[[], float] = load_per_core,
-    ) -> None:
-        """`load` returns the machine's load per core, which is recorded with each measurement."""
-        self._results = results
-        self._load = load
-        self._allowed = allowed
-        self._budget_s = budget_s
+    results: TuningResults
+    allowed: TuningLimits
+    budget_s: float = BUDGET_S
+    load: Callable[[], float] = load_per_core
+    """The machine's load per core, which is recorded with each measurement."""
 
     def setup_of(self, release: str, default: EngineOptions) -> EngineOptions:
         """The setup that was measured to be best for that release here, if it uses the accelerators of `default`;
         otherwise `default`."""
-        tuned_setup = self._results.setup_of(release, self._allowed)
+        tuned_setup = self.results.setup_of(release, self.allowed)
         return tuned_setup if tuned_setup is not None and tuned_setup.providers == default.providers else default
 
     def tune(self, active: LoadedRelease, inputs: Tensors, check: Callable[[], object], *, alone: bool = True) -> None:
@@ -60,8 +54,8 @@ class Tuner:
         order = active.order(rows[-1].device)
         if not isinstance(host, SupervisedHost) or host.emulated or not order:
             return
-        load = self._load()
-        if not self._results.is_due(active.digest, self._allowed, load):
+        load = self.load()
+        if not self.results.is_due(active.digest, self.allowed, load):
             return
         first, began = host.setup, perf_counter()
 
@@ -78,8 +72,8 @@ class Tuner:
                 log.warning("release %s does not run with %s: %s", active.digest[:12], setup, error)
                 return None
 
-        allowed = replace(self._allowed, alone=alone)
-        best, times = best_setup(first, allowed, measure, lambda: perf_counter() - began > self._budget_s)
+        allowed = replace(self.allowed, alone=alone)
+        best, times = best_setup(first, allowed, measure, lambda: perf_counter() - began > self.budget_s)
         try:
             host.reconfigure(best)
             check()
@@ -89,7 +83,7 @@ class Tuner:
             host.reconfigure(best)
             check()
         log.info("release %s runs with %s", active.digest[:12], best)
-        self._results.store(active.digest, best, times, load)
+        self.results.store(active.digest, best, times, load)
 
     @staticmethod
     def stop_spinning(active: LoadedRelease) -> None:

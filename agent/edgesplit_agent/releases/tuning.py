@@ -8,7 +8,6 @@ measures; the result is stored by release, engine version and machine.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -23,6 +22,7 @@ import msgspec
 from edgesplit.atomic_files import write_durably
 from edgesplit.msgspec_warmup import warm_up_structs
 from edgesplit.runtime.options import EngineOptions, Optimise
+from edgesplit_agent.host.machine import installed_versions
 
 log = logging.getLogger(__name__)
 MARGIN = 0.05
@@ -178,12 +178,7 @@ def load_per_core() -> float:
 
 def environment_key() -> str:
     """Key under which measurements are valid: engine versions, processor and number of cores."""
-    engines = []
-    for name in _ENGINES:
-        try:
-            engines.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    engines = [f"{name} {version}" for name, version in installed_versions(_ENGINES).items()]
     return f"{', '.join(engines)} on {platform.machine()}, {_processor()}, {os.cpu_count()} cores"
 
 

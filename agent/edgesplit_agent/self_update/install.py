@@ -44,14 +44,8 @@ MOST_WHEEL_BYTES = 2 * 2**30
 VERSION_CHECK_TIMEOUT_S = 120.0
 """Timeout of the version check: a slow card reads hundreds of megabytes of libraries for the first time."""
 _INVALID_WHEEL_ERRORS = (
-    InstallerError,
-    zipfile.BadZipFile,
-    ValueError,
-    KeyError,
-    AssertionError,
-    RuntimeError,
-    EOFError,
-)
+    InstallerError, zipfile.BadZipFile, ValueError, KeyError, AssertionError, RuntimeError, EOFError,
+)  # fmt: skip
 
 
 def install_version(

@@ -42,12 +42,8 @@ STARTING_S = 180
 itself."""
 MODULE = "edgesplit_agent.self_update.launcher"
 """Module that is started again to select a version: this one."""
-RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT = (
-    "EDGESPLIT_AGENT_RELEASE",
-    "EDGESPLIT_AGENT_TRIAL",
-    "EDGESPLIT_AGENT_LAUNCHER",
-    "EDGESPLIT_AGENT_CONTRACT",
-)
+RELEASE, TRIAL = "EDGESPLIT_AGENT_RELEASE", "EDGESPLIT_AGENT_TRIAL"
+LAUNCHER, LAUNCHER_CONTRACT = "EDGESPLIT_AGENT_LAUNCHER", "EDGESPLIT_AGENT_CONTRACT"
 """Environment variables for the started version: its release, whether it is on trial, the launcher's command line
 (JSON), and `CONTRACT`."""
 _LAUNCHER_VARIABLES = (RELEASE, TRIAL, LAUNCHER, LAUNCHER_CONTRACT)
@@ -96,9 +92,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if known_options.data is not None:  # otherwise the agent reports the missing option
         store = VersionStore(known_options.data)
         versions = _select_version(DataFolder(known_options.data), store)
-    ServiceManager.from_environment(
-        dict(os.environ)
-    ).alive()  # checking the files took time: restart the watchdog for the agent
+    # Checking the files took time: restart the watchdog for the agent.
+    ServiceManager.from_environment(dict(os.environ)).alive()
     while True:
         command, environment = start_command(versions, store, options, launcher, os.environ)
         # An alarm survives exec: the kernel ends a version on trial that hangs (SIGALRM), unless it commits and
@@ -177,11 +172,8 @@ def start_command(
 
 def without_launcher_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the variables that a launcher sets."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in (*_LAUNCHER_VARIABLES, "PYTHONDONTWRITEBYTECODE")
-    }
+    dropped = (*_LAUNCHER_VARIABLES, "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in environment.items() if name not in dropped}
 
 
 def _parser() -> argparse.ArgumentParser:

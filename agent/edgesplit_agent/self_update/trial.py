@@ -38,26 +38,23 @@ class VersionTrial:
         """Since when the requirement on the broker has been met; None while it is not."""
         return self.began if self.offline else self.online_since
 
+    def verdict(self, serving: Collection[str], now: float, health_s: float) -> Verdict:
+        """What is to be done with the version at `now`: commit it once it has served for `health_s` seconds with the
+        broker reached, roll it back once its time is up."""
+        if self.well_since is not None and self.served <= set(serving):
+            # An unstable connection: healthy once it has lasted `health_s`; unhealthy only if it is lost when the
+            # time is up. A connection that has not lasted long enough by then prolongs the trial.
+            return "healthy" if now >= self.well_since + health_s else "wait"
+        return "unhealthy" if now >= self.began + self.lasts_s else "wait"
 
-def version_verdict(trial: VersionTrial, serving: Collection[str], now: float, health_s: float) -> Verdict:
-    """What is to be done with the version on trial at `now`: commit it once it has served for `health_s` seconds with
-    the broker reached, roll it back once its time is up."""
-    if trial.well_since is not None and trial.served <= set(serving):
-        # An unstable connection: healthy once it has lasted `health_s`; unhealthy only if it is lost when the
-        # time is up. A connection that has not lasted long enough by then prolongs the trial.
-        return "healthy" if now >= trial.well_since + health_s else "wait"
-    return "unhealthy" if now >= trial.began + trial.lasts_s else "wait"
+    def unhealthy_reason(self, serving: Collection[str]) -> str:
+        """Reason of an "unhealthy" verdict, for people."""
+        if self.well_since is None:
+            return f"it did not reach the broker within {self.lasts_s:g} s"
+        missing = ", ".join(sorted(self.served - set(serving)))
+        return f"it does not serve {missing}, which the version before it served"
 
-
-def version_unhealthy_reason(trial: VersionTrial, serving: Collection[str]) -> str:
-    """Reason of an "unhealthy" verdict, for people."""
-    if trial.well_since is None:
-        return f"it did not reach the broker within {trial.lasts_s:g} s"
-    missing = ", ".join(sorted(trial.served - set(serving)))
-    return f"it does not serve {missing}, which the version before it served"
-
-
-def verdict_times(trial: VersionTrial, health_s: float) -> list[float]:
-    """The times at which the verdict can change without any event."""
-    times = [trial.began + trial.lasts_s]
-    return times if trial.well_since is None else [*times, trial.well_since + health_s]
+    def verdict_times(self, health_s: float) -> list[float]:
+        """The times at which the verdict can change without any event."""
+        times = [self.began + self.lasts_s]
+        return times if self.well_since is None else [*times, self.well_since + health_s]

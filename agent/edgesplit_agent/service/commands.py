@@ -32,9 +32,8 @@ def add_service_commands(commands: Any, add_run_options: Callable[[argparse.Argu
     unit_parser.set_defaults(command=_unit)
     warm_parser = commands.add_parser("warm", help="load everything once: does it fit this machine?")
     warm_parser.set_defaults(command=_warm)
-    supervise = commands.add_parser(
-        "supervise", help="keep `run` running where there is no systemd", allow_abbrev=False
-    )
+    supervise_help = "keep `run` running where there is no systemd"
+    supervise = commands.add_parser("supervise", help=supervise_help, allow_abbrev=False)
     supervise.add_argument(
         "--watchdog", type=_watchdog, default=float(WATCHDOG_S), metavar="N",
         help=f"seconds without a sign of life after which it is started anew; 0: never (default {WATCHDOG_S})",

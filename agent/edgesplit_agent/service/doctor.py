@@ -7,52 +7,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from edgesplit.errors import EdgeError
 from edgesplit.observability.doctor_findings import Finding, bad
 from edgesplit_agent.power.sensors import ROOT as SYSFS
-from edgesplit_agent.service.doctor_certificates import (
-    check_certificates,
-    check_claim,
-    check_trust_chain,
-    known_identity,
-)
-from edgesplit_agent.service.doctor_device import (
-    check_agent,
-    check_data_folder,
-    check_disk,
-    check_memory,
-    check_power,
-    check_runtimes,
-    check_service,
-)
+from edgesplit_agent.service import doctor_certificates, doctor_device
 from edgesplit_agent.service.doctor_network import check_servers
-from edgesplit_agent.service.doctor_version import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
 
 
 def examine(data: Path, *, online: bool = True, sysfs: Path = SYSFS, now: float | None = None) -> list[Finding]:
     """The findings of all checks for the agent on that data folder. `online`: contact the servers too."""
     folder, now = DataFolder(data), time.time() if now is None else now
-    checks: list[Callable[[], Iterator[Finding]]] = [lambda: check_data_folder(folder)]
-    identity = known_identity(folder)
+    checks: list[Callable[[], Iterator[Finding]]] = [partial(doctor_device.check_data_folder, folder)]
+    identity = doctor_certificates.known_identity(folder)
     if identity is None:
-        checks.append(lambda: check_claim(folder, now, online=online))
+        checks.append(partial(doctor_certificates.check_claim, folder, now, online=online))
     else:
-        enrolled = identity
-        checks += [lambda: check_certificates(folder, enrolled, now), lambda: check_trust_chain(folder, enrolled, now)]
+        checks.append(partial(doctor_certificates.check_certificates, folder, identity, now))
+        checks.append(partial(doctor_certificates.check_trust_chain, folder, identity, now))
         if online:
-            checks.append(lambda: check_servers(folder, enrolled, now))
+            checks.append(partial(check_servers, folder, identity, now))
     checks += [
-        lambda: check_disk(folder),
-        check_memory,
-        lambda: check_power(sysfs),
-        check_runtimes,
-        check_service,
-        lambda: check_versions(folder),
-    ]
-    checks.append(lambda: check_agent(folder))
+        partial(doctor_device.check_disk, folder), doctor_device.check_memory,
+        partial(doctor_device.check_power, sysfs), doctor_device.check_runtimes, doctor_device.check_service,
+        partial(doctor_device.check_versions, folder), partial(doctor_device.check_agent, folder),
+    ]  # fmt: skip
     return [finding for check in checks for finding in _run_check(check)]
 
 

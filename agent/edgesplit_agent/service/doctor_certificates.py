@@ -96,9 +96,8 @@ def check_trust_chain(folder: DataFolder, identity: Identity, now: float) -> Ite
         yield good("trust", "nothing was deployed here yet")
         return
     try:
-        with tempfile.TemporaryDirectory(
-            prefix="edgesplit-doctor-"
-        ) as copy:  # on a copy: a TrustStore repairs what it reads
+        # On a copy: a TrustStore repairs what it reads.
+        with tempfile.TemporaryDirectory(prefix="edgesplit-doctor-") as copy:
             shutil.copytree(folder.trust, Path(copy) / "trust")
             verified = verify_chain(TrustStore(Path(copy) / "trust", root).proof(), root)
     except (EdgeError, shutil.Error) as error:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import http.client
 import importlib.util
-import json
 import os
 import pwd
 import subprocess
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
+import edgesplit
+from edgesplit.errors import LinkError
 from edgesplit.observability.doctor_findings import Finding, bad, good, warning
-from edgesplit_agent.host.machine import machine_figures
+from edgesplit_agent.host.machine import installed_versions, machine_figures
 from edgesplit_agent.power.sensors import read
+from edgesplit_agent.releases.chunk_store import bytes_on_disk
 from edgesplit_agent.releases.disk_quota import RESERVE_BYTES
+from edgesplit_agent.self_update.version_store import VersionStore
 from edgesplit_agent.service.doctor_edge_tpu import check_edge_tpu
 from edgesplit_agent.service.systemd_unit import NAME
-from edgesplit_agent.serving.http_endpoint import STATUS_PATH
+from edgesplit_agent.serving.http_endpoint import read_status
 from edgesplit_agent.state.data_folder import AgentAddress, DataFolder
 
 LITTLE_DISK_BYTES = 512 << 20
 LITTLE_MEMORY_BYTES = 150 << 20
 WARM_CELSIUS = 80.0
+DEPLOY_AGAIN = "deploy another version, or this one again: `edgectl agent deploy`"
 ENGINES = {"onnxruntime": "onnxruntime", "ai_edge_litert": "ai-edge-litert", "tflite_runtime": "tflite-runtime"}
-ANSWER_S = 5.0
 
 
 def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
@@ -42,11 +40,8 @@ def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
         return
     status = path.stat()
     owner = _user(status.st_uid)
-    readable_keys = [
-        path_checked
-        for path_checked in (folder.key_file, folder.encryption_key_file, folder.renewed_file)
-        if _open_to_others(path_checked)
-    ]
+    keys = (folder.key_file, folder.encryption_key_file, folder.renewed_file)
+    readable_keys = [key for key in keys if _open_to_others(key)]
     if readable_keys:
         yield bad("folder", f"others may read the private key {readable_keys[0]}", f"chmod 600 {readable_keys[0]}")
     elif status.st_mode & 0o007:
@@ -55,9 +50,7 @@ def check_data_folder(folder: DataFolder) -> Iterator[Finding]:
         yield bad("folder", f"{path} belongs to {owner} and cannot be written by us", f"run as {owner}, or as root")
     else:
         yield good("folder", f"{path} of {owner}")
-    foreign_files = [
-        path_checked for path_checked in sorted(path.iterdir()) if path_checked.lstat().st_uid != status.st_uid
-    ]
+    foreign_files = [file for file in sorted(path.iterdir()) if file.lstat().st_uid != status.st_uid]
     if foreign_files:
         yield bad("owner", f"{foreign_files[0]} is not {owner}'s", f"chown -R {owner}: {path}")
 
@@ -69,7 +62,7 @@ def check_disk(folder: DataFolder) -> Iterator[Finding]:
         return
     inodes = os.statvfs(folder.path)
     free = f"{_mb(machine.disk_free_bytes)} of {_mb(machine.disk_bytes)} free"
-    summary = f"{free}; releases here take {_mb(_bytes_stored(folder))}"
+    summary = f"{free}; releases here take {_mb(bytes_on_disk((folder.releases, folder.chunks)))}"
     if machine.disk_free_bytes < RESERVE_BYTES or (inodes.f_files and not inodes.f_favail):
         yield bad("disk", summary, "free some: nothing new can be fetched or kept")
     elif machine.disk_free_bytes < LITTLE_DISK_BYTES:
@@ -116,13 +109,9 @@ def check_power(sysfs: Path) -> Iterator[Finding]:
 
 def check_runtimes() -> Iterator[Finding]:
     """An engine for models is installed; none is loaded to find out."""
-    installed = []
-    for module, name in ENGINES.items():
-        if importlib.util.find_spec(module) is not None:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                installed.append(f"{name} {metadata.version(name)}")
-    if installed:
-        yield good("runtimes", ", ".join(installed))
+    versions = installed_versions(name for module, name in ENGINES.items() if importlib.util.find_spec(module))
+    if versions:
+        yield good("runtimes", ", ".join(f"{name} {version}" for name, version in versions.items()))
     else:
         yield bad("runtimes", "no engine for models is installed", "install edgesplit[agent], or the kit anew")
     yield from check_edge_tpu()
@@ -151,6 +140,23 @@ def check_service() -> Iterator[Finding]:
         yield good("service", f"{summary}; {unit.get('StatusText', '')}")
 
 
+def check_versions(folder: DataFolder) -> Iterator[Finding]:
+    """The version that the next start takes is undamaged on disk, and none has failed."""
+    store = VersionStore(folder.path)
+    state = store.read()
+    if not state.running:
+        yield good("version", f"{edgesplit.__version__}, as it was installed")
+    elif trouble := store.damage(state.running):
+        yield warning(
+            "version", f"release {state.running[:12]}: {trouble}", "nothing: the next start puts it together again"
+        )
+    else:
+        how = "on trial" if state.trial else "found healthy"
+        yield good("version", f"release {state.running[:12]} of the agent, {how}")
+    for release, why in sorted({**state.rejected, **state.refused}.items()):
+        yield warning("version", f"release {release[:12]} does not run here: {why}", DEPLOY_AGAIN)
+
+
 def check_agent(folder: DataFolder) -> Iterator[Finding]:
     """Whether an agent runs on the folder, and its status."""
     if not _is_locked(folder):
@@ -161,11 +167,9 @@ def check_agent(folder: DataFolder) -> Iterator[Finding]:
         yield warning("agent", "an agent runs and serves nobody yet", "it enrols or loads models: see its log")
         return
     try:
-        status = _read_status(address.url)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        yield bad(
-            "agent", f"process {address.pid} does not answer at {address.url}: {error}", f"systemctl restart {NAME}"
-        )
+        status = read_status(address.url)
+    except LinkError as error:
+        yield bad("agent", f"process {address.pid} {error}", f"systemctl restart {NAME}")
         return
     models = ", ".join(str(model.get("version")) for model in status.get("models", ())) or "no model"
     safe, broker = status.get("safe_mode"), status.get("broker", {})
@@ -192,19 +196,6 @@ def _read_address(folder: DataFolder) -> AgentAddress | None:
         return None
 
 
-def _read_status(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=ANSWER_S)
-    try:
-        connection.request("GET", STATUS_PATH)
-        status = json.loads(connection.getresponse().read(1 << 20))
-    finally:
-        connection.close()
-    if not isinstance(status, dict):
-        raise ValueError("what it says is no status")
-    return status
-
-
 def _is_locked(folder: DataFolder) -> bool:
     try:
         descriptor = os.open(folder.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
@@ -217,16 +208,6 @@ def _is_locked(folder: DataFolder) -> bool:
         return True
     finally:
         os.close(descriptor)
-
-
-def _bytes_stored(folder: DataFolder) -> int:
-    total = 0
-    for top in (folder.releases, folder.chunks):
-        for folder_path, _, names in os.walk(top):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(folder_path, name)).st_blocks * 512
-    return total
 
 
 def _open_to_others(path: Path) -> bool:

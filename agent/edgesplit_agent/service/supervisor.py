@@ -40,9 +40,8 @@ class Supervisor:
         self._command = list(command)
         self._watchdog_s = watchdog_s
         self._address = f"@edgesplit-{os.getpid()}-{secrets.token_hex(8)}"
-        self._notify_socket = socket.socket(
-            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        )
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        self._notify_socket = socket.socket(socket.AF_UNIX, kind)
         self._notify_socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._notify_socket.bind("\0" + self._address[1:])
         self._signal_read_fd, self._signal_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -78,9 +77,8 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
 
     def _start(self) -> None:
-        environment = {
-            name: value for name, value in os.environ.items() if name not in (SOCKET, WATCHDOG_US, WATCHDOG_PID)
-        }
+        not_inherited = (SOCKET, WATCHDOG_US, WATCHDOG_PID)
+        environment = {name: value for name, value in os.environ.items() if name not in not_inherited}
         environment[SOCKET] = self._address
         if self._watchdog_s:
             environment[WATCHDOG_US] = str(int(self._watchdog_s * 1e6))
@@ -111,9 +109,8 @@ class Supervisor:
         """Read notifications; only the agent's count, by the sender's process id, which the kernel supplies."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                message, extra, _, _ = self._notify_socket.recvmsg(
-                    _MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
-                )
+                ancillary_bytes = socket.CMSG_SPACE(_CREDENTIALS.size)
+                message, extra, _, _ = self._notify_socket.recvmsg(_MAX_MESSAGE_BYTES, ancillary_bytes)
                 senders = [_CREDENTIALS.unpack(raw)[0] for _, kind, raw in extra if kind == socket.SCM_CREDENTIALS]
                 if self._child is not None and senders == [self._child.pid]:
                     self._run = self._run.after_notification(message, monotonic())

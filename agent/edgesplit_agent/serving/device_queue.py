@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from time import perf_counter
 
 from edgesplit.errors import DeadlineExceeded, Dropped
@@ -143,35 +144,32 @@ class DeviceQueue:
             wakeup.release()
 
 
+@dataclass(slots=True, eq=False)
 class _Admitted:
     """Context manager of `admitted`. A class, like `_Turn`: a generator costs each request several times as much."""
 
-    __slots__ = ("_place", "_processor")
-
-    def __init__(self, processor: DeviceQueue, place: QueueEntry) -> None:
-        self._processor = processor
-        self._place = place
+    queue: DeviceQueue
+    entry: QueueEntry
 
     def __enter__(self) -> None:
-        self._processor.enter(self._place)
+        self.queue.enter(self.entry)
 
     def __exit__(self, *_: object) -> None:
-        self._processor.leave(self._place)
+        self.queue.leave(self.entry)
 
 
+@dataclass(slots=True, eq=False)
 class _Turn:
     """Context manager of `turn`."""
 
-    __slots__ = ("_began", "_by", "_place", "_processor")
-
-    def __init__(self, processor: DeviceQueue, place: QueueEntry, by: float) -> None:
-        self._processor = processor
-        self._place = place
-        self._by = by
+    queue: DeviceQueue
+    entry: QueueEntry
+    deadline: float
+    began: float = 0.0
 
     def __enter__(self) -> None:
-        self._processor.wait(self._place, self._by)
-        self._began = perf_counter()
+        self.queue.wait(self.entry, self.deadline)
+        self.began = perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._processor.hand_over(self._place, perf_counter() - self._began)
+        self.queue.hand_over(self.entry, perf_counter() - self.began)

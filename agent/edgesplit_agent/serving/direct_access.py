@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import msgspec
@@ -107,32 +107,25 @@ def grant_for(release: LoadedRelease, row: Row) -> Grant:
     )  # fmt: skip
 
 
+@dataclass(eq=False)
 class DirectAccess:
     """Grants lanes, ends them, and records the requests that they answered. Thread-safe."""
 
-    def __init__(
-        self,
-        lease: Callable[[str], LoadedRelease],
-        conditions: Callable[[str], LaneConditions],
-        accounting: RequestAccounting,
-        energy: EnergyMeter,
-        on_joules: Callable[[float], None],
-        slowdown: Callable[[], float],
-    ) -> None:
-        """`lease` returns the release that serves a model, leased for the caller (NotFound); `on_joules` is called with
-        the joules of each inference beyond idling; `slowdown` returns the device's present one."""
-        self._lease = lease
-        self._conditions = conditions
-        self._accounting = accounting
-        self._energy = energy
-        self._on_joules = on_joules
-        self._changing = threading.Lock()
-        """Granting lanes and changing the served releases exclude each other."""
-        self._granted: tuple[tuple[ReleaseLanes, Row], ...] = ()
-        """Releases that granted a lane since the served releases last changed."""
-        self._slowdown = slowdown
-        self._last_slowdown = 1.0
-        """The slowdown in the predictions that lane answers contain."""
+    lease: Callable[[str], LoadedRelease]
+    """The release that serves a model, leased for the caller; NotFound."""
+    conditions: Callable[[str], LaneConditions]
+    accounting: RequestAccounting
+    energy: EnergyMeter
+    on_joules: Callable[[float], None]
+    """Called with the joules of each inference beyond idling."""
+    slowdown: Callable[[], float]
+    """The device's present slowdown."""
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    """Granting lanes and changing the served releases exclude each other."""
+    _granted: tuple[tuple[ReleaseLanes, Row], ...] = ()
+    """Releases that granted a lane since the served releases last changed."""
+    _last_slowdown: float = 1.0
+    """The slowdown in the predictions that lane answers contain."""
 
     def answer(self, request: Request) -> Response:
         """Answer a request to `LANE_PATH`: grant a lane over the socket whose descriptor came with it; the application
@@ -154,10 +147,10 @@ class DirectAccess:
     def open(self, model: str, descriptor: int, *, shared: bool) -> Grant:
         """Grant a lane to `model` over the socket `descriptor`. Raises NotFound, UsageError, or Busy with the
         reason."""
-        release = self._lease(model)
+        release = self.lease(model)
         try:
             with self._changing:
-                conditions = self._conditions(model)
+                conditions = self.conditions(model)
                 if conditions.serving is not release:
                     raise Busy("no lane: another release takes its place")
                 grant = self._open(model, release, conditions, descriptor, shared=shared)
@@ -168,7 +161,7 @@ class DirectAccess:
 
     def reason_against(self, model: str) -> str:
         """Why applications cannot have lanes to this model now; empty where they can."""
-        conditions = self._conditions(model)
+        conditions = self.conditions(model)
         release = conditions.serving
         return reason_against(release, conditions) if release is not None else "it does not run here"
 
@@ -186,9 +179,9 @@ class DirectAccess:
         """Queue the records of everything that lanes answered, and update the predictions that lane answers contain."""
         granted = self._granted
         if granted:
-            self._last_slowdown = self._slowdown()
+            self._last_slowdown = self.slowdown()
         for lanes, row in granted:
-            lanes.collect(row.device_s * self._last_slowdown, self._energy.scale(monotonic()) or 0.0)
+            lanes.collect(row.device_s * self._last_slowdown, self.energy.scale(monotonic()) or 0.0)
 
     def _open(
         self, model: str, release: LoadedRelease, conditions: LaneConditions, descriptor: int, *, shared: bool
@@ -204,12 +197,12 @@ class DirectAccess:
             raise Busy("no lane: its slices need what no application gives")
 
         def on_results(results: LaneResults) -> None:
-            self._accounting.defer(lambda: self._record(model, release, row, order, results))
+            self.accounting.defer(lambda: self._record(model, release, row, order, results))
 
         spec = LaneSpec(
             order, grant.inputs, grant.outputs, grant.outputs_offset, grant.bytes, expected_s,
             release.predicted_s(order),
-            on_results, self._accounting.deliver,
+            on_results, self.accounting.deliver,
         )  # fmt: skip
         lanes.open(spec, descriptor, shared=shared)
         if all(known is not lanes for known, _ in self._granted):
@@ -223,19 +216,19 @@ class DirectAccess:
         timing = Timing(dict(zip(order, results.slice_s, strict=True))) if results.slice_s else None
         runs: list[Exception | None] = [None] if results.answers else []
         runs += [InferenceFailed("its slices failed, asked by a lane") for _ in range(results.failures)]
-        self._accounting.finished(RequestRecord(model, release, None, tuple(runs), timing, is_direct=True))
+        self.accounting.finished(RequestRecord(model, release, None, tuple(runs), timing, is_direct=True))
         for latency_s, run_s in results.answers:
             joules, basis = self._joules(release.plan, row, latency_s, run_s)
             report = Report(
                 release=release.digest, row=row.name, split_after=row.split_after, latency_s=latency_s,
                 predicted_s=row.device_s * self._last_slowdown, device_s=run_s, joules=joules, joules_basis=basis,
             )  # fmt: skip
-            self._accounting.finished(RequestRecord(model, release, report, is_direct=True))
+            self.accounting.finished(RequestRecord(model, release, report, is_direct=True))
 
     def _joules(self, plan: Plan, row: Row, latency_s: float, run_s: float) -> tuple[float, str]:
         """Joules of one answer and their basis; (0, "") where the plan has no power figures."""
         if plan.power is None:
             return 0.0, ""
         predicted = actual_joules(row, plan.power, run_s, latency_s, 0.0)
-        self._on_joules(predicted - plan.power.idle_watts * latency_s)
-        return self._energy.record_answer(plan, predicted, latency_s, monotonic())
+        self.on_joules(predicted - plan.power.idle_watts * latency_s)
+        return self.energy.record_answer(plan, predicted, latency_s, monotonic())

@@ -51,15 +51,7 @@ from edgesplit_agent.serving.thread_pool import BoundedThreads
 from edgesplit_agent.telemetry.request_record import RequestObserver, RequestRecord
 from edgesplit_agent.worker.host import WorkerLost
 
-__all__ = [
-    "DEADLINE_S",
-    "INITIAL_LINK",
-    "Answer",
-    "Engine",
-    "Settings",
-    "predictions",
-    "suggest_models",
-]
+__all__ = ["DEADLINE_S", "INITIAL_LINK", "Answer", "Engine", "Settings", "predictions", "suggest_models"]
 
 log = logging.getLogger(__name__)
 
@@ -115,39 +107,32 @@ class Engine:
         self._lock = threading.Lock()
         self._serving: dict[str, LoadedRelease] = {}
         self._power = power or PowerMonitor()
-        self._selector = RowSelector(lambda: self._power.mode)
+        self.selector = RowSelector(lambda: self._power.mode)
         self._started = self._stopped = False
         self._own_target = OffloadTarget(remote, self._settings.idle_probe_s)
         self._foreign_targets: dict[OffloadClient, OffloadTarget] = {}
         self._target_of: dict[LoadedRelease, OffloadTarget] = {}
         room = self._settings.in_flight
-        self._queue = DeviceQueue(room)
-        self._offload_threads, self._device_threads = (
-            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "asking"),
-            BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering"),
-        )
+        self.queue = DeviceQueue(room)
+        self._offload_threads = BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "asking")
+        self._device_threads = BoundedThreads(2 * TOTAL_ROOM_FACTOR * room, "answering")
         margin_s = self._settings.margin_s
-        self._executor = LocalExecutor(self._queue, self._device_threads, margin_s, self._record_late_runs)
+        self._executor = LocalExecutor(self.queue, self._device_threads, margin_s, self._record_late_runs)
         budget = self._settings.hedge_budget
-        self._hedge_budget = HedgeBudget(lambda: self._power.mode.hedge_ratio if budget is None else budget)
+        self.hedge_budget = HedgeBudget(lambda: self._power.mode.hedge_ratio if budget is None else budget)
         self._offload_race = OffloadRace(
-            device_class, self._executor, self._queue, self._device_threads,
-            offload_threads=self._offload_threads, budget=self._hedge_budget, hedge=self._settings.hedge,
-            margin_s=margin_s,
+            device_class, self._executor, self.queue, self._device_threads, self._offload_threads, self.hedge_budget,
+            self._settings.hedge, margin_s,
         )  # fmt: skip
-        self._accounting = RequestAccounting()
-        self._accounting.add(_DeviceSpeed(self._targets, self._power))
-        self.defer = self._accounting.defer
-        """Queue an action to be run once the answer is on its way."""
-        self.deliver_records = self._accounting.deliver
-        """Deliver the records of finished requests to the observers; to be called once the answer is on its way."""
-        self._idempotency: IdempotencyCache[Answer] = IdempotencyCache(
+        self.accounting = RequestAccounting()
+        self.accounting.add(_DeviceSpeed(self._targets, self._power))
+        self.idempotency: IdempotencyCache[Answer] = IdempotencyCache(
             size_of=lambda answer: sum(tensor.nbytes for tensor in answer.outputs.values())
         )
-        self._stale_answers = StaleAnswerCache()
+        self.stale_answers = StaleAnswerCache()
         self.direct = DirectAccess(
-            lambda model: self._leased(model)[0], self._lane_conditions, self._accounting, self._power.energy,
-            self._selector.record_joules, lambda: self.conditions.device_slowdown,
+            lambda model: self._leased(model)[0], self._lane_conditions, self.accounting, self._power.energy,
+            self.selector.record_joules, lambda: self.conditions.device_slowdown,
         )  # fmt: skip
 
     # Life cycle and status
@@ -170,7 +155,7 @@ class Engine:
             target.stop()
         self._offload_threads.stop()
         self._device_threads.stop()
-        self._accounting.deliver()
+        self.accounting.deliver()
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Serve `model` by this release from now on; requests that are running finish with theirs."""
@@ -179,9 +164,8 @@ class Engine:
             previous = self._serving.get(model)
             self._serving = {**self._serving, model: release}
             target = self._target_for(remote)
-            self._target_of = {
-                served: self._target_of.get(served, self._own_target) for served in self._serving.values()
-            }
+            targets = self._target_of
+            self._target_of = {served: targets.get(served, self._own_target) for served in self._serving.values()}
             self._target_of[release] = target
         self._forget_model(model)
         target.assume_link(release.plan.link)
@@ -193,9 +177,8 @@ class Engine:
         with self.direct.ended(), self._lock:
             previous = self._serving.get(model)
             self._serving = {name: release for name, release in self._serving.items() if name != model}
-            self._target_of = {
-                served: target for served, target in self._target_of.items() if served in self._serving.values()
-            }
+            still_served, targets = self._serving.values(), self._target_of.items()
+            self._target_of = {served: target for served, target in targets if served in still_served}
         self._forget_model(model)
         if previous is not None:
             previous.retire()
@@ -203,29 +186,25 @@ class Engine:
     def _forget_model(self, model: str) -> None:
         """Drop all state kept for the model's previous release."""
         self._stop_unused_targets()
-        self._selector.forget(model)
-        self._stale_answers.forget(model)
-        self._hedge_budget.forget(model)
+        self.selector.forget(model)
+        self.stale_answers.forget(model)
+        self.hedge_budget.forget(model)
 
     def _lane_conditions(self, model: str) -> LaneConditions:
         return LaneConditions(
-            allowed=self._settings.lanes,
-            models=len(self._serving),
-            row_in_use=self._selector.row_of(model),
-            traced=self._tracer is not TRACING_OFF,
-            watts=self._power.mode.watts,
-            settled=self._is_settled(model),
+            allowed=self._settings.lanes, models=len(self._serving), row_in_use=self.selector.row_of(model),
+            traced=self._tracer is not TRACING_OFF, watts=self._power.mode.watts, settled=self._is_settled(model),
             serving=None if self._stopped else self._serving.get(model),
-        )
+        )  # fmt: skip
 
     def observe(self, observer: Observer) -> Callable[[], Observer]:
         """Record every finished request with `observer`, which is read through the returned function: that first
         delivers the records of all requests answered so far, lanes' included."""
-        self._accounting.add(observer)
+        self.accounting.add(observer)
 
         def up_to_date() -> Observer:
             self.direct.collect()
-            self._accounting.deliver()
+            self.accounting.deliver()
             return observer
 
         return up_to_date
@@ -234,14 +213,6 @@ class Engine:
     def serving(self) -> Mapping[str, LoadedRelease]:
         """The served releases, by model."""
         return self._serving
-
-    def row_of(self, model: str) -> str:
-        """Name of the row in use; empty before the first request."""
-        return self._selector.row_of(model)
-
-    def reason(self, model: str) -> str:
-        """Why the last request did not take the fastest row; empty if it did."""
-        return self._selector.reason(model)
 
     @property
     def conditions(self) -> Conditions:
@@ -262,31 +233,6 @@ class Engine:
         """Circuit breaker of the device's own offload target."""
         return self._own_target.breaker
 
-    @property
-    def joined_retries(self) -> int:
-        """Number of retries that received a running or finished request's answer."""
-        return self._idempotency.joined
-
-    @property
-    def hedge_counts(self) -> Mapping[str, float]:
-        """Hedging counters since the start, by field name of `HedgeCounts`."""
-        return self._hedge_budget.counts
-
-    @property
-    def in_flight(self) -> int:
-        """Number of requests in flight."""
-        return self._queue.in_flight
-
-    @property
-    def dropped_frames(self) -> int:
-        """Number of frames dropped for others or for lack of room, as their application requested."""
-        return self._queue.dropped
-
-    @property
-    def stale_answers(self) -> int:
-        """Number of stale answers returned."""
-        return self._stale_answers.given
-
     def infer(
         self,
         model: str,
@@ -300,8 +246,8 @@ class Engine:
         """One answer. Raises UsageError, NotFound, Busy, Dropped, DeadlineExceeded, InferenceFailed or LinkError in
         time.
 
-        `defer_accounting`: the caller calls `deliver_records` once the answer is on its way; else, and with an error,
-        it happens before returning.
+        `defer_accounting`: the caller calls `accounting.deliver` once the answer is on its way; else, and with an
+        error, it happens before returning.
         """
         has_answer = False
         try:
@@ -310,7 +256,7 @@ class Engine:
             return answer
         finally:
             if not (has_answer and defer_accounting):
-                self._accounting.deliver()
+                self.accounting.deliver()
 
     def _infer(
         self, model: str, inputs: Mapping[str, Tensor], deadline_s: float, request_id: str, options: InferOptions
@@ -329,7 +275,7 @@ class Engine:
                 return self._with_stale_fallback(request)
             key = request_key(model, request_id, inputs)
             wait_s = request.left_s - self._settings.margin_s / 2
-            return self._idempotency.answer(key, wait_s, lambda: self._with_stale_fallback(request))
+            return self.idempotency.answer(key, wait_s, lambda: self._with_stale_fallback(request))
         finally:
             release.end_lease()
 
@@ -356,12 +302,12 @@ class Engine:
         try:
             answer = self._admit_and_run(request)
         except (LinkError, DeadlineExceeded, InferenceFailed):  # Busy is a LinkError
-            stale = self._stale_answers.get(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
+            stale = self.stale_answers.get(stream, perf_counter(), oldest_s) if oldest_s > 0 else None
             if stale is None or request.left_s <= 0:
                 raise
             return stale
         if oldest_s > 0 and self._serving.get(request.model) is request.release:
-            self._stale_answers.put(stream, answer, request.began)
+            self.stale_answers.put(stream, answer, request.began)
         return answer
 
     def _admit_and_run(self, request: Request) -> Answer:
@@ -370,7 +316,7 @@ class Engine:
         try:
             with (
                 trace_context.request_context(request.trace.span.context, request.id),
-                self._queue.admitted(request.queue_entry),
+                self.queue.admitted(request.queue_entry),
             ):
                 answer = self._answer(request)
         except Exception as error:
@@ -385,15 +331,14 @@ class Engine:
             self._end_trace(request, outcome)
         request.is_recorded = True
         timing = request.timing if request.has_device_times else None
-        self._accounting.finished(
-            RequestRecord(request.model, request.release, outcome, request.take_device_runs(), timing)
-        )
+        runs = request.take_device_runs()
+        self.accounting.finished(RequestRecord(request.model, request.release, outcome, runs, timing))
 
     def _record_late_runs(self, request: Request) -> None:
         """Record runs that ended after the record of their request was made."""
         if runs := request.take_device_runs():
-            self._accounting.finished(RequestRecord(request.model, request.release, None, runs))
-            self._accounting.deliver()
+            self.accounting.finished(RequestRecord(request.model, request.release, None, runs))
+            self.accounting.deliver()
 
     @staticmethod
     def _end_trace(request: Request, result: Report | Exception) -> None:
@@ -445,14 +390,12 @@ class Engine:
         conditions = self._with_clock_cap(snapshot.conditions)
         expected = _predict(choice, request.release.plan, conditions, cause)
         if reservation is None:
-            return self._with_energy(
-                request, choice, build_answer(request, expected, self._run_device_part(request, choice.row))
-            )
+            answer = build_answer(request, expected, self._run_device_part(request, choice.row))
+            return self._with_energy(request, choice, answer)
         try:
             live = self._run_device_part(request, choice.row)
-            answer = self._with_energy(
-                request, choice, self._offload_race.finish(request, expected, live, conditions, target)
-            )
+            answer = self._offload_race.finish(request, expected, live, conditions, target)
+            answer = self._with_energy(request, choice, answer)
             # A race as planned, whichever side won, is reported as such; a fallback stays a fallback.
             raced = choice.local_was_chosen or answer.report.raced
             return _reclassify_race(answer, choice.row, request.release.plan, conditions) if raced else answer
@@ -463,7 +406,7 @@ class Engine:
         """The local row, where the plan has no other and it is in use already; else None. Saves the selection."""
         only = request.release.only_row
         # Under a power budget each request is charged by the selector, so it cannot be skipped.
-        if only is None or self._selector.row_of(request.model) != only.name or self._power.mode.watts is not None:
+        if only is None or self.selector.row_of(request.model) != only.name or self._power.mode.watts is not None:
             return None
         return RowChoice(only)
 
@@ -480,25 +423,24 @@ class Engine:
         )
         if self._serving.get(model) is not release:  # replaced meanwhile: nothing is held for it
             return select_row(release.plan, context, self._power.mode)
-        return self._selector.select(model, release.plan, context, is_repeat=is_repeat)
+        return self.selector.select(model, release.plan, context, is_repeat=is_repeat)
 
     def _may_hedge(self, request: Request, cost: float) -> bool:
         """Whether device and target may both work on this request, at this cost."""
         mode = request.options.hedge or self._settings.hedge
         if mode != "auto":  # the application or the operator decided
             return mode == "always"
-        if request.release.plan.local is None or self._queue.has_waiting:
+        if request.release.plan.local is None or self.queue.has_waiting:
             return False
-        return self._hedge_budget.allows(request.model, cost)
+        return self.hedge_budget.allows(request.model, cost)
 
     def _local_cost(self, release: LoadedRelease) -> float:
         """Cost of answering locally alone; 0 where the plan has no local row."""
         local = release.plan.local
         if local is None:
             return 0.0
-        return processor_cost(
-            slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0), release.plan
-        )
+        alone_s = slices_duration_s(local.device, release.measured_s, release.plan.slice_s, 1.0)
+        return processor_cost(alone_s, release.plan)
 
     def _with_energy(self, request: Request, choice: RowChoice, answer: Answer) -> Answer:
         """The answer with its energy in the report, which is also charged to the power budget."""
@@ -510,7 +452,7 @@ class Engine:
         predicted = actual_joules(
             choice.row, plan_.power, report.device_s + report.encode_s, report.latency_s, max(0.0, radio_s)
         )
-        self._selector.record_joules(predicted - plan_.power.idle_watts * report.latency_s)
+        self.selector.record_joules(predicted - plan_.power.idle_watts * report.latency_s)
         joules, basis = self._power.energy.record_answer(plan_, predicted, report.latency_s, monotonic())
         return Answer(answer.outputs, msgspec.structs.replace(report, joules=joules, joules_basis=basis))
 
@@ -544,16 +486,10 @@ class Engine:
     def _stop_unused_targets(self) -> None:
         """Stop the targets that no served release names and that have no request in flight."""
         with self._lock:
-            used = set(self._target_of.values())
-            unused = {
-                remote: target
-                for remote, target in self._foreign_targets.items()
-                if target not in used and not target.in_flight
-            }
-            self._foreign_targets = {
-                remote: target for remote, target in self._foreign_targets.items() if remote not in unused
-            }
-        for target in unused.values():
+            foreign, used = self._foreign_targets, set(self._target_of.values())
+            unused = {target for target in foreign.values() if target not in used and not target.in_flight}
+            self._foreign_targets = {remote: target for remote, target in foreign.items() if target not in unused}
+        for target in unused:
             target.stop()
 
 

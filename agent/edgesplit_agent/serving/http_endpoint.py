@@ -15,6 +15,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from edgesplit.client.direct.grant import LANE_PATH
 from edgesplit.errors import LinkError, NotFound
 from edgesplit.http1.content_coding import (
@@ -48,7 +50,7 @@ _LOCAL = re.compile(r"(?:https?://)?(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?:
 _MODEL = re.compile(r"/v2/models/(?P<model>[^/]{1,80})(?:/versions/(?P<version>[^/]{1,80}))?(?:/(?P<rest>[a-z]+))?")
 ALL_STATS_PATH = "/v2/models/stats"
 STATUS_PATH = "/edgesplit/status"
-LIVE_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0
 """Timeout in seconds of the check that the endpoint answers."""
 
 
@@ -61,17 +63,31 @@ def is_local(request: Request) -> bool:
 
 def check_live(url: str) -> None:
     """Check that the endpoint at `url` is live; LinkError if not."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=LIVE_TIMEOUT_S)
     try:
-        connection.request("GET", "/v2/health/live")
-        status = connection.getresponse().status
+        status, _ = _get(url, "/v2/health/live")
     except (OSError, http.client.HTTPException) as error:
         raise LinkError(f"the local endpoint does not answer: {error}") from error
-    finally:
-        connection.close()
     if status != 200:
         raise LinkError(f"the local endpoint answers {status}")
+
+
+def read_status(url: str) -> dict[str, Any]:
+    """The status of the agent whose endpoint is at `url`; LinkError with the reason if it does not answer."""
+    try:
+        return msgspec.json.decode(_get(url, STATUS_PATH)[1], type=dict[str, Any])
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError, http.client.HTTPException) as error:
+        raise LinkError(f"does not answer at {url}: {error}") from error
+
+
+def _get(url: str, path: str) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
 
 
 class Endpoint:
@@ -131,12 +147,9 @@ class Endpoint:
             return json_response(200, oip.server_metadata(*EXTENSIONS))
         if request.path in ("/v2/health/live", "/v2/health/ready"):
             return json_response(200, {request.path.rpartition("/")[2]: True})
-        serving = self._engine.serving
+        serving = sorted(self._engine.serving.items())
         if request.path == "/v2/repository/index":
-            index = [
-                {"name": name, "version": release.version, "state": "READY"}
-                for name, release in sorted(serving.items())
-            ]
+            index = [{"name": name, "version": release.version, "state": "READY"} for name, release in serving]
             return json_response(200, index)
         if request.path == LANE_PATH:
             return self._engine.direct.answer(request)
@@ -144,7 +157,7 @@ class Endpoint:
             return self._metrics()
         if request.path == ALL_STATS_PATH:
             statistics = self._up_to_date_statistics()
-            entries = [statistics.to_dict(name, release.version) for name, release in sorted(serving.items())]
+            entries = [statistics.to_dict(name, release.version) for name, release in serving]
             return json_response(200, {"model_stats": entries})
         return json_response(200, self._status()) if request.path == STATUS_PATH else None
 
@@ -162,7 +175,9 @@ class Endpoint:
         except Exception:
             self._statistics.failed(model, release.version, perf_counter() - began)
             raise
-        self._engine.defer(partial(self._statistics.answered, model, release, perf_counter() - began, report))
+        self._engine.accounting.defer(
+            partial(self._statistics.answered, model, release, perf_counter() - began, report)
+        )
         return response
 
     def _run_inference(self, model: str, release: LoadedRelease, request: Request) -> tuple[Response, Report]:
@@ -178,12 +193,9 @@ class Endpoint:
                 model, inputs, deadline_s=deadline_s, request_id=parsed.id, options=options, defer_accounting=True
             )
         response = oip.InferResponse(
-            model=model,
-            version=release.version,
-            id=parsed.id,
-            outputs=oip.pick_outputs(answer.outputs, parsed.outputs),
-            parameters=to_parameters(answer.report),
-        )
+            model=model, version=release.version, id=parsed.id,
+            outputs=oip.pick_outputs(answer.outputs, parsed.outputs), parameters=to_parameters(answer.report),
+        )  # fmt: skip
         body, header_length = oip.encode_response(
             response, parsed.binary_outputs, at=parsed.outputs_at, room=parsed.answer_at, memory=memory
         )
@@ -191,7 +203,7 @@ class Endpoint:
         if header_length is not None:
             headers = {"content-type": "application/octet-stream", oip.HEADER_LENGTH: str(header_length)}
         headers, body = _compressed(headers, body, request.headers.get("accept-encoding", ""))
-        return Response(200, headers, body, after=self._engine.deliver_records), answer.report
+        return Response(200, headers, body, after=self._engine.accounting.deliver), answer.report
 
 
 class _EndpointStatistics(ModelStatistics):
@@ -234,8 +246,4 @@ def statistics_parts(report: Report) -> dict[str, float]:
     """
     input_s = min(report.encode_s, report.latency_s)
     infer_s = min(report.device_s + report.link_s + report.remote_s, report.latency_s - input_s)
-    return {
-        "queue": report.latency_s - input_s - infer_s,
-        "compute_input": input_s,
-        "compute_infer": infer_s,
-    }
+    return {"queue": report.latency_s - input_s - infer_s, "compute_input": input_s, "compute_infer": infer_s}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 from edgesplit.errors import Busy, DeadlineExceeded, EdgeError, InferenceFailed, UsageError
@@ -26,14 +27,14 @@ OnLateRun = Callable[[Request], None]
 """Callback for a request with a run that ended after the request was recorded."""
 
 
+@dataclass(frozen=True)
 class LocalExecutor:
     """Runs slices of any release. Thread-safe."""
 
-    def __init__(self, processor: DeviceQueue, crew: BoundedThreads, margin_s: float, on_late_run: OnLateRun) -> None:
-        self._processor = processor
-        self._crew = crew
-        self._margin_s = margin_s
-        self._on_late_run = on_late_run
+    queue: DeviceQueue
+    threads: BoundedThreads
+    margin_s: float
+    on_late_run: OnLateRun
 
     def run(
         self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, *, retry_lost: bool = True
@@ -46,7 +47,7 @@ class LocalExecutor:
         if not slices:
             return dict(tensors)
         is_tail, queued = timing is not request.timing, perf_counter()
-        with self._processor.turn(request.queue_entry, request.deadline - self._margin_s):
+        with self.queue.turn(request.queue_entry, request.deadline - self.margin_s):
             request.trace.waited(queued, tail=is_tail)
             began = perf_counter()
             try:
@@ -63,7 +64,7 @@ class LocalExecutor:
 
     def _run(self, request: Request, slices: Sequence[str], tensors: Live, timing: Timing, retry_lost: bool) -> Live:
         # Ends before the deadline by the margin, or by a quarter of what is left where that is less.
-        until = request.deadline - min(self._margin_s, request.left_s / 4)
+        until = request.deadline - min(self.margin_s, request.left_s / 4)
         try:
             return request.release.run(slices, tensors, timing, until)
         except WorkerLost as lost:
@@ -76,7 +77,7 @@ class LocalExecutor:
         """Like `run`, but guaranteed to return by the deadline: a host that cannot keep a deadline runs on another
         thread, which is abandoned when the deadline passes."""
         if not slices:
-            self._processor.begin(request.queue_entry)
+            self.queue.begin(request.queue_entry)
             return dict(tensors)
         if request.release.host.in_time:
             try:
@@ -96,12 +97,12 @@ class LocalExecutor:
                 results.put(InferenceFailed(f"the device's part failed: {error!r}"))
                 raise
 
-        if not self._crew.start(work):
+        if not self.threads.start(work):
             raise Busy("the device has no thread free for it: its models hang, or it is out of memory")
         try:
-            result = results.get(timeout=max(0.0, request.left_s - self._margin_s / 2))
+            result = results.get(timeout=max(0.0, request.left_s - self.margin_s / 2))
         except queue.Empty:
-            self._processor.withdraw(request.queue_entry)
+            self.queue.withdraw(request.queue_entry)
             raise DeadlineExceeded("the device's part was not done before the deadline") from None
         if isinstance(result, EdgeError):
             raise result
@@ -113,4 +114,4 @@ class LocalExecutor:
         # In this order, and the engine sets `is_recorded` before it takes the runs: one of the two sees each run.
         request.device_runs.append(error)
         if request.is_recorded:
-            self._on_late_run(request)
+            self.on_late_run(request)

@@ -30,16 +30,11 @@ from edgesplit_agent.telemetry.request_record import RequestRecord
 UNKNOWN = ""
 """Row label of a failed request: it may not have had a row yet."""
 HEDGE_COUNTS = ("hedges", "by_choice", "held_back", "device_won", "cloud_won", "cancelled")
-"""Keys of `Engine.hedge_counts` that become label values."""
+"""Keys of `HedgeBudget.counts` that become label values."""
 _OUTCOMES: tuple[tuple[type[EdgeError], str], ...] = (
-    (Busy, "busy"),
-    (Dropped, "dropped"),
-    (DeadlineExceeded, "deadline"),
-    (LinkError, "link"),
-    (UsageError, "rejected"),
-    (MalformedMessage, "rejected"),
-    (NotFound, "rejected"),
-)
+    (Busy, "busy"), (Dropped, "dropped"), (DeadlineExceeded, "deadline"), (LinkError, "link"), (UsageError, "rejected"),
+    (MalformedMessage, "rejected"), (NotFound, "rejected"),
+)  # fmt: skip
 
 
 def outcome_label(result: Report | Exception) -> str:
@@ -86,9 +81,8 @@ class RequestMetrics:
 
     def phase_statistics(self, model: str) -> dict[str, dict[str, float]]:
         """By phase since the start: number of requests, mean and 95th percentile in seconds; for the status page."""
-        phase_names = {
-            entry.labels[1]: entry for entry in self.registry.series() if entry.family == metrics.AGENT_PHASE_S.name
-        }
+        series = self.registry.series()
+        phase_names = {entry.labels[1]: entry for entry in series if entry.family == metrics.AGENT_PHASE_S.name}
         histograms = {name: self.registry.histogram(metrics.AGENT_PHASE_S, model, name) for name in phase_names}
         return {
             name: {"requests": entry.count, "mean_s": entry.mean, "p95_s": entry.quantile(0.95)}
@@ -99,7 +93,7 @@ class RequestMetrics:
 
 def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     """Gauges and counters of the engine at this moment."""
-    now, hedging = engine.conditions, engine.hedge_counts
+    now, hedging = engine.conditions, engine.hedge_budget.counts
     yield gauge_series(metrics.AGENT_LINK_UP, now.link.up_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_DOWN, now.link.down_bytes_per_s)
     yield gauge_series(metrics.AGENT_LINK_RTT, now.link.rtt_s)
@@ -108,15 +102,15 @@ def engine_series(engine: Engine, connected: bool) -> Iterator[Series]:
     yield gauge_series(metrics.AGENT_SLOWDOWN, now.device_slowdown)
     yield gauge_series(metrics.AGENT_CONNECTED, connected)
     for model, release in engine.serving.items():
-        yield gauge_series(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.row_of(model))
+        yield gauge_series(metrics.AGENT_SERVING, 1.0, release.manifest.model, engine.selector.row_of(model))
         yield gauge_series(metrics.AGENT_WORKERS_LOST, release.host.status().get("lost", 0), release.manifest.model)
     for hedge in HEDGE_COUNTS:
         yield gauge_series(metrics.AGENT_HEDGES, hedging[hedge], hedge)
     yield gauge_series(metrics.AGENT_WASTED_S, hedging["wasted_s"])
     yield gauge_series(metrics.AGENT_WASTED_J, hedging["wasted_j"])
-    yield gauge_series(metrics.AGENT_STALE, engine.stale_answers)
-    yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.dropped_frames)
-    yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.joined_retries)
+    yield gauge_series(metrics.AGENT_STALE, engine.stale_answers.given)
+    yield gauge_series(metrics.AGENT_DROPPED_FRAMES, engine.queue.dropped)
+    yield gauge_series(metrics.AGENT_DEDUPLICATED, engine.idempotency.joined)
 
 
 def power_gauges(mode: str, readings: Readings) -> Iterator[Series]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
 from secrets import token_hex
 from time import perf_counter
@@ -39,29 +40,18 @@ from edgesplit_agent.serving.thread_pool import BoundedThreads
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class OffloadRace:
     """Runs the races of all requests against all offload targets. Thread-safe."""
 
-    def __init__(
-        self,
-        device_class: str,
-        executor: LocalExecutor,
-        queue: DeviceQueue,
-        tail_threads: BoundedThreads,
-        *,
-        offload_threads: BoundedThreads,
-        budget: HedgeBudget,
-        hedge: Hedge,
-        margin_s: float,
-    ) -> None:
-        self._device_class = device_class
-        self._executor = executor
-        self._queue = queue
-        self._tail_threads = tail_threads
-        self._offload_threads = offload_threads
-        self._budget = budget
-        self._hedge: Hedge = hedge
-        self._margin_s = margin_s
+    device_class: str
+    executor: LocalExecutor
+    queue: DeviceQueue
+    tail_threads: BoundedThreads
+    offload_threads: BoundedThreads
+    budget: HedgeBudget
+    hedge: Hedge
+    margin_s: float
 
     def finish(
         self,
@@ -75,7 +65,7 @@ class OffloadRace:
         UsageError."""
         encoded = self._encode(request, prediction, live)
         tail = request.release.local_remainder(prediction.row)
-        race = RaceState(request, prediction, live, encoded, request.deadline - self._margin_s / 2, tail)
+        race = RaceState(request, prediction, live, encoded, request.deadline - self.margin_s / 2, tail)
         try:
             self._send(race, target)
             self._schedule(race, conditions, target)
@@ -84,7 +74,7 @@ class OffloadRace:
             # However the race ended: stop the tail before its next slice, cancel its wait for the processor, and drop
             # the connection of an offload that is still in flight.
             race.is_over = True
-            self._queue.withdraw(request.queue_entry)
+            self.queue.withdraw(request.queue_entry)
             race.call.cancel()
 
     # Start: encode, send, set the timers
@@ -96,7 +86,7 @@ class OffloadRace:
         if private:  # rows were filtered when the release was loaded; this is the last check before bytes leave
             raise UsageError(f"{sorted(private)} may not leave this device")
         start = perf_counter()
-        name = oip.remote_name(release.digest, self._device_class, row.name)
+        name = oip.remote_name(release.digest, self.device_class, row.name)
         sends = boundary_codecs.encode_tensors({tensor: live[tensor] for tensor in row.sends}, row.codecs)
         # An id may come again with other tensors: the random suffix keeps an old answer from being replayed for it.
         own_id = f"{request.id}~{token_hex(4)}"
@@ -125,7 +115,7 @@ class OffloadRace:
             finally:
                 race.put(outcome)
 
-        if not self._offload_threads.start(exchange):
+        if not self.offload_threads.start(exchange):
             race.put(OffloadFailure("link", "no thread is free to ask the cloud"))
 
     def _schedule(self, race: RaceState, conditions: Conditions, target: OffloadTarget) -> None:
@@ -140,21 +130,18 @@ class OffloadRace:
         race.overdue_at = race.began + max(OVERDUE_S, 3 * predicted_s)
         if race.tail is None:  # no local tail: its timers stay infinite
             return
-        tail_seconds = slices_duration_s(
-            race.tail, release.measured_s, release.plan.slice_s, conditions.device_slowdown
-        )
-        mode = race.request.options.hedge or self._hedge
-        schedule = hedge_schedule(
-            mode, race.request.left_s, tail_seconds, predicted_s, self._margin_s, race.prediction.early_s
-        )
+        slowdown = conditions.device_slowdown
+        tail_s = slices_duration_s(race.tail, release.measured_s, release.plan.slice_s, slowdown)
+        mode = race.request.options.hedge or self.hedge
+        left_s, early_s = race.request.left_s, race.prediction.early_s
+        schedule = hedge_schedule(mode, left_s, tail_s, predicted_s, self.margin_s, early_s)
         now_s = perf_counter()
         race.optional_hedge_at, race.forced_hedge_at = now_s + schedule.optional_s, now_s + schedule.forced_s
         local = release.plan.local
-        alone_s = slices_duration_s(
-            local.device if local else (), release.measured_s, release.plan.slice_s, conditions.device_slowdown
-        )
-        self._budget.credit(race.request.model, processor_cost(alone_s, release.plan))
-        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_seconds)
+        slices = local.device if local else ()
+        alone_s = slices_duration_s(slices, release.measured_s, release.plan.slice_s, slowdown)
+        self.budget.credit(race.request.model, processor_cost(alone_s, release.plan))
+        log.debug("row %s: the cloud should take %.3f s, the tail %.3f s", row.name, predicted_s, tail_s)
 
     # The race: arrivals and timers
 
@@ -188,7 +175,7 @@ class OffloadRace:
         if now >= race.optional_hedge_at:
             race.optional_hedge_at = inf
             if self._may_hedge(race):
-                self._budget.count(by_choice=1)
+                self.budget.count(by_choice=1)
                 race.is_planned_hedge = race.prediction.early_s is not None and race.tail_state == "ready"
                 self._start_tail(race)
         # Slow: the target is pinged. Without an early hedge the wait also bounds the link's rate now, for the next
@@ -208,17 +195,16 @@ class OffloadRace:
     def _may_hedge(self, race: RaceState) -> bool:
         """Whether an optional hedge is affordable and delays no other request."""
         release = race.request.release
-        mode = race.request.options.hedge or self._hedge
+        mode = race.request.options.hedge or self.hedge
         # In a race that the device would have answered alone its work is free; sending was charged when it was chosen.
         if mode == "always" or race.prediction.race_cost is not None:
             return True
         tail_seconds = slices_duration_s(race.tail or (), release.measured_s, release.plan.slice_s, 1.0)
         # A second chance for this request must not delay the first of another.
-        if not self._queue.has_waiting and self._budget.allows(
-            race.request.model, processor_cost(tail_seconds, release.plan)
-        ):
+        cost = processor_cost(tail_seconds, release.plan)
+        if not self.queue.has_waiting and self.budget.allows(race.request.model, cost):
             return True
-        self._budget.count(held_back=1)
+        self.budget.count(held_back=1)
         return False
 
     def _start_tail(self, race: RaceState) -> None:
@@ -229,8 +215,8 @@ class OffloadRace:
         race.tail_state, race.hedged = "running", race.failure is None
         race.tail_started_at = perf_counter()
         if race.hedged:
-            self._budget.count(hedges=1)
-        if not self._tail_threads.start(lambda: self._run_tail(race)):
+            self.budget.count(hedges=1)
+        if not self.tail_threads.start(lambda: self._run_tail(race)):
             race.put(TailFailed(Busy("no thread is free to finish it here")))
 
     def _run_tail(self, race: RaceState) -> None:
@@ -243,7 +229,7 @@ class OffloadRace:
             for name in race.tail or ():
                 if race.is_over:  # a running slice cannot be interrupted, the next one need not start
                     return
-                live = self._executor.run(race.request, [name], live, timing)
+                live = self.executor.run(race.request, [name], live, timing)
             done = True
         except Withdrawn:
             return
@@ -261,18 +247,17 @@ class OffloadRace:
         if not race.hedged:
             return
         plan, sending_cost = race.request.release.plan, race.prediction.race_cost
-        self._budget.debit(
-            race.request.model, processor_cost(timing.total_s, plan) if sending_cost is None else sending_cost
-        )
+        cost = processor_cost(timing.total_s, plan) if sending_cost is None else sending_cost
+        self.budget.debit(race.request.model, cost)
         if race.is_over and sending_cost is None:
-            self._budget.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (busy_watts(plan) or 0.0))
+            self.budget.count(wasted_s=timing.total_s, wasted_j=timing.total_s * (busy_watts(plan) or 0.0))
 
     # The end: winner, loser, answer
 
     def _on_target_won(self, race: RaceState, arrival: OffloadAnswer) -> Answer:
         race.is_over = True
         if race.hedged:
-            self._budget.count(cloud_won=1, cancelled=race.tail_state == "running")
+            self.budget.count(cloud_won=1, cancelled=race.tail_state == "running")
         return build_answer(race.request, race.prediction, race.live, race, arrival)
 
     def _on_device_won(
@@ -281,7 +266,7 @@ class OffloadRace:
         if race.failure is None:
             self._cancel_offload(race, target)
             sent_j = radio_joules(race.prediction.row, conditions, race.request.release.plan) or 0.0
-            self._budget.count(device_won=1, cancelled=1, wasted_j=sent_j)
+            self.budget.count(device_won=1, cancelled=1, wasted_j=sent_j)
         timing = race.request.timing
         timing.seconds.update(arrival.timing.seconds)
         timing.overruns += arrival.timing.overruns
@@ -340,34 +325,20 @@ def _build_report(
     seconds = request.trace.timeline.seconds_by_phase()
     remote_phases = remote.phases if remote else {}
     return Report(
-        release=request.release.digest,
-        row=row.name,
-        split_after=row.split_after,
+        release=request.release.digest, row=row.name, split_after=row.split_after,
         fallback=by_device and not lost_as_planned,
         cause=race.cause if race is not None and by_device and not lost_as_planned else prediction.cause,
-        raced=row.name if lost_as_planned else "",
-        hedged=race is not None and race.hedged,
-        emulated=request.release.emulated,
-        emulation_overrun=request.timing.overruns > 0,
-        latency_s=perf_counter() - request.began,
-        predicted_s=prediction.latency_s,
+        raced=row.name if lost_as_planned else "", hedged=race is not None and race.hedged,
+        emulated=request.release.emulated, emulation_overrun=request.timing.overruns > 0,
+        latency_s=perf_counter() - request.began, predicted_s=prediction.latency_s,
         queue_s=seconds.get(QUEUE, 0.0) + (seconds.get(TAIL_QUEUE, 0.0) if by_device else 0.0),
-        device_s=request.timing.total_s,
-        decode_s=seconds.get(DECODE, 0.0),
-        local_finish_s=race.tail_s if race else 0.0,
+        device_s=request.timing.total_s, decode_s=seconds.get(DECODE, 0.0), local_finish_s=race.tail_s if race else 0.0,
         remote_wait_s=race.tail_started_at - race.began if race and by_device else 0.0,
-        encode_s=race.encoded.seconds if race else 0.0,
-        link_s=remote.link_s if remote else 0.0,
-        remote_s=remote.server_s if remote else 0.0,
-        remote_queue_s=remote_phases.get(phases.QUEUE, 0.0),
-        remote_decode_s=remote_phases.get(phases.DECODE, 0.0),
-        remote_load_s=remote_phases.get(phases.LOAD, 0.0),
-        remote_encode_s=remote_phases.get(phases.ENCODE, 0.0),
-        answer_decode_s=remote.decode_s if remote else 0.0,
-        trace_id=request.trace.trace_id,
-        next_tier_s=remote.hop_s if remote else 0.0,
-        next_tier_server_s=remote.hop_server_s if remote else 0.0,
-        next_tier_cause=remote.hop_cause if remote else "",
-        up_bytes=race.encoded.request.up_bytes if race else 0,
-        down_bytes=remote.down_bytes if remote else 0,
-    )
+        encode_s=race.encoded.seconds if race else 0.0, link_s=remote.link_s if remote else 0.0,
+        remote_s=remote.server_s if remote else 0.0, remote_queue_s=remote_phases.get(phases.QUEUE, 0.0),
+        remote_decode_s=remote_phases.get(phases.DECODE, 0.0), remote_load_s=remote_phases.get(phases.LOAD, 0.0),
+        remote_encode_s=remote_phases.get(phases.ENCODE, 0.0), answer_decode_s=remote.decode_s if remote else 0.0,
+        trace_id=request.trace.trace_id, next_tier_s=remote.hop_s if remote else 0.0,
+        next_tier_server_s=remote.hop_server_s if remote else 0.0, next_tier_cause=remote.hop_cause if remote else "",
+        up_bytes=race.encoded.request.up_bytes if race else 0, down_bytes=remote.down_bytes if remote else 0,
+    )  # fmt: skip

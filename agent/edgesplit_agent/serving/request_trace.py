@@ -74,13 +74,10 @@ class RequestTrace:
         """End the span of an answered request."""
         self.span.phases(self.timeline)
         attributes: dict[str, str | bool] = {
-            "edgesplit.row": report.row,
-            "edgesplit.after": report.split_after,
-            "edgesplit.release": report.release[:12],
-            "edgesplit.fallback": report.fallback,
-            "edgesplit.cause": report.cause,
-            "edgesplit.emulated": report.emulated,
-        }
+            "edgesplit.row": report.row, "edgesplit.after": report.split_after,
+            "edgesplit.release": report.release[:12], "edgesplit.fallback": report.fallback,
+            "edgesplit.cause": report.cause, "edgesplit.emulated": report.emulated,
+        }  # fmt: skip
         self.span.end({name: value for name, value in attributes.items() if value})
 
     def failed(self, error: Exception) -> None:

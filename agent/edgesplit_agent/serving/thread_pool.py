@@ -26,13 +26,9 @@ class BoundedThreads:
         self._name = name
         self._lock = threading.Lock()
         self._idle: list[queue.SimpleQueue[Work | None]] = []
-        self._threads = 0
-        self._stopped = False
-
-    @property
-    def threads(self) -> int:
+        self.threads = 0
         """Number of threads that work or wait for work."""
-        return self._threads
+        self._stopped = False
 
     def start(self, work: Work) -> bool:
         """Start `work` now, in the caller's context variables; False if no thread is available."""
@@ -41,9 +37,9 @@ class BoundedThreads:
             if self._idle:
                 self._idle.pop().put(work)
                 return True
-            if self._threads >= self._max_threads:
+            if self.threads >= self._max_threads:
                 return False
-            self._threads += 1
+            self.threads += 1
         inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         inbox.put(work)
         try:
@@ -51,7 +47,7 @@ class BoundedThreads:
         except (RuntimeError, MemoryError) as error:
             log.warning("no thread for more work: %s", error)
             with self._lock:
-                self._threads -= 1
+                self.threads -= 1
             return False
         return True
 
@@ -75,4 +71,4 @@ class BoundedThreads:
                     break
                 self._idle.append(inbox)
         with self._lock:
-            self._threads -= 1
+            self.threads -= 1

@@ -74,12 +74,8 @@ def with_start_counted(current: Current) -> Current:
     fatal = {release: count for release, count in current.load_attempts.items() if count >= UNHEALTHY_STARTS}
     if fatal:
         bad = {release: f"the agent ended {count} times while loading it" for release, count in fatal.items()}
-        current = _replace(
-            current,
-            rejected={**current.rejected, **bad},
-            load_attempts=_without(current.load_attempts, fatal),
-            unhealthy_starts=0,
-        )
+        rejected, attempts = {**current.rejected, **bad}, _without(current.load_attempts, fatal)
+        current = _replace(current, rejected=rejected, load_attempts=attempts, unhealthy_starts=0)
     # Checked before this start is counted: `starts` is the number of earlier ones that were not found healthy.
     if current.unhealthy_starts >= UNHEALTHY_STARTS and current.safe_mode is None:
         current = _after_unhealthy_starts(current)
@@ -110,9 +106,8 @@ def with_statement(current: Current, raw: bytes, counter: int) -> Current:
 
 def with_load_started(current: Current, release: str) -> Current:
     """Count a first load of a release that is about to start."""
-    return _replace(
-        current, load_attempts={**current.load_attempts, release: current.load_attempts.get(release, 0) + 1}
-    )
+    attempts = current.load_attempts.get(release, 0) + 1
+    return _replace(current, load_attempts={**current.load_attempts, release: attempts})
 
 
 def with_load_finished(current: Current, release: str) -> Current:
@@ -127,12 +122,8 @@ def with_activated(current: Current, model: str, release: str) -> Current:
     # A process that ends between here and the commit counts as an unhealthy start, even if it was healthy before.
     starts = max(1, current.unhealthy_starts) if slots.trial else current.unhealthy_starts
     # This release loaded and answered its golden inputs, so safe mode ends.
-    return _replace(
-        with_load_finished(current, release),
-        models={**current.models, model: slots},
-        unhealthy_starts=starts,
-        safe_mode=None,
-    )
+    models, loaded = {**current.models, model: slots}, with_load_finished(current, release)
+    return _replace(loaded, models=models, unhealthy_starts=starts, safe_mode=None)
 
 
 def with_trial_committed(current: Current, model: str) -> Current:

@@ -100,15 +100,12 @@ class Segment:
         return PRIORITIES.index(self.priority), self.last.number if self.last is not None else 0
 
 
-def segments_to_evict(
-    segments: Sequence[Segment], quota_bytes: int, now: DeviceTime, max_age_s: float
-) -> list[Segment]:
+def segments_to_evict(segments: Sequence[Segment], max_bytes: int, now: DeviceTime, max_age_s: float) -> list[Segment]:
     """The segments to evict: those that are too old, then the lowest priorities until the rest fits the quota."""
     dropped = [segment for segment in segments if segment.last is None or entry_age_s(segment.last, now) > max_age_s]
-    remaining = sorted(
-        (segment for segment in segments if segment not in dropped), key=lambda segment: segment.eviction_key
-    )
-    excess = sum(segment.size for segment in remaining) - quota_bytes
+    remaining = [segment for segment in segments if segment not in dropped]
+    remaining.sort(key=lambda segment: segment.eviction_key)
+    excess = sum(segment.size for segment in remaining) - max_bytes
     for segment in remaining:
         if excess <= 0:
             break

@@ -99,9 +99,8 @@ class Outbox:
     def on_sent(self, message: Telemetry, payload: bytes, now: float) -> None:
         """Record a message that was handed to the network."""
         with self._lock:
-            live = _LiveMessage(
-                message.session, message.sequence, now, priority_of(message), payload, self._moment_of(message)
-            )
+            priority, moment = priority_of(message), self._moment_of(message)
+            live = _LiveMessage(message.session, message.sequence, now, priority, payload, moment)
             self._live.append(live)
             while len(self._live) > MAX_UNACKED or now - self._live[0].at > ACK_TIMEOUT_S:
                 self._store(self._live.popleft())

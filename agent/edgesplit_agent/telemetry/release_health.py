@@ -111,18 +111,11 @@ def _max_known(known: Number | None, seen: Number | None) -> Number | None:
 def _to_message(model: str, record: _Record, now: float) -> ReleaseHealth:
     drift = record.drift
     return ReleaseHealth(
-        model=model,
-        release=record.release,
-        active_s=max(0.0, now - record.since),
-        requests=record.requests,
-        failed=record.failed,
-        fallbacks=record.fallbacks,
+        model=model, release=record.release, active_s=max(0.0, now - record.since), requests=record.requests,
+        failed=record.failed, fallbacks=record.fallbacks,
         latency_p95_s=quantile(list(record.latencies_s), 0.95) if record.latencies_s else None,
-        memory_bytes=record.memory_bytes,
-        celsius=record.celsius,
+        memory_bytes=record.memory_bytes, celsius=record.celsius,
         joules=record.joules / record.measured_requests if record.measured_requests else None,
-        joules_basis=record.basis,
-        drift=drift.largest if drift is not None else None,
-        top1_agrees=drift.top_agrees if drift is not None else None,
-        golden_ok=record.golden_ok,
-    )
+        joules_basis=record.basis, drift=drift.largest if drift is not None else None,
+        top1_agrees=drift.top_agrees if drift is not None else None, golden_ok=record.golden_ok,
+    )  # fmt: skip

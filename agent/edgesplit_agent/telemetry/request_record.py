@@ -44,7 +44,6 @@ class RequestObserver(Protocol):
 
     def finished(self, record: RequestRecord) -> None:
         """A request has finished. Called once per record, in order, after the answer was sent."""
-        ...
 
 
 @dataclass(frozen=True)

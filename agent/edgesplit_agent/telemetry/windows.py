@@ -93,12 +93,9 @@ class TelemetryWindows:
                 total["failed"] += 1
                 return
             tally.add_answer(report, record.phases)
-            for name, increment in (
-                ("requests", 1),
-                ("fallbacks", report.fallback),
-                ("emulation_overruns", report.emulation_overrun),
-            ):
-                total[name] += int(increment)
+            total["requests"] += 1
+            total["fallbacks"] += report.fallback
+            total["emulation_overruns"] += report.emulation_overrun
             total["switches"] += tally.switches - before
 
     def close_windows(self, serving: Mapping[str, LoadedRelease], now: Conditions) -> tuple[TelemetryWindow, ...]:
@@ -106,9 +103,8 @@ class TelemetryWindows:
         with self._lock:
             tallies = {model: self._tallies.get(model, Tally()) for model in serving}
             self._tallies = {model: Tally(row=tally.row) for model, tally in tallies.items()}
-        return tuple(
-            to_telemetry_window(model, release, tallies[model], now) for model, release in sorted(serving.items())
-        )
+        models = sorted(serving.items())
+        return tuple(to_telemetry_window(model, release, tallies[model], now) for model, release in models)
 
 
 def to_telemetry_window(model: str, release: LoadedRelease, tally: Tally, now: Conditions) -> TelemetryWindow:
@@ -167,17 +163,10 @@ def build_telemetry(
 ) -> Telemetry:
     """The telemetry message, shortened to the size that a controller accepts; `more` are further fields of it."""
     whole = Telemetry(
-        session=session,
-        sequence=sequence,
-        emulated=emulated,
-        up_bytes_per_s=now.link.up_bytes_per_s,
-        down_bytes_per_s=now.link.down_bytes_per_s,
-        rtt_s=now.link.rtt_s,
-        remote_usable=now.remote_usable,
-        models=windows,
-        power=power,
-        **more,
-    )
+        session=session, sequence=sequence, emulated=emulated, up_bytes_per_s=now.link.up_bytes_per_s,
+        down_bytes_per_s=now.link.down_bytes_per_s, rtt_s=now.link.rtt_s, remote_usable=now.remote_usable,
+        models=windows, power=power, **more,
+    )  # fmt: skip
     return shorten_to_fit(whole)
 
 

@@ -40,10 +40,11 @@ class Span:
 
 
 class NotNow(EdgeError):
-    """The device must not download now. Nothing failed: the step is retried after `retry_after_s`."""
+    """The device must not download now. Nothing failed: the step is retried after `retry_after_s` seconds."""
 
-    retry_after_s: float = RECHECK_S
-    """Seconds until the step is retried."""
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 def parse_span(text: str) -> Span:
@@ -70,46 +71,38 @@ def next_opening(spans: Sequence[Span], now: float, zone: tzinfo | None = None) 
     return min(opening for opening in openings if opening > now)
 
 
+@dataclass(frozen=True)
 class DownloadWindow:
     """The download spans of one device, its clock and its power supply."""
 
-    def __init__(
-        self,
-        spans: Sequence[Span] = (),
-        now: Callable[[], float] = time.time,
-        hold: Callable[[bool], str] = lambda urgent: "",
-    ) -> None:
-        """`hold` returns why the power supply does not permit an update now, empty where it does; its argument is
-        whether the operator marked the release as urgent."""
-        self._spans = tuple(spans)
-        self._now = now
-        self._hold = hold
+    spans: Sequence[Span] = ()
+    now: Callable[[], float] = time.time
+    hold: Callable[[bool], str] = lambda urgent: ""
+    """Why the power supply does not permit an update now, empty where it does; the argument is whether the operator
+    marked the release as urgent."""
 
     @property
     def is_open(self) -> bool:
         """Whether the clock permits downloads now."""
-        now = self._now()
-        return next_opening(self._spans, now) <= now
+        now = self.now()
+        return next_opening(self.spans, now) <= now
 
     def is_held(self, urgent: bool = False) -> bool:
         """Whether `check` would raise."""
-        return bool(self._hold(urgent)) or not (urgent or self.is_open)
+        return bool(self.hold(urgent)) or not (urgent or self.is_open)
 
     def check_power(self, urgent: bool = False) -> None:
         """NotNow where the power supply does not permit an update (low voltage, empty battery)."""
-        why = self._hold(urgent)
+        why = self.hold(urgent)
         if why:
-            error = NotNow(f"waiting for power: {why}")
-            error.retry_after_s = POWER_RECHECK_S
-            raise error
+            raise NotNow(f"waiting for power: {why}", POWER_RECHECK_S)
 
     def check(self, urgent: bool = False) -> None:
         """NotNow where power or clock do not permit a download; an `urgent` one ignores the clock."""
         self.check_power(urgent)
-        now = self._now()
-        opening = next_opening(self._spans, now)
+        now = self.now()
+        opening = next_opening(self.spans, now)
         if urgent or opening <= now:
             return
-        error = NotNow(f"waiting for the fetch window ({', '.join(map(str, self._spans))})")
-        error.retry_after_s = min(RECHECK_S, opening - now)
-        raise error
+        spans = ", ".join(map(str, self.spans))
+        raise NotNow(f"waiting for the fetch window ({spans})", min(RECHECK_S, opening - now))

@@ -18,31 +18,18 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from edgesplit import errors
 from edgesplit.backoff import Backoff
 from edgesplit.concurrency import THREAD_CONCURRENCY
-from edgesplit.errors import (
-    EdgeError,
-    Expired,
-    InferenceFailed,
-    LinkError,
-    MalformedMessage,
-    ModelRefused,
-    TrustError,
-    UsageError,
-)
+from edgesplit.errors import EdgeError, LinkError
 from edgesplit.mqtt.messages import ModelState
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit.release.manifest import Statement
-from edgesplit_agent.self_update.trial import (
-    TRIAL_S,
-    VersionTrial,
-    verdict_times,
-    version_unhealthy_reason,
-    version_verdict,
-)
+from edgesplit_agent.self_update.trial import TRIAL_S, VersionTrial
 from edgesplit_agent.state.slots import HEALTH_S, Trial, trial_verdict, unhealthy_reason
 from edgesplit_agent.updates.download_window import NotNow
 
@@ -55,12 +42,19 @@ BUNDLE_TRIES, BUNDLE_RETRY = 1_800, Backoff(first_s=0.5, longest_s=2.0)
 retried every second or two, for about an hour."""
 LOCAL_RETRY = Backoff(first_s=16.0, longest_s=16.0)
 """Pause before a failed step that needs only this device's disk is retried."""
-FINAL_ERRORS = (TrustError, MalformedMessage, ModelRefused, InferenceFailed, UsageError)
+FINAL_ERRORS = (
+    errors.TrustError, errors.MalformedMessage, errors.ModelRefused, errors.InferenceFailed, errors.UsageError,
+)  # fmt: skip
 """Errors that the same bytes would cause again; `Expired` is excepted, because this device's clock may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptStatement:
+class Step:
+    """One thing for the agent to do; each kind is a subclass."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptStatement(Step):
     """Refresh the metadata and decide whether the received statement is accepted."""
 
     raw: bytes
@@ -68,7 +62,7 @@ class AcceptStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyBundle:
+class ApplyBundle(Step):
     """Fetch and stage what is wanted from a release bundle on a local medium."""
 
     path: str
@@ -76,35 +70,30 @@ class ApplyBundle:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchManifest:
+class ReleaseStep(Step):
+    """A step that brings one release nearer to running."""
+
+    release: str
+
+
+class FetchManifest(ReleaseStep):
     """Fetch the release's manifest and verify it by the trusted metadata."""
 
-    release: str
 
-
-@dataclass(frozen=True, slots=True)
-class FetchMissing:
+class FetchMissing(ReleaseStep):
     """Fetch the release's chunks that are missing on disk."""
 
-    release: str
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(ReleaseStep):
     """Assemble the release from its chunks, durably, under its digest."""
 
-    release: str
 
-
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(ReleaseStep):
     """Load the release and run its golden inputs."""
 
-    release: str
-
 
 @dataclass(frozen=True, slots=True)
-class Activate:
+class Activate(Step):
     """Make the release the running one, by one rename on disk."""
 
     model: str
@@ -112,7 +101,7 @@ class Activate:
 
 
 @dataclass(frozen=True, slots=True)
-class Reverify:
+class Reverify(Step):
     """Run the golden inputs again on a release on trial whose own slices failed."""
 
     model: str
@@ -120,14 +109,7 @@ class Reverify:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """The release on trial is healthy: its predecessor is no longer needed."""
-
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
-class RollBack:
+class RollBack(Step):
     """The release on trial is unhealthy: its predecessor runs again."""
 
     model: str
@@ -136,43 +118,30 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
-class MarkStartHealthy:
-    """This start of the agent is healthy: clear the count of starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """Stop serving a model that the desired state no longer contains."""
+class ModelStep(Step):
+    """A step that concerns whichever release of the model is installed."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class CollectGarbage:
+class Commit(ModelStep):
+    """The release on trial is healthy: its predecessor is no longer needed."""
+
+
+class Retire(ModelStep):
+    """Stop serving a model that the desired state no longer contains."""
+
+
+class MarkStartHealthy(Step):
+    """This start of the agent is healthy: clear the count of starts."""
+
+
+class CollectGarbage(Step):
     """Remove releases and chunks that neither run nor are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Step):
     """Send the reported state to the controller."""
-
-
-Step = (
-    AcceptStatement
-    | ApplyBundle
-    | FetchManifest
-    | FetchMissing
-    | Stage
-    | Verify
-    | Activate
-    | Reverify
-    | Commit
-    | RollBack
-    | MarkStartHealthy
-    | Retire
-    | CollectGarbage
-    | Report
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +270,11 @@ def health_step(have: DeviceState, now: float) -> Step | None:
     if now < have.local_retry_at:
         return None
     if have.own_trial is not None:
-        own_verdict = version_verdict(have.own_trial, have.running, now, have.health_s)
-        if own_verdict != "wait":
-            release = have.own_trial.release
-            return (
-                Commit(AGENT_MODEL)
-                if own_verdict == "healthy"
-                else RollBack(AGENT_MODEL, release, version_unhealthy_reason(have.own_trial, have.running))
-            )
+        own_verdict = have.own_trial.verdict(have.running, now, have.health_s)
+        if own_verdict == "healthy":
+            return Commit(AGENT_MODEL)
+        if own_verdict == "unhealthy":
+            return RollBack(AGENT_MODEL, have.own_trial.release, have.own_trial.unhealthy_reason(have.running))
     for model, trial in sorted(have.trials.items()):
         if model == AGENT_MODEL:  # judged above, by its own criteria
             continue
@@ -388,7 +354,7 @@ def wake_at(have: DeviceState, now: float) -> float:
         moments.append(have.report_retry_at)
     moments += [have.local_retry_at, have.began + have.health_s]
     moments += [trial.since + have.health_s for trial in have.trials.values()]
-    moments += verdict_times(have.own_trial, have.health_s) if have.own_trial is not None else []
+    moments += have.own_trial.verdict_times(have.health_s) if have.own_trial is not None else []
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
@@ -449,7 +415,7 @@ def after_failure(state: ReleaseProgress, error: Exception, now: float, jitter: 
 
 def is_final(error: Exception) -> bool:
     """Whether the same bytes would cause the error again."""
-    return isinstance(error, FINAL_ERRORS) and not isinstance(error, Expired)
+    return isinstance(error, FINAL_ERRORS) and not isinstance(error, errors.Expired)
 
 
 class UpdateActions(Protocol):
@@ -468,7 +434,6 @@ class UpdateActions(Protocol):
 
     def fetch_manifest(self, release: str) -> None:
         """Fetch, verify and keep the release's manifest."""
-        ...
 
     def fetch_missing(self, release: str, superseded: Callable[[], bool]) -> bool:
         """Fetch the missing chunks; False if it stopped because `superseded()`."""
@@ -476,31 +441,24 @@ class UpdateActions(Protocol):
 
     def stage(self, release: str) -> None:
         """Write the assembled release to disk."""
-        ...
 
     def verify(self, release: str) -> None:
         """Load the release and run its golden inputs."""
-        ...
 
     def activate(self, model: str, release: str) -> None:
         """Put the release on trial on disk, and serve it from now on."""
-        ...
 
     def reverify(self, model: str) -> None:
         """Run the golden inputs of the release on trial again; InferenceFailed where it fails them."""
-        ...
 
     def commit(self, model: str) -> None:
         """Commit the release on trial."""
-        ...
 
     def roll_back(self, model: str, reason: str) -> None:
         """Mark the release on trial as bad, and serve the committed one."""
-        ...
 
     def mark_start_healthy(self) -> None:
         """Clear the count of starts."""
-        ...
 
     def installed(self) -> InstalledState:
         """What is on disk and what the engine serves."""
@@ -508,24 +466,16 @@ class UpdateActions(Protocol):
 
     def retire(self, model: str) -> None:
         """Drop the model on disk, then stop serving it."""
-        ...
 
     def collect_garbage(self, want: Statement) -> None:
         """Remove what is neither wanted nor running."""
-        ...
 
     def report(
-        self,
-        counter: int,
-        models: tuple[ModelState, ...],
-        safe_mode: str,
-        trouble: str,
-        kept: tuple[ModelState, ...],
+        self, counter: int, models: tuple[ModelState, ...], safe_mode: str, trouble: str, kept: tuple[ModelState, ...]
     ) -> None:
         """Send the controller the state of each model, the reason of safe mode, the reason why the newest statement is
         not applied, and the state of the releases stored for other devices. LinkError unless the broker acknowledges
         it."""
-        ...
 
     def progress(self, release: str) -> ReleaseProgress:
         """Progress of that release by what is on disk."""
@@ -568,7 +518,8 @@ class Reconciler:
         self._have = DeviceState(health_s=health_s)
         self._offer_count = 0
         self._offer_tries = 0
-        self._bundle_status = BundleStatus()
+        self.bundle_status = BundleStatus()
+        """Status of the newest release bundle."""
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="updates", daemon=True)
 
@@ -598,34 +549,24 @@ class Reconciler:
         with self._changed:
             self._offer_count += 1
             self._offer_tries = 0
-            self._have = replace(self._have, offer=raw, offer_retry_at=0.0)
-            self._changed.notify_all()
+            self._update_state(offer=raw, offer_retry_at=0.0)
 
     def on_bundle(self, number: str, path: str) -> None:
         """A release bundle is to be applied; it supersedes one that is waited for. `number` identifies the request."""
         with self._changed:
-            self._bundle_status = BundleStatus(number, "taking")
-            self._have = replace(self._have, bundle=path, bundle_retry_at=0.0)
-            self._changed.notify_all()
-
-    @property
-    def bundle_status(self) -> BundleStatus:
-        """Status of the newest release bundle."""
-        with self._changed:
-            return self._bundle_status
+            self.bundle_status = BundleStatus(number, "taking")
+            self._update_state(bundle=path, bundle_retry_at=0.0)
 
     def on_connection(self, is_online: bool) -> None:
         """The broker was connected or lost. A new connection ends every back-off."""
         with self._changed:
-            without_backoff = {name: replace(state, retry_at=0.0) for name, state in self._have.releases.items()}
-            releases = without_backoff if is_online else self._have.releases
-            reported = self._have.reported and not is_online
-            self._have = replace(self._have, online=is_online, releases=releases, reported=reported)
-            self._have = replace(self._have, offer_retry_at=0.0, report_retry_at=0.0)
-            if self._have.own_trial is not None:
-                since = self._clock() if is_online else None
-                self._have = replace(self._have, own_trial=replace(self._have.own_trial, online_since=since))
-            self._changed.notify_all()
+            have, since = self._have, self._clock() if is_online else None
+            without_backoff = {name: replace(state, retry_at=0.0) for name, state in have.releases.items()}
+            self._update_state(
+                online=is_online, releases=without_backoff if is_online else have.releases,
+                reported=have.reported and not is_online, offer_retry_at=0.0, report_retry_at=0.0,
+                own_trial=have.own_trial and replace(have.own_trial, online_since=since),
+            )  # fmt: skip
 
     def on_device_run(self, release: str, error: Exception | None) -> None:
         """The device's own slices of a release ran successfully (`error` is None) or failed."""
@@ -636,8 +577,7 @@ class Reconciler:
             for model, trial in self._have.trials.items():
                 if trial.release == release:
                     trials[model] = trial.after_run(error, self._clock())
-            self._have = replace(self._have, trials=trials)
-            self._changed.notify_all()
+            self._update_state(trials=trials)
 
     @property
     def snapshot(self) -> tuple[Statement | None, DeviceState]:
@@ -681,70 +621,64 @@ class Reconciler:
 
     def _execute(self, step: Step) -> None:
         if isinstance(step, AcceptStatement):
-            self._accept_statement(step.raw)
+            self._adopt_statement(self._actions.accept_statement(step.raw), step.raw)
         elif isinstance(step, ApplyBundle):
             self._apply_bundle(step)
         elif isinstance(step, FetchManifest):
             self._actions.fetch_manifest(step.release)
-            self._set_progress(step.release, self._actions.progress(step.release))
         elif isinstance(step, FetchMissing):
-            if self._actions.fetch_missing(step.release, self._superseded()):
-                self._set_progress(step.release, self._actions.progress(step.release))
+            if not self._actions.fetch_missing(step.release, self._superseded()):
+                return
         elif isinstance(step, Stage):
             self._actions.stage(step.release)
-            self._set_progress(step.release, self._actions.progress(step.release))
         elif isinstance(step, Verify):
             self._actions.verify(step.release)
             self._set_progress(step.release, replace(self._known_progress(step.release), verified=True))
         elif isinstance(step, Activate):
             self._actions.activate(step.model, step.release)
-            self._on_installed_changed()
         elif isinstance(step, Reverify):
             self._actions.reverify(step.model)
-            self._on_reverified(step.model)
+            self._on_reverified(step)
         elif isinstance(step, Commit):
             self._actions.commit(step.model)
-            self._on_installed_changed()
         elif isinstance(step, RollBack):
             self._actions.roll_back(step.model, step.reason)
-            self._on_installed_changed()
-            self._update_state(releases=self._progress_of(self._want))
         elif isinstance(step, MarkStartHealthy):
             self._actions.mark_start_healthy()
             self._reload_installed()
         elif isinstance(step, Retire):
             self._actions.retire(step.model)
-            self._on_installed_changed()
         elif isinstance(step, Report):
             self._report()
         elif self._want is not None:
             self._actions.collect_garbage(self._want)
             self._update_state(litter=False)
+        if isinstance(step, (FetchManifest, FetchMissing, Stage)):
+            self._set_progress(step.release, self._actions.progress(step.release))
+        if isinstance(step, (Activate, Commit, RollBack, Retire)):
+            self._reload_installed()
+            self._update_state(reported=False, litter=True)
+        if isinstance(step, RollBack):
+            self._update_state(releases=self._progress_of(self._want))
 
     def _apply_bundle(self, step: ApplyBundle) -> None:
         """Apply the release bundle. One that was interrupted by a health step stays in `have` and is resumed."""
-        detail = self._actions.apply_bundle_at(step.path, self._adopt_statement, self._must_interrupt_bundle)
+        detail = self._actions.apply_bundle_at(step.path, self._adopt_statement, self._must_interrupt)
         with self._changed:
-            interrupted = self._must_interrupt_bundle() and not self._stopping
+            interrupted = self._must_interrupt() and not self._stopping
             if self._have.bundle == step.path and not interrupted:
-                self._have = replace(self._have, bundle="", reported=False)
-                self._bundle_status = BundleStatus(self._bundle_status.number, "taken", detail)
+                self._update_state(bundle="", reported=False)
+                self.bundle_status = BundleStatus(self.bundle_status.number, "taken", detail)
         self._update_state(releases=self._progress_of(self._want))
 
-    def _must_interrupt_bundle(self) -> bool:
-        """Whether copying from a bundle must stop, because the agent stops or health requires a step."""
+    def _must_interrupt(self) -> bool:
+        """Whether a long step must stop, because the agent stops or health requires another step."""
         return self._stopping or health_step(self._have, self._clock()) is not None
-
-    def _accept_statement(self, raw: bytes) -> None:
-        self._adopt_statement(self._actions.accept_statement(raw), raw)
 
     def _adopt_statement(self, statement: Statement, raw: bytes = b"") -> None:
         """Make an accepted statement the desired state. `raw` is its signed form, empty where it came in a bundle."""
-        log.info(
-            "statement %d: %s",
-            statement.counter,
-            ", ".join(f"{wanted.model}={wanted.release[:12]}" for wanted in statement.releases),
-        )
+        names = ", ".join(f"{wanted.model}={wanted.release[:12]}" for wanted in statement.releases)
+        log.info("statement %d: %s", statement.counter, names)
         self._reload_installed()
         releases = self._progress_of(statement)
         with self._changed:
@@ -752,8 +686,7 @@ class Reconciler:
                 releases = {**releases, **{name: state for name, state in self._have.releases.items() if state.refused}}
             self._want = statement
             offer = None if self._have.offer == raw else self._have.offer
-            self._have = replace(self._have, releases=releases, offer=offer, reported=False, litter=True)
-            self._have = replace(self._have, offer_trouble="")
+            self._update_state(releases=releases, offer=offer, offer_trouble="", reported=False, litter=True)
 
     def _report(self) -> None:
         """Report the state. It counts as reported before it is sent, so that a change during the transfer causes
@@ -768,12 +701,7 @@ class Reconciler:
         """A predicate that tells a download to stop: for a newer statement, a lost connection, or a step that health
         requires."""
         offer_count = self._offer_count
-        return lambda: (
-            self._stopping
-            or self._offer_count != offer_count
-            or not self._have.online
-            or health_step(self._have, self._clock()) is not None
-        )
+        return lambda: self._offer_count != offer_count or not self._have.online or self._must_interrupt()
 
     def _known_progress(self, release: str) -> ReleaseProgress:
         return self._have.releases.get(release, ReleaseProgress())
@@ -781,33 +709,19 @@ class Reconciler:
     def _set_progress(self, release: str, progress: ReleaseProgress) -> None:
         """Set a release's progress. What the controller can see of it makes a new report due."""
         with self._changed:
-            previous = self._known_progress(release)
-            self._have = replace(self._have, releases={**self._have.releases, release: progress})
-            if (previous.staged, previous.trouble, previous.waits_for) != (
-                progress.staged,
-                progress.trouble,
-                progress.waits_for,
-            ):
-                self._have = replace(self._have, reported=False)
-
-    def _on_installed_changed(self) -> None:
-        """A step has changed what is installed: read it again, report it, and look for garbage."""
-        self._reload_installed()
-        self._update_state(reported=False, litter=True)
+            visible = attrgetter("staged", "trouble", "waits_for")
+            reported = self._have.reported and visible(progress) == visible(self._known_progress(release))
+            self._update_state(releases={**self._have.releases, release: progress}, reported=reported)
 
     def _reload_installed(self) -> None:
         """Read again what is on disk and served. A release that was on trial before keeps its observed trial."""
         now, installed = self._clock(), self._actions.installed()
         with self._changed:
-            observed = self._have.trials
-            trials = {
-                model: observed[model]
-                if model in observed and observed[model].release == release
-                else Trial(release, now)
-                for model, release in installed.trials.items()
-            }
-            self._have = replace(
-                self._have, running=installed.running, committed=installed.committed, held=installed.held,
+            trials = {model: Trial(release, now) for model, release in installed.trials.items()}
+            observed = self._have.trials.items()
+            trials |= {model: trial for model, trial in observed if installed.trials.get(model) == trial.release}
+            self._update_state(
+                running=installed.running, committed=installed.committed, held=installed.held,
                 safe_mode=installed.safe_mode, starts=installed.starts, trials=trials,
                 own_trial=self._own_trial(installed),
             )  # fmt: skip
@@ -829,26 +743,22 @@ class Reconciler:
         not_running = {entry for model, entry in self._have.committed.items() if model not in self._have.running}
         return {release: self._actions.progress(release) for release in sorted(wanted | not_running)}
 
-    def _on_reverified(self, model: str) -> None:
-        """The golden inputs passed again: the trial continues."""
+    def _on_reverified(self, step: Reverify, error: Exception | None = None) -> None:
+        """Wrong answers condemn the release; where they are right, or golden inputs could not be run, the trial
+        continues."""
         with self._changed:
-            trial = self._have.trials.get(model)
-            if trial is not None:
-                self._have = replace(self._have, trials={**self._have.trials, model: replace(trial, unchecked=False)})
-
-    def _on_reverify_failed(self, step: Reverify, error: Exception) -> None:
-        """Wrong answers condemn the release; golden inputs that could not be run prove nothing."""
-        trial = self._have.trials.get(step.model)
-        if trial is None or trial.release != step.release:
-            return
-        if is_final(error) or not isinstance(error, (EdgeError, OSError)):
-            trial = replace(trial, condemned=f"its golden inputs fail now: {error}")
-        trial = replace(trial, unchecked=False)
-        self._have = replace(self._have, trials={**self._have.trials, step.model: trial}, reported=False)
+            trial = self._have.trials.get(step.model)
+            if trial is None or trial.release != step.release:
+                return
+            if error is not None and (is_final(error) or not isinstance(error, (EdgeError, OSError))):
+                trial = replace(trial, condemned=f"its golden inputs fail now: {error}")
+            trials = {**self._have.trials, step.model: replace(trial, unchecked=False)}
+            self._update_state(trials=trials, reported=self._have.reported and error is None)
 
     def _update_state(self, **changes: Any) -> None:
         with self._changed:
             self._have = replace(self._have, **changes)
+            self._changed.notify_all()
 
     def _on_step_failed(self, step: Step, error: Exception) -> None:
         """Turn a failed step into facts of the state, from which the next step is decided."""
@@ -860,34 +770,32 @@ class Reconciler:
             elif isinstance(step, ApplyBundle):
                 self._on_bundle_failed(step, error, now, jitter)
             elif isinstance(step, Report):
-                self._have = replace(self._have, reported=False, report_retry_at=now + RETRY.pause_s(1, jitter))
+                self._update_state(reported=False, report_retry_at=now + RETRY.pause_s(1, jitter))
             elif isinstance(step, Reverify):
-                self._on_reverify_failed(step, error)
+                self._on_reverified(step, error)
             elif isinstance(step, (Commit, RollBack, MarkStartHealthy, Retire, CollectGarbage)):
-                self._have = replace(self._have, local_retry_at=now + LOCAL_RETRY.pause_s(0, jitter))
-            else:
-                state = after_failure(self._known_progress(step.release), error, now, jitter)
+                self._update_state(local_retry_at=now + LOCAL_RETRY.pause_s(0, jitter))
+            elif isinstance(step, (ReleaseStep, Activate)):
+                before = self._known_progress(step.release)
+                state = after_failure(before, error, now, jitter)
                 if isinstance(step, Stage) and isinstance(error, LinkError):
                     state = replace(state, whole=False)  # chunks were damaged on disk meanwhile: fetch them again
                 # Waiting for the same condition is no news: no further report.
-                is_same_wait = (
-                    isinstance(error, NotNow) and self._known_progress(step.release).waits_for == state.waits_for
-                )
-                reported = self._have.reported and is_same_wait
+                is_same_wait = isinstance(error, NotNow) and before.waits_for == state.waits_for
                 releases = {**self._have.releases, step.release: state}
-                self._have = replace(self._have, releases=releases, reported=reported)
+                self._update_state(releases=releases, reported=self._have.reported and is_same_wait)
 
     def _on_bundle_failed(self, step: ApplyBundle, error: Exception, now: float, jitter: float) -> None:
         """A medium that is missing or fails is retried for a while; any other error ends the bundle, an expired
         statement included."""
         if self._have.bundle != step.path:
             return
-        tries = self._bundle_status.tries + 1
+        tries = self.bundle_status.tries + 1
         is_retried = isinstance(error, (LinkError, OSError)) and tries < BUNDLE_TRIES
         state: Literal["waiting", "refused"] = "waiting" if is_retried else "refused"
-        self._bundle_status = BundleStatus(self._bundle_status.number, state, str(error) or type(error).__name__, tries)
+        self.bundle_status = BundleStatus(self.bundle_status.number, state, str(error) or type(error).__name__, tries)
         retry_at = now + BUNDLE_RETRY.pause_s(tries, jitter)
-        self._have = replace(self._have, bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
+        self._update_state(bundle=step.path if is_retried else "", bundle_retry_at=retry_at)
 
     def _on_statement_failed(self, step: AcceptStatement, error: Exception, now: float, jitter: float) -> None:
         """A statement that must not be believed is dropped; one that could not be verified or stored at present is
@@ -896,9 +804,9 @@ class Reconciler:
             return
         trouble = f"the newest statement is not obeyed: {error}"
         if is_final(error):
-            self._have = replace(self._have, offer=None, offer_trouble=trouble, reported=False)
+            self._update_state(offer=None, offer_trouble=trouble, reported=False)
             return
         self._offer_tries += 1
-        self._have = replace(self._have, offer_retry_at=now + RETRY.pause_s(self._offer_tries, jitter))
+        self._update_state(offer_retry_at=now + RETRY.pause_s(self._offer_tries, jitter))
         if not isinstance(error, LinkError) and trouble != self._have.offer_trouble:
-            self._have = replace(self._have, offer_trouble=trouble, reported=False)
+            self._update_state(offer_trouble=trouble, reported=False)

@@ -91,10 +91,8 @@ class ReleaseInstaller:
         """Whether the wanted slices are on disk, and for a gateway the content keys of what it runs for others."""
         try:
             opened = self.manifests.open(release)
-            needs_keys = self.assignment.needs_gateway_keys(release, manifest)
-            return opened.has_slices(self.assignment.slices(release, manifest)) and (
-                not needs_keys or has_keys(opened.folder)
-            )
+            lacks_keys = self.assignment.needs_gateway_keys(release, manifest) and not has_keys(opened.folder)
+            return opened.has_slices(self.assignment.slices(release, manifest)) and not lacks_keys
         except TrustError:
             return False
 

@@ -38,11 +38,9 @@ class ServingEngine(Protocol):
 
     def serve(self, model: str, release: LoadedRelease) -> None:
         """Answer requests for `model` by this release from now on."""
-        ...
 
     def drop(self, model: str) -> None:
         """Stop answering requests for `model`."""
-        ...
 
 
 @dataclass(frozen=True)

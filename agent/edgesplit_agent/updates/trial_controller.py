@@ -66,9 +66,8 @@ class TrialController:
         for model, stored in list(current.models.items()):
             if self._try_serve(model, stored.running) or not stored.trial:
                 continue
-            self.activation.update_best_effort(
-                slots.without_trial(self.activation.current, model), "what was on trial is spoilt"
-            )
+            without_trial = slots.without_trial(self.activation.current, model)
+            self.activation.update_best_effort(without_trial, "what was on trial is spoilt")
             if stored.committed:
                 self._try_serve(model, stored.committed)
         self.loader.stop_spinning()
@@ -99,15 +98,11 @@ class TrialController:
         trials = {model: stored.trial for model, stored in current.models.items() if stored.trial}
         committed = {model: stored.committed for model, stored in current.models.items() if stored.committed}
         return InstalledState(
-            running={**running, **own.running},
-            trials={**trials, **(own.running if own.on_trial else {})},
-            committed={**committed, **own.committed},
-            served_before=own.served,
-            offline_before=own.offline,
+            running={**running, **own.running}, trials={**trials, **(own.running if own.on_trial else {})},
+            committed={**committed, **own.committed}, served_before=own.served, offline_before=own.offline,
             held=frozenset(current.safe_mode.held if current.safe_mode else ()),
-            safe_mode=current.safe_mode.reason if current.safe_mode else "",
-            starts=current.unhealthy_starts,
-        )
+            safe_mode=current.safe_mode.reason if current.safe_mode else "", starts=current.unhealthy_starts,
+        )  # fmt: skip
 
     def verify(self, release: str) -> None:
         """Load the release and run its golden inputs; the loaded release is the one that `activate` serves.
@@ -126,9 +121,8 @@ class TrialController:
         self.loaded[release] = loaded
 
     def _record_load_finished(self, release: str) -> None:
-        self.activation.update_best_effort(
-            slots.with_load_finished(self.activation.current, release), "this try stays counted"
-        )
+        finished = slots.with_load_finished(self.activation.current, release)
+        self.activation.update_best_effort(finished, "this try stays counted")
 
     def activate(self, model: str, release: str) -> None:
         """Activate by one rename of `current.json`, then let the engine serve the release. The release that ran before

@@ -28,25 +28,8 @@ from edgesplit.runtime.emulated import EmulatedRuntime
 from edgesplit.runtime.input_decoder import InputProgram
 from edgesplit.runtime.options import EngineOptions
 from edgesplit.runtime.providers import select_available
+from edgesplit_agent.worker import ipc
 from edgesplit_agent.worker.direct.child import WorkerLanes
-from edgesplit_agent.worker.ipc import (
-    MAX_TEXT,
-    AddSlice,
-    BufferTooSmall,
-    Channel,
-    Failed,
-    FailureKind,
-    GrantBuffer,
-    MapSegment,
-    Opened,
-    OpenSlices,
-    PrepareLanes,
-    RunRequest,
-    RunResult,
-    SharedBuffer,
-    ToWorker,
-    UnmapSegments,
-)
 from edgesplit_agent.worker.session_merging import MergedSession, Steps, plan_steps, run_steps
 from edgesplit_agent.worker.tensor_refs import Memory, pack, packed_bytes, read_tensor, write_tensors
 
@@ -65,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the agent ends its workers itself when it stops
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     drop_privileges()
-    channel: Channel[ToWorker] = Channel(socket.socket(fileno=int(arguments[0])), ToWorker)  # type: ignore[arg-type]
+    channel: ipc.Channel[ipc.ToWorker] = ipc.Channel(socket.socket(fileno=int(arguments[0])), ipc.ToWorker)  # type: ignore[arg-type]
     try:
         WorkerServer(channel).serve()
     except (EOFError, ConnectionError):
@@ -112,7 +95,7 @@ def uses_accelerator(setup: EngineOptions) -> bool:
 class WorkerServer:
     """The open slices, the mapped memory and the lanes of this worker."""
 
-    def __init__(self, channel: Channel[ToWorker]) -> None:
+    def __init__(self, channel: ipc.Channel[ipc.ToWorker]) -> None:
         self._channel = channel
         self._sources: dict[str, tuple[Slice, SliceSource | None]] = {}
         self._programs: dict[str, Program] = {}
@@ -121,7 +104,7 @@ class WorkerServer:
         self._open_notes = self._engine.notes
         self._merged: list[MergedSession] = []
         self._steps: dict[tuple[tuple[str, ...], tuple[str, ...]], Steps] = {}
-        self._open_request = OpenSlices(EngineOptions())
+        self._open_request = ipc.OpenSlices(EngineOptions())
         self._limited = False
         self._lanes = WorkerLanes(channel.fileno(), self._run_for_lane)
 
@@ -131,28 +114,28 @@ class WorkerServer:
             if self._lanes.serve_one():
                 self._handle(*self._channel.receive_files())
 
-    def _handle(self, message: ToWorker, files: list[int]) -> None:
+    def _handle(self, message: ipc.ToWorker, files: list[int]) -> None:
         """Handle one message from the agent."""
-        if isinstance(message, RunRequest):
+        if isinstance(message, ipc.RunRequest):
             self._answer(message.number, lambda: self._run(message))
-        elif isinstance(message, MapSegment):
+        elif isinstance(message, ipc.MapSegment):
             self._map_segment(message, files)
-        elif isinstance(message, UnmapSegments):
+        elif isinstance(message, ipc.UnmapSegments):
             for number in message.segments:
                 self._memory.pop(number, None)
-        elif isinstance(message, AddSlice):
+        elif isinstance(message, ipc.AddSlice):
             self._add_slice(message, files)
-        elif isinstance(message, OpenSlices):
+        elif isinstance(message, ipc.OpenSlices):
             self._answer(0, lambda: self._open(message))
-        elif isinstance(message, PrepareLanes):
+        elif isinstance(message, ipc.PrepareLanes):
             self._lanes.connect_agent(files)
         else:
             raise MalformedMessage("more room for nothing")
 
-    def _answer(self, number: int, action: Callable[[], RunResult | Opened]) -> None:
+    def _answer(self, number: int, action: Callable[[], ipc.RunResult | ipc.Opened]) -> None:
         """Send the result of `action`, or the failure that it raised: everything short of the end of this process."""
         try:
-            answer: RunResult | Opened | Failed = action()
+            answer: ipc.RunResult | ipc.Opened | ipc.Failed = action()
         except (EOFError, ConnectionError):
             raise
         except UsageError as error:
@@ -165,12 +148,12 @@ class WorkerServer:
             answer = _failure(number, "failed", error)
         self._channel.send(answer)
 
-    def _map_segment(self, message: MapSegment, files: list[int]) -> None:
+    def _map_segment(self, message: ipc.MapSegment, files: list[int]) -> None:
         for file in files:
             self._memory[message.segment] = np.frombuffer(mmap.mmap(file, message.bytes), np.uint8)
             os.close(file)
 
-    def _add_slice(self, message: AddSlice, files: list[int]) -> None:
+    def _add_slice(self, message: ipc.AddSlice, files: list[int]) -> None:
         if message.slice.format == "input":
             source: SliceSource | None = None
         elif message.files:
@@ -179,7 +162,7 @@ class WorkerServer:
             source = Path(message.folder)
         self._sources[message.slice.name] = (message.slice, source)
 
-    def _open(self, request: OpenSlices) -> Opened:
+    def _open(self, request: ipc.OpenSlices) -> ipc.Opened:
         """Open all added slices anew. The sources stay, so that another setup may be tried."""
         self._programs, self._merged = {}, []
         self._steps.clear()
@@ -196,24 +179,23 @@ class WorkerServer:
             except ModelRefused as refusal:
                 if name not in request.optional:
                     raise
-                refused[name] = str(refusal)[:MAX_TEXT]
+                refused[name] = str(refusal)[: ipc.MAX_TEXT]
         self._programs, self._engine, self._open_request, self._open_notes = programs, engine, request, engine.notes
         self._merged = self._merge(request, engine)
-        return Opened(tuple(programs), refused, engine.notes, len(self._merged))
+        return ipc.Opened(tuple(programs), refused, engine.notes, len(self._merged))
 
-    def _merge(self, request: OpenSlices, engine: DispatchingRuntime) -> list[MergedSession]:
+    def _merge(self, request: ipc.OpenSlices, engine: DispatchingRuntime) -> list[MergedSession]:
         """The requested merged sessions that can be opened."""
         sessions = []
         for merge in request.merges if request.setup.merge else ():
-            parts = [
-                (slice_, source) for slice_, source in map(self._sources.__getitem__, merge.order) if source is not None
-            ]
+            sources = map(self._sources.__getitem__, merge.order)
+            parts = [(slice_, source) for slice_, source in sources if source is not None]
             program = engine.load_merged(parts, merge.outputs)
             if program is not None:
                 sessions.append(MergedSession(merge, program))
         return sessions
 
-    def _run(self, request: RunRequest) -> RunResult:
+    def _run(self, request: ipc.RunRequest) -> ipc.RunResult:
         tensors = {ref.name: read_tensor(ref, self._memory[ref.segment]) for ref in request.inputs}
         timing = Timing()
         live = self._execute(request.order, request.wants, tensors, timing)
@@ -224,7 +206,7 @@ class WorkerServer:
             buffer = self._request_buffer(request.number, needed_bytes)
         memory = self._memory[buffer.segment][buffer.offset : buffer.offset + buffer.bytes]
         placed = write_tensors(outputs, buffer, memory)
-        return RunResult(request.number, placed, timing.seconds, timing.overruns, self._engine.notes)
+        return ipc.RunResult(request.number, placed, timing.seconds, timing.overruns, self._engine.notes)
 
     def _execute(
         self, order: tuple[str, ...], wants: tuple[str, ...], tensors: Tensors, timing: Timing
@@ -256,22 +238,22 @@ class WorkerServer:
             self._lanes.state.signal_change()
         return live
 
-    def _request_buffer(self, number: int, needed_bytes: int) -> SharedBuffer:
+    def _request_buffer(self, number: int, needed_bytes: int) -> ipc.SharedBuffer:
         """Request a larger output buffer from the agent. InferenceFailed where it grants none."""
-        self._channel.send(BufferTooSmall(number, needed_bytes))
+        self._channel.send(ipc.BufferTooSmall(number, needed_bytes))
         while True:
             message, files = self._channel.receive_files()
-            if isinstance(message, MapSegment):
+            if isinstance(message, ipc.MapSegment):
                 self._map_segment(message, files)
-            elif isinstance(message, GrantBuffer) and message.number == number and message.room.bytes >= needed_bytes:
-                return message.room
-            elif isinstance(message, GrantBuffer) and message.number == number:
+            elif isinstance(message, ipc.GrantBuffer) and message.number == number:
+                if message.room.bytes >= needed_bytes:
+                    return message.room
                 raise InferenceFailed(f"there is no room for its outputs, {needed_bytes} bytes")
             else:  # a violation of the protocol: end this process
                 raise EOFError
 
 
-def _load_program(request: OpenSlices, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
+def _load_program(request: ipc.OpenSlices, slice_: Slice, source: SliceSource | None, runtime: Runtime) -> Program:
     if source is not None:
         return runtime.load(slice_, source)
     if request.input_spec is None:
@@ -280,9 +262,9 @@ def _load_program(request: OpenSlices, slice_: Slice, source: SliceSource | None
     return runtime.wrap(slice_.name, program) if isinstance(runtime, EmulatedRuntime) else program
 
 
-def _failure(number: int, kind: FailureKind, error: Exception) -> Failed:
+def _failure(number: int, kind: ipc.FailureKind, error: Exception) -> ipc.Failed:
     text = str(error) if isinstance(error, EdgeError) else f"{type(error).__name__}: {error}"
-    return Failed(number, kind, text[:MAX_TEXT])
+    return ipc.Failed(number, kind, text[: ipc.MAX_TEXT])
 
 
 if __name__ == "__main__":

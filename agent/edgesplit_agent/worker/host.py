@@ -56,7 +56,6 @@ class Host(Protocol):
     @property
     def lanes(self) -> ReleaseLanes | None:
         """Direct access of applications to the worker; None where there is none."""
-        ...
 
     def run(self, job: SliceRun, timing: Timing) -> dict[str, Tensor]:
         """The job's tensors and every output of its slices that is needed outside of it.
@@ -71,7 +70,6 @@ class Host(Protocol):
 
     def close(self) -> None:
         """End the worker, if there is one."""
-        ...
 
 
 StartHost = Callable[[StoredRelease, Plan], Host]

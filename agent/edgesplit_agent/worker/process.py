@@ -35,24 +35,10 @@ from edgesplit.errors import (
 from edgesplit.oip import protocol as oip
 from edgesplit.release.manifest import Slice
 from edgesplit.runtime import Tensor, Timing
+from edgesplit_agent.worker import ipc
 from edgesplit_agent.worker.dataflow import Dataflow
 from edgesplit_agent.worker.direct.broker import LaneBroker
 from edgesplit_agent.worker.host import SliceRun, WorkerLost
-from edgesplit_agent.worker.ipc import (
-    AddSlice,
-    BufferTooSmall,
-    Channel,
-    Failed,
-    GrantBuffer,
-    Opened,
-    OpenSlices,
-    RunRequest,
-    RunResult,
-    SharedBuffer,
-    SharedTensor,
-    ToAgent,
-    ToWorker,
-)
 from edgesplit_agent.worker.memory_maps import MemoryMaps
 from edgesplit_agent.worker.proc_stats import read_process_stats
 from edgesplit_agent.worker.stderr_tail import StderrTail
@@ -71,7 +57,7 @@ from edgesplit_agent.worker.watchdog_policy import (
 log = logging.getLogger(__name__)
 MODULE = "edgesplit_agent.worker.child"
 """Module that the worker process runs."""
-NO_BUFFER = SharedBuffer(0, 0, 0)
+NO_BUFFER = ipc.SharedBuffer(0, 0, 0)
 COPY_BELOW = 64 * 1024
 """Smaller outputs are copied, so that a cache that keeps them does not keep shared memory."""
 FOREVER_S = 1e6
@@ -108,10 +94,11 @@ class Worker:
         self._watched_task: Task | None = None
         self._cpu_before_s = 0.0
         self._ended = threading.Event()
-        self._end_reason = ""
+        self.end_reason = ""
+        """Why it ended; empty while it lives."""
         self.lanes = LaneBroker(bounds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel: Channel[ToAgent] = Channel(ours, ToAgent)  # type: ignore[arg-type]
+        self._channel: ipc.Channel[ipc.ToAgent] = ipc.Channel(ours, ipc.ToAgent)  # type: ignore[arg-type]
         try:
             with theirs:
                 self._process = _STARTER.submit(_start_process, theirs.fileno()).result()
@@ -140,11 +127,6 @@ class Worker:
         """Whether neither the agent nor a lane has a run in progress."""
         return self._task is None and self.lanes.current_task(perf_counter()) is None
 
-    @property
-    def end_reason(self) -> str:
-        """Why it ended; empty while it lives."""
-        return self._end_reason
-
     # Called by the watching thread
 
     def load(self, slices: Mapping[str, tuple[Slice, SliceSource | None]]) -> None:
@@ -154,21 +136,20 @@ class Worker:
             self.lanes.connect_worker(self._channel)
         except OSError as error:
             self._finish("")
-            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+            raise WorkerLost(f"the model's worker process {self.end_reason}") from error
         for slice_, source in slices.values():
             files = dict(source.descriptors) if isinstance(source, SliceInMemory) else {}
             folder = str(source.absolute()) if isinstance(source, Path) else ""
+            message = ipc.AddSlice(slice_, folder, tuple(files))
             try:
-                self._send(
-                    AddSlice(slice_, folder, tuple(files)), tuple(files.values()), perf_counter() + SEND_SLICE_TIMEOUT_S
-                )
+                self._send(message, tuple(files.values()), perf_counter() + SEND_SLICE_TIMEOUT_S)
             except MalformedMessage as error:
                 raise ModelRefused(f"slice {slice_.name} has too many tensors: {error}") from error
             except OSError as error:
                 self._finish("takes no files" if isinstance(error, TimeoutError) else "")
-                raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+                raise WorkerLost(f"the model's worker process {self.end_reason}") from error
 
-    def open(self, request: OpenSlices, file_bytes: int) -> Opened:
+    def open(self, request: ipc.OpenSlices, file_bytes: int) -> ipc.Opened:
         """Have the worker open the slices. ModelRefused where it cannot; WorkerLost where it ended or broke the
         protocol."""
         self._start_task("opened the model's files", load_limit_s(self._bounds, file_bytes))
@@ -182,12 +163,12 @@ class Worker:
                     self.check(0.0)
         except (OSError, EOFError, MalformedMessage) as error:
             self._finish(f"spoke nonsense: {error}" if isinstance(error, MalformedMessage) else "")
-            raise WorkerLost(f"the model's worker process {self._end_reason}") from error
+            raise WorkerLost(f"the model's worker process {self.end_reason}") from error
         finally:
             self._task = None
-        if not isinstance(answer, (Opened, Failed)):
+        if not isinstance(answer, (ipc.Opened, ipc.Failed)):
             self._finish("spoke nonsense: it has opened nothing")
-            raise WorkerLost(f"the model's worker process {self._end_reason}")
+            raise WorkerLost(f"the model's worker process {self.end_reason}")
         return _check_opened(answer)
 
     def check(self, wait_s: float | None = None) -> bool:
@@ -236,10 +217,10 @@ class Worker:
             self._process.kill()
             exit_code = self._process.wait()
         # Most specific first: the watchdog's reason, that of `kill` from another thread, the exit code.
-        self._end_reason = reason or self._end_reason or exit_reason(exit_code)
+        self.end_reason = reason or self.end_reason or exit_reason(exit_code)
         self.output.read_rest()
         if self.output.last:
-            self._end_reason += f" ({self.output.last})"
+            self.end_reason += f" ({self.output.last})"
         self.lanes.close()
         self._ended.set()
 
@@ -252,13 +233,13 @@ class Worker:
 
     def kill(self, reason: str) -> None:
         """Kill it, from any thread; the watching thread notices the end and reports the reason."""
-        self._end_reason = self._end_reason or reason
+        self.end_reason = self.end_reason or reason
         self._process.kill()
         self._channel.shutdown()
 
     # Called by request threads
 
-    def reopen(self, request: OpenSlices, file_bytes: int) -> Opened:
+    def reopen(self, request: ipc.OpenSlices, file_bytes: int) -> ipc.Opened:
         """Have the worker open the slices with another setup when it is free. ModelRefused (nothing is open then);
         WorkerLost."""
         with self._request_lock:
@@ -267,7 +248,7 @@ class Worker:
                 self._start_task("opened the model's files", load_limit_s(self._bounds, file_bytes))
                 self._send(request)
                 answer = self._channel.receive(FOREVER_S)
-                if not isinstance(answer, (Opened, Failed)):
+                if not isinstance(answer, (ipc.Opened, ipc.Failed)):
                     raise MalformedMessage("it has opened nothing")
             except (OSError, EOFError, MalformedMessage) as error:
                 raise self._worker_lost(error) from error
@@ -295,9 +276,9 @@ class Worker:
         """Wait for the answer to a run whose caller gave up."""
         while self._pending is not None:
             answer = self._channel.receive(_timeout_s(deadline))
-            if isinstance(answer, BufferTooSmall):  # the outputs are not wanted any more: let the run fail
-                self._send(GrantBuffer(answer.number, NO_BUFFER))
-            elif isinstance(answer, (RunResult, Failed)) and answer.number == self._pending.number:
+            if isinstance(answer, ipc.BufferTooSmall):  # the outputs are not wanted any more: let the run fail
+                self._send(ipc.GrantBuffer(answer.number, NO_BUFFER))
+            elif isinstance(answer, (ipc.RunResult, ipc.Failed)) and answer.number == self._pending.number:
                 self._pending = None
             else:
                 raise MalformedMessage("an answer to nothing that was asked")
@@ -305,69 +286,67 @@ class Worker:
     def _run(self, job: SliceRun, flow: Dataflow, timing: Timing) -> dict[str, Tensor]:
         """One run; the caller holds the lock. The pending run stays set if the caller gives up."""
         self._maps.unmap_closed()  # before new segments are mapped
-        inputs, inputs_alive = self._share_inputs(
-            {name: job.tensors[name] for name in flow.reads if name in job.tensors}
-        )
+        given = {name: job.tensors[name] for name in flow.reads if name in job.tensors}
+        inputs, inputs_alive = self._share_inputs(given)
         block = self._allocator.allocate(flow.room_bytes)
         self._number += 1
-        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
-        request = RunRequest(self._number, tuple(job.order), inputs, flow.returns, buffer)
+        buffer = ipc.SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        request = ipc.RunRequest(self._number, tuple(job.order), inputs, flow.returns, buffer)
         self._pending = _PendingRun(request.number, [inputs_alive, block])
-        self._start_task(
-            "computed", run_limit_s(self._bounds, job.expected_s, _timeout_s(job.deadline), job.predicted_s)
-        )
+        limit_s = run_limit_s(self._bounds, job.expected_s, _timeout_s(job.deadline), job.predicted_s)
+        self._start_task("computed", limit_s)
         self._send(request, deadline=job.deadline)
         answer = self._channel.receive(_timeout_s(job.deadline))
-        if isinstance(answer, BufferTooSmall) and answer.number == request.number:
+        if isinstance(answer, ipc.BufferTooSmall) and answer.number == request.number:
             buffer, block = self._grow_buffer(answer, buffer, block)
             flow.room_bytes = buffer.bytes
             self._pending.keep_alive.append(block)
             answer = self._channel.receive(_timeout_s(job.deadline))
-        if not isinstance(answer, (RunResult, Failed)) or answer.number != request.number:
+        if not isinstance(answer, (ipc.RunResult, ipc.Failed)) or answer.number != request.number:
             raise MalformedMessage(f"{type(answer).__name__} in place of an answer")
         self._pending = None
-        if isinstance(answer, Failed):
+        if isinstance(answer, ipc.Failed):
             # Only slices that decode frames can find fault with the application's input.
             raise UsageError(answer.text) if answer.kind == "usage" and flow.decodes else InferenceFailed(answer.text)
         record_times(answer, job, timing)
         self.notes = answer.notes
         return {**job.tensors, **read_outputs(answer.outputs, flow.returns, buffer, block.memory)}
 
-    def _share_inputs(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[SharedTensor, ...], list[object]]:
+    def _share_inputs(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[ipc.SharedTensor, ...], list[object]]:
         """References to the inputs, and what keeps them alive: those in shared memory already are used in place, the
         others are written now."""
-        refs: list[SharedTensor] = []
+        refs: list[ipc.SharedTensor] = []
         unshared: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             location = self._maps.locate(tensor)
             if location is None:
                 unshared[name] = tensor
             else:
-                refs.append(SharedTensor(name, *location, tensor.nbytes, oip.datatype(tensor), tensor.shape))
+                refs.append(ipc.SharedTensor(name, *location, tensor.nbytes, oip.datatype(tensor), tensor.shape))
         if not unshared:
             return tuple(refs), [tensors]
         flat = {name: pack(unshared_tensor) for name, unshared_tensor in unshared.items()}
         block = self._allocator.allocate(packed_bytes(flat))
-        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        buffer = ipc.SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
         return (*refs, *write_tensors(unshared, buffer, block.memory)), [tensors, block]
 
     def _grow_buffer(
-        self, too_small: BufferTooSmall, buffer: SharedBuffer, block: TensorBlock
-    ) -> tuple[SharedBuffer, TensorBlock]:
+        self, too_small: ipc.BufferTooSmall, buffer: ipc.SharedBuffer, block: TensorBlock
+    ) -> tuple[ipc.SharedBuffer, TensorBlock]:
         """Grant the worker a larger output buffer, or an empty one where there is no room."""
         try:
             block = self._allocator.allocate(too_small.bytes)
         except Busy:
-            self._send(GrantBuffer(too_small.number, NO_BUFFER))
+            self._send(ipc.GrantBuffer(too_small.number, NO_BUFFER))
             return buffer, block
-        buffer = SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
-        self._send(GrantBuffer(too_small.number, buffer))
+        buffer = ipc.SharedBuffer(self._maps.number(block.segment), block.offset, len(block.memory))
+        self._send(ipc.GrantBuffer(too_small.number, buffer))
         return buffer, block
 
     def _start_task(self, description: str, limit_s: float) -> None:
         self._task = Task(perf_counter(), limit_s, description)
 
-    def _send(self, message: ToWorker, files: tuple[int, ...] = (), deadline: float = math.inf) -> None:
+    def _send(self, message: ipc.ToWorker, files: tuple[int, ...] = (), deadline: float = math.inf) -> None:
         self._channel.send(message, files, _timeout_s(deadline))
 
     def _worker_lost(self, error: Exception) -> WorkerLost:
@@ -377,16 +356,14 @@ class Worker:
         else:
             self.kill("")
         self._ended.wait(EXIT_TIMEOUT_S)
-        return WorkerLost(f"the model's worker process {self._end_reason or 'ended'}")
+        return WorkerLost(f"the model's worker process {self.end_reason or 'ended'}")
 
 
-def _check_opened(answer: Opened | Failed) -> Opened:
-    if isinstance(answer, Opened):
+def _check_opened(answer: ipc.Opened | ipc.Failed) -> ipc.Opened:
+    if isinstance(answer, ipc.Opened):
         return answer
-    reason = (
-        answer.text if answer.kind in ("refused", "usage") else f"a worker process could not load it: {answer.text}"
-    )
-    raise ModelRefused(reason)
+    is_release_fault = answer.kind in ("refused", "usage")
+    raise ModelRefused(answer.text if is_release_fault else f"a worker process could not load it: {answer.text}")
 
 
 def _timeout_s(deadline: float) -> float:
@@ -394,7 +371,7 @@ def _timeout_s(deadline: float) -> float:
     return min(FOREVER_S, max(0.001, deadline - perf_counter()))
 
 
-def record_times(answer: RunResult, job: SliceRun, timing: Timing) -> None:
+def record_times(answer: ipc.RunResult, job: SliceRun, timing: Timing) -> None:
     """Record the durations that the worker reports. MalformedMessage where they are implausible."""
     known = {name: seconds for name, seconds in answer.seconds.items() if name in job.order}
     if len(known) != len(answer.seconds) or not all(0 <= duration < FOREVER_S for duration in known.values()):
@@ -404,7 +381,7 @@ def record_times(answer: RunResult, job: SliceRun, timing: Timing) -> None:
 
 
 def read_outputs(
-    refs: tuple[SharedTensor, ...], wants: tuple[str, ...], buffer: SharedBuffer, memory: Memory
+    refs: tuple[ipc.SharedTensor, ...], wants: tuple[str, ...], buffer: ipc.SharedBuffer, memory: Memory
 ) -> dict[str, Tensor]:
     """The outputs, read from the buffer that was granted. MalformedMessage where the references differ from the
     request."""

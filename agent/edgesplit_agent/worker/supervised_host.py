@@ -186,10 +186,8 @@ class _WorkerSupervisor:
         self.history.opened, self.history.notes = opened, opened.notes
         self.history.accelerators_off_since = perf_counter() if setup != self.setup else 0.0
         if self.history.accelerators_off_since:
-            self.history.notes = (
-                f"{ACCELERATOR_GONE}: workers that used {', '.join(self.setup.providers)} were lost",
-                *opened.notes,
-            )
+            loss = f"{ACCELERATOR_GONE}: workers that used {', '.join(self.setup.providers)} were lost"
+            self.history.notes = (loss, *opened.notes)
         for note in (*opened.refused.values(), *opened.notes):
             log.warning("release %s: %s", self.release.digest[:12], note)
         return worker
@@ -209,14 +207,11 @@ class _WorkerSupervisor:
         manifest = self.release.manifest
         max_bytes = self.bounds.memory_bytes // MERGED_MEMORY_DIVISOR
         return OpenSlices(
-            setup=setup,
-            optional=tuple(needed.optional),
-            input_spec=manifest.input_spec,
-            slice_s=None if self.slice_s is None else dict(self.slice_s),
-            memory_bytes=self.bounds.memory_bytes,
+            setup=setup, optional=tuple(needed.optional), input_spec=manifest.input_spec,
+            slice_s=None if self.slice_s is None else dict(self.slice_s), memory_bytes=self.bounds.memory_bytes,
             merges=merges_of(manifest, self.plan, max_bytes) if setup.merge else (),
             shares=dict(self.plan.slice_s) if setup.merge else {},
-        )
+        )  # fmt: skip
 
     def _file_bytes(self, names: Iterable[str]) -> int:
         return sum(self.release.manifest.slice(name).bytes for name in names)
@@ -231,12 +226,8 @@ class _WorkerSupervisor:
         """The configured setup, without accelerators after repeated losses with them."""
         if not self.setup.providers or self.history.losses_in_a_row < MAX_ACCELERATOR_LOSSES:
             return self.setup
-        log.error(
-            "release %s: %s with %s, the CPU runs it for a while",
-            self.release.digest[:12],
-            ACCELERATOR_GONE,
-            self.setup,
-        )
+        release = self.release.digest[:12]
+        log.error("release %s: %s with %s, the CPU runs it for a while", release, ACCELERATOR_GONE, self.setup)
         return msgspec.structs.replace(self.setup, providers=())
 
     def _publish(self, **fields: Any) -> None:
@@ -368,17 +359,11 @@ class SupervisedHost:
         supervisor = self._supervisor
         worker = supervisor.worker
         return {
-            "isolation": "process",
-            "pid": worker.pid if worker is not None else 0,
-            "starts": supervisor.history.starts,
-            "lost": supervisor.history.lost,
-            "lost_in_a_row": supervisor.history.losses_in_a_row,
-            "last_lost": supervisor.history.last_loss,
-            "setup": str(supervisor.setup),
-            "notes": list(supervisor.notes),
-            "tensor_bytes": supervisor.allocator.held_bytes,
-            "lanes": self.lanes.count,
-        }
+            "isolation": "process", "pid": worker.pid if worker is not None else 0, "starts": supervisor.history.starts,
+            "lost": supervisor.history.lost, "lost_in_a_row": supervisor.history.losses_in_a_row,
+            "last_lost": supervisor.history.last_loss, "setup": str(supervisor.setup), "notes": list(supervisor.notes),
+            "tensor_bytes": supervisor.allocator.held_bytes, "lanes": self.lanes.count,
+        }  # fmt: skip
 
     def _await_worker(self, deadline: float | None) -> Worker:
         """The current worker, waiting for the next one if need be; `until` None: without a deadline."""

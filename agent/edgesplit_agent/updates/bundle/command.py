@@ -127,9 +127,8 @@ def lines(description: Mapping[str, Any]) -> list[str]:
         f"  {_plain(entry['model'])}  {entry['release'][:12]}  {entry['bytes'] / 1e6:.1f} MB"
         for entry in description["releases"]
     ]
-    result.append(
-        "  for " + ", ".join(f"{_plain(name)} ({_plain(kind)})" for name, kind in description["devices"].items())
-    )
+    devices = [f"{_plain(name)} ({_plain(kind)})" for name, kind in description["devices"].items()]
+    result.append(f"  for {', '.join(devices)}")
     if description["kit"]:
         result.append(f"  kit for {_plain(description['kit'])}: run edgesplit/install.sh as root")
     if "verified" in description:
@@ -152,9 +151,8 @@ def _apply(options: argparse.Namespace, status: ReadStatus) -> int:
         lacking = apply_without_agent(folder, identity, bundle, _progress_bar(), options.store_quota)
     finally:
         folder.release()
-    print(
-        f"taken: {lacking or 'everything that this device shall run is here'}; it runs with the next start of the agent"
-    )
+    lacking = lacking or "everything that this device shall run is here"
+    print(f"taken: {lacking}; it runs with the next start of the agent")
     return 0
 
 
@@ -195,9 +193,8 @@ def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: R
             info = {}
         if info.get("number") == submitted.number:
             if info["state"] == "taken":
-                print(
-                    f"taken{': ' + info['detail'] if info['detail'] else ''}; `edgesplit-agent status` shows what runs"
-                )
+                detail = f": {info['detail']}" if info["detail"] else ""
+                print(f"taken{detail}; `edgesplit-agent status` shows what runs")
                 return 0
             if info["state"] == "refused":
                 request.withdraw(folder.bundle_request_file, submitted.number)

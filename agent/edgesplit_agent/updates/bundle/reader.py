@@ -36,7 +36,6 @@ class BundleReader(Protocol):
 
     def close(self) -> None:
         """Close the medium."""
-        ...
 
 
 def open_bundle(path: Path) -> BundleReader:

@@ -107,9 +107,8 @@ class BundleWatch:
             self._reconciler.on_bundle(bundle_request.number, bundle_request.path)
         elif status.state in ("taken", "refused"):
             detail = f": {status.detail}" if status.detail else ""
-            log.log(
-                logging.INFO if status.state == "taken" else logging.ERROR, "the bundle is %s%s", status.state, detail
-            )
+            level = logging.INFO if status.state == "taken" else logging.ERROR
+            log.log(level, "the bundle is %s%s", status.state, detail)
             withdraw(self._file, bundle_request.number)
 
     def on_progress(self, done: int, total: int) -> None:

@@ -179,10 +179,8 @@ class LaneBroker:
             self._close_abandoned()
             if self._state.has_changed:  # it no longer runs as its grants say
                 self.end_all()
-        has_answered, self._checked_answers = (
-            self._checked_answers != self._state.answer_count,
-            self._state.answer_count,
-        )
+        answers = self._state.answer_count
+        has_answered, self._checked_answers = answers != self._checked_answers, answers
         self._collect_and_deliver()
         return self.current_task(now) or (ANSWERING if has_answered else None)
 

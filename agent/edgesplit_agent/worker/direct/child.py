@@ -173,22 +173,18 @@ class WorkerLanes:
         self._run = run
         self._channel = channel
         self._lane_socket: socket.socket | None = None
-        self._state: LaneSharedState | None = None
+        self.state: LaneSharedState | None = None
+        """The state shared with the agent; None before `connect_agent`."""
         self._lanes: dict[int, LaneConnection] = {}
         self._due: deque[LaneConnection] = deque()
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(OpenLane)
 
-    @property
-    def state(self) -> LaneSharedState | None:
-        """The state shared with the agent; None before `connect_agent`."""
-        return self._state
-
     def connect_agent(self, files: Sequence[int]) -> None:
         """Connect the shared state and the lane socket that came as these descriptors."""
         words, door = files
-        self._state = LaneSharedState(memoryview(mmap.mmap(words, shared_state.BYTES)))
+        self.state = LaneSharedState(memoryview(mmap.mmap(words, shared_state.BYTES)))
         os.close(words)
         self._lane_socket = socket.socket(fileno=door)
         self._poll.register(door, select.POLLIN)
@@ -218,9 +214,9 @@ class WorkerLanes:
         if not lane.is_due:
             return
         lane.is_due = False
-        assert self._state is not None
+        assert self.state is not None
         try:
-            if lane.serve(self._run, self._state):
+            if lane.serve(self._run, self.state):
                 self._poll.modify(lane.fileno(), lane.poll_event)
         except LaneClosed:
             self._drop(lane)

@@ -6,7 +6,6 @@ times and counts are discarded, and no word is used as an address. Each word is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 MAX_LANES = 16
@@ -144,12 +143,6 @@ class LaneSharedState:
         If more than the ring holds, only the newest; implausible times are left out.
         """
         first = max(collected, answers - RING_ENTRIES)
-        times = [
-            (self._seconds[index], self._seconds[index + 1])
-            for index in (_RING + 2 * (number % RING_ENTRIES) for number in range(first, answers))
-        ]
-        return [
-            latency_and_run
-            for latency_and_run in times
-            if 0.0 <= latency_and_run[1] <= latency_and_run[0] < MAX_PLAUSIBLE_S and math.isfinite(latency_and_run[0])
-        ]
+        indexes = (_RING + 2 * (number % RING_ENTRIES) for number in range(first, answers))
+        times = [(self._seconds[index], self._seconds[index + 1]) for index in indexes]
+        return [(latency_s, run_s) for latency_s, run_s in times if 0.0 <= run_s <= latency_s < MAX_PLAUSIBLE_S]

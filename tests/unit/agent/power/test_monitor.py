@@ -86,11 +86,11 @@ def test_a_race_that_the_device_was_meant_to_run_alone_is_no_fallback() -> None:
         )
         raced = []
         while (
-            engine.hedge_counts["hedges"] == 0 and len(raced) < 200
+            engine.hedge_budget.counts["hedges"] == 0 and len(raced) < 200
         ):  # a busy machine's figures may not ask for a race
             engine._own_target._estimate = meter
             raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
-        assert engine.hedge_counts["hedges"] >= 1 and engine.breaker.state == "closed"
+        assert engine.hedge_budget.counts["hedges"] >= 1 and engine.breaker.state == "closed"
     for answer in raced:
         assert (answer.outputs["y"] == EXPECTED).all()
         assert answer.report.row in ("local", "remote") and not answer.report.fallback and not answer.report.cause

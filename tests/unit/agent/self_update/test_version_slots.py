@@ -14,10 +14,10 @@ from edgesplit.release.agent_release import Target, agent_builds, build_for, bui
 from edgesplit.release.manifest import decode_manifest
 from edgesplit_agent.self_update import launcher, version_slots
 from edgesplit_agent.self_update.launcher import LaunchContext, prepare_start, start_command
-from edgesplit_agent.self_update.trial import VersionTrial, verdict_times, version_unhealthy_reason, version_verdict
+from edgesplit_agent.self_update.trial import VersionTrial
 from edgesplit_agent.self_update.version_slots import INSTALLED, Versions
 from edgesplit_agent.self_update.version_store import VersionStore
-from edgesplit_agent.service.doctor_version import check_versions
+from edgesplit_agent.service.doctor_device import check_versions
 from edgesplit_agent.state.data_folder import DataFolder
 from edgesplit_agent.state.slots import UNHEALTHY_STARTS
 from edgesplit_agent.version_check import NEEDS_LAUNCHER, incompatibility
@@ -131,17 +131,15 @@ def test_a_version_proves_itself_by_broker_and_models(
 ) -> None:
     """It must stay connected for the health time, with what was served before; and it has five minutes for that."""
     trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), online_since)
-    assert version_verdict(trial, serving, now, 10.0) == verdict
-    assert all(version_verdict(trial, serving, moment, 10.0) for moment in verdict_times(trial, 10.0))
+    assert trial.verdict(serving, now, 10.0) == verdict
+    assert all(trial.verdict(serving, moment, 10.0) for moment in trial.verdict_times(10.0))
 
 
 def test_the_reason_says_what_was_missing() -> None:
     """People read whether it was the link or a model."""
     trial = VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}))
-    assert version_unhealthy_reason(trial, set()) == "it did not reach the broker within 300 s"
-    assert "does not serve digits" in version_unhealthy_reason(
-        VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), 5.0), set()
-    )
+    assert trial.unhealthy_reason(set()) == "it did not reach the broker within 300 s"
+    assert "does not serve digits" in VersionTrial(NEW, 0.0, 300.0, frozenset({"digits"}), 5.0).unhealthy_reason(set())
 
 
 def test_a_version_judges_launcher_and_folder() -> None:

@@ -34,7 +34,7 @@ def test_a_record_is_delivered_after_the_answer() -> None:
     engine.serve("tiny", active(LOCAL))
     answer = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, defer_accounting=True)
     assert kept.records == []
-    engine.deliver_records()
+    engine.accounting.deliver()
     (finished,) = kept.records
     assert finished.outcome is answer.report and finished.model == "tiny" and finished.device_runs == (None,)
     assert finished.phases and finished.timing is not None and not finished.is_direct

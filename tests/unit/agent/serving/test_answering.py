@@ -119,7 +119,7 @@ def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None
         cloud.script = cloud.hold
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.hedged and report.cause == "timeout"
-        counts = engine.hedge_counts
+        counts = engine.hedge_budget.counts
         assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
         eventually("its connection is closed", lambda: not engine._own_target._remote._busy)  # type: ignore[union-attr]
 
@@ -172,10 +172,10 @@ def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> No
         cloud.let_go.set()
         report = asking.answer.report
         assert report.hedged and not report.fallback
-        assert engine.hedge_counts["cloud_won"] == engine.hedge_counts["cancelled"] == 1
+        assert engine.hedge_budget.counts["cloud_won"] == engine.hedge_budget.counts["cancelled"] == 1
         steps["b"].may_run.set()
-        eventually("the loser's time is counted", lambda: engine.hedge_counts["wasted_s"] > 0)
-        assert engine.hedge_counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_counts["wasted_s"])
+        eventually("the loser's time is counted", lambda: engine.hedge_budget.counts["wasted_s"] > 0)
+        assert engine.hedge_budget.counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_budget.counts["wasted_s"])
 
 
 def test_a_hedge_by_choice_needs_a_budget() -> None:
@@ -183,7 +183,11 @@ def test_a_hedge_by_choice_needs_a_budget() -> None:
     with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 5.0)
-        assert (engine.hedge_counts["held_back"], engine.hedge_counts["by_choice"], engine.hedge_counts["hedges"]) == (
+        assert (
+            engine.hedge_budget.counts["held_back"],
+            engine.hedge_budget.counts["by_choice"],
+            engine.hedge_budget.counts["hedges"],
+        ) == (
             1,
             0,
             1,
@@ -197,10 +201,10 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
         hang(steps["a"])
         engine.serve("other", active(LOCAL, steps=steps))
         others = [Asking(engine, model="other") for _ in range(2)]
-        eventually("one has the processor, and one waits for it", lambda: engine._queue.has_waiting)
+        eventually("one has the processor, and one waits for it", lambda: engine.queue.has_waiting)
         asking = Asking(engine)
-        eventually("its patience is over", lambda: engine.hedge_counts["held_back"] == 1)
-        assert engine.hedge_counts["hedges"] == 0
+        eventually("its patience is over", lambda: engine.hedge_budget.counts["held_back"] == 1)
+        assert engine.hedge_budget.counts["hedges"] == 0
         steps["a"].may_run.set()
         cloud.let_go.set()
         for one in (asking, *others):
@@ -223,7 +227,7 @@ def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPa
         for _ in range(5):
             assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.hedged
         assert (engine.breaker.state, engine.breaker.failures) == ("closed", 0)
-        assert engine.hedge_counts["device_won"] == 5
+        assert engine.hedge_budget.counts["device_won"] == 5
 
 
 @pytest.mark.parametrize("by_request", [True, False])
@@ -234,7 +238,7 @@ def test_always_begins_at_once(by_request: bool) -> None:
         cloud.script = cloud.hold
         wishes = InferOptions(hedge="always") if by_request else InferOptions()
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes).report.hedged
-        assert engine.hedge_counts["by_choice"] == 1
+        assert engine.hedge_budget.counts["by_choice"] == 1
 
 
 def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
@@ -242,8 +246,8 @@ def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed(
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 1.0)
-        assert engine.hedge_counts["hedges"] == 1
-        assert engine.hedge_counts["by_choice"] == engine.hedge_counts["held_back"] == 0
+        assert engine.hedge_budget.counts["hedges"] == 1
+        assert engine.hedge_budget.counts["by_choice"] == engine.hedge_budget.counts["held_back"] == 0
         cloud.script = unavailable
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and not report.hedged
@@ -262,7 +266,7 @@ def test_a_stream_pipelines() -> None:
             eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
             assert steps["a"].runs == number
         assert all(frame.result is None for frame in frames)
-        assert engine._queue._holder is None
+        assert engine.queue._holder is None
         cloud.let_go.set()
         assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
 
@@ -277,8 +281,8 @@ def test_a_stream_keeps_its_newest_frames() -> None:
         frames = []
         for number in range(4):
             frames.append(Asking(engine, options=wishes))
-            eventually("the one before gave way", lambda number=number: engine.dropped_frames == number)  # type: ignore[misc]
-            eventually("it waits", lambda: engine._queue.has_waiting)
+            eventually("the one before gave way", lambda number=number: engine.queue.dropped == number)  # type: ignore[misc]
+            eventually("it waits", lambda: engine.queue.has_waiting)
         for dropped in frames[:-1]:
             assert isinstance(dropped.error, Dropped)
         steps["a"].may_run.set()
@@ -293,10 +297,10 @@ def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
         running = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
         assert steps["a"].entered.wait(20)
         waiting = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
-        eventually("it waits", lambda: engine._queue.has_waiting)
+        eventually("it waits", lambda: engine.queue.has_waiting)
         assert isinstance(Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1)).error, Dropped)
         plain = Asking(engine)
-        eventually("it has its place", lambda: engine._queue.in_flight == 3)
+        eventually("it has its place", lambda: engine.queue.in_flight == 3)
         assert isinstance(Asking(engine).error, Busy)
         assert isinstance(Asking(engine, options=InferOptions(drop="oldest")).error, Dropped), (
             "nobody there would give way"
@@ -304,7 +308,7 @@ def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
         steps["a"].may_run.set()
         for one in (running, waiting, plain):
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
-        assert engine.dropped_frames == 2
+        assert engine.queue.dropped == 2
 
 
 def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
@@ -317,7 +321,7 @@ def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> N
         eventually(
             "only it keeps a thread", lambda: engine._device_threads.threads - len(engine._device_threads._idle) == 1
         )
-        assert engine._queue.in_flight == 0
+        assert engine.queue.in_flight == 0
 
 
 # Stale answers
@@ -335,7 +339,7 @@ def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
         assert stale.outputs is good.outputs
         assert stale.report.stale and stale.report.age_s > 0 and not good.report.stale
         assert [type(record.outcome) for record in kept.records] == [Report, LinkError]
-        assert engine.stale_answers == 1
+        assert engine.stale_answers.given == 1
         again = engine.infer("tiny", {"x": INPUT + 1}, deadline_s=LONG_S, request_id="r-1", options=wishes)
         assert again is stale, "an id stands for one answer"
         for other in (
@@ -385,10 +389,10 @@ def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> No
             wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", options=wishes)
         assert (
-            len(engine._stale_answers._answers) <= 64
-            and len(engine._idempotency._executions) <= engine._idempotency._entries
+            len(engine.stale_answers._answers) <= 64
+            and len(engine.idempotency._executions) <= engine.idempotency._entries
         )
-        assert engine._queue.in_flight == 0 and len(engine._queue._shares.used) <= 1
+        assert engine.queue.in_flight == 0 and len(engine.queue._shares.used) <= 1
         assert engine._device_threads.threads <= 128
 
 
@@ -488,16 +492,16 @@ def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.M
             patched.setattr(engine._offload_threads, "start", refuse)
             assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.cause == "link"
         with monkeypatch.context() as patched:
-            patched.setattr(engine._offload_race._tail_threads, "start", _only_first(engine._device_threads.start))
+            patched.setattr(engine._offload_race.tail_threads, "start", _only_first(engine._device_threads.start))
             cloud.script = cloud.hold
             asking = Asking(engine, options=InferOptions(hedge="always"))
-            eventually("the tail was refused", lambda: engine.hedge_counts["hedges"] == 1)
+            eventually("the tail was refused", lambda: engine.hedge_budget.counts["hedges"] == 1)
             cloud.let_go.set()
             assert not asking.answer.report.fallback
         monkeypatch.setattr(engine._device_threads, "start", refuse)
         with pytest.raises(Busy):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._queue.in_flight == engine._own_target.in_flight == 0
+        assert engine.queue.in_flight == engine._own_target.in_flight == 0
 
 
 def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
@@ -593,8 +597,8 @@ def test_a_request_whose_place_another_took_is_selected_again_and_counted_once()
         target.reserve = taken_by_another  # type: ignore[method-assign]
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert (report.row, report.fallback) == ("local", False) and taken[0] is not None
-        assert cloud.asked == [] and engine.row_of("tiny") == "local" and target.in_flight == 1
-        assert len(engine._selector._arrivals["tiny"]) == 1
+        assert cloud.asked == [] and engine.selector.row_of("tiny") == "local" and target.in_flight == 1
+        assert len(engine.selector._arrivals["tiny"]) == 1
 
 
 def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:

@@ -213,7 +213,7 @@ def test_more_requests_than_room_are_turned_away_at_once() -> None:
     for thread in threads:
         thread.start()
     assert steps["a"].entered.wait(10)
-    while engine._queue.in_flight < 2:
+    while engine.queue.in_flight < 2:
         pass
     with pytest.raises(Busy):
         engine.infer("tiny", {"x": INPUT}, deadline_s=15)
@@ -247,7 +247,7 @@ def test_a_retried_id_gets_the_same_answer_without_running_again() -> None:
     with world(LOCAL) as (engine, _, release):
         first = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
         again = engine.infer("tiny", {"x": INPUT}, deadline_s=10, request_id="r-1")
-        assert again is first and engine.joined_retries == 1
+        assert again is first and engine.idempotency.joined == 1
         assert release.programs["a"].runs == 1  # type: ignore[attr-defined]
 
 
