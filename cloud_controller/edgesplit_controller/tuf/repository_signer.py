@@ -18,16 +18,7 @@ from typing import Final, TypeVar
 
 from securesystemslib.signer import Key
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import (
-    DelegatedRole,
-    Delegations,
-    Metadata,
-    MetaFile,
-    Root,
-    Snapshot,
-    Targets,
-    Timestamp,
-)
+from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit import identifiers

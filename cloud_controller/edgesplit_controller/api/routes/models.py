@@ -65,10 +65,7 @@ def model_file(request: Request, reference: str) -> FileResponse:
     )
 
 
-@certified.get(
-    "/models/{reference}/optimised",
-    responses=MODEL_FILE,
-)
+@certified.get("/models/{reference}/optimised", responses=MODEL_FILE)
 def optimised_file(request: Request, reference: str) -> FileResponse:
     """The model file after graph optimisation, which is what is measured and sliced."""
     return FileResponse(
