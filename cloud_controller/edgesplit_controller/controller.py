@@ -216,17 +216,9 @@ class Controller:
         return self.planner.describe(self.registry.get(reference), device_class, link, options)
 
     def deploy(
-        self,
-        reference: str,
-        targets: Sequence[str],
-        link: str,
-        plan_options: PlanOptions,
-        *,
-        recut: bool = False,
-        elsewhere: bool = False,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, reference: str, targets: Sequence[str], link: str, plan_options: PlanOptions, *, recut: bool = False,
+        elsewhere: bool = False, now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Plan, slice and sign a release and begin its rollout on the terms in `asked`; with `now` devices fetch
         it outside of their fetch hours too.
 
@@ -258,16 +250,9 @@ class Controller:
         )
 
     def deploy_signed(
-        self,
-        reference: str,
-        targets: Sequence[str],
-        plan_options: PlanOptions,
-        release: str,
-        signed: bytes,
-        *,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, reference: str, targets: Sequence[str], plan_options: PlanOptions, release: str, signed: bytes, *,
+        now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Publish a release that `deploy` prepared and that was signed on another machine, and begin its
         rollout.
 
@@ -286,15 +271,9 @@ class Controller:
         )
 
     def deploy_agent(
-        self,
-        version: str,
-        targets: Sequence[str],
-        *,
-        elsewhere: bool = False,
-        signed: tuple[str, bytes] | None = None,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, version: str, targets: Sequence[str], *, elsewhere: bool = False, signed: tuple[str, bytes] | None = None,
+        now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Sign a version of the agent as a release and begin its rollout on the terms in `asked`.
 
         With `elsewhere` the result is what the release key must sign on another machine, and nothing is published yet;
@@ -368,14 +347,10 @@ class Controller:
             self.gateways.register(request.device, gateway)
             self.restate_gateways()
         claim = Claim(
-            device=request.device,
-            device_class=request.device_class,
-            token=token,
-            controller_url=self.addresses.api_url,
-            ca_pem=self.authority.ca_pem,
-            tuf_root=self.signing.root_text,
+            device=request.device, device_class=request.device_class, token=token,
+            controller_url=self.addresses.api_url, ca_pem=self.authority.ca_pem, tuf_root=self.signing.root_text,
             expires=expires,
-        )
+        )  # fmt: skip
         result: dict[str, Any] = msgspec.to_builtins(claim)
         return result
 
@@ -425,13 +400,10 @@ class Controller:
 
     def _enrolled(self, enrolment: Enrolment) -> dict[str, Any]:
         enrolled = Enrolled(
-            device=enrolment.device,
-            certificate_pem=enrolment.certificate.decode(),
-            ca_pem=self.authority.ca_pem,
-            broker_host=self.addresses.mqtt_host,
-            broker_port=self.addresses.mqtt_port,
+            device=enrolment.device, certificate_pem=enrolment.certificate.decode(), ca_pem=self.authority.ca_pem,
+            broker_host=self.addresses.mqtt_host, broker_port=self.addresses.mqtt_port,
             offload_url=self.addresses.offload_url,
-        )
+        )  # fmt: skip
         result: dict[str, Any] = msgspec.to_builtins(enrolled)
         return result
 

@@ -228,14 +228,9 @@ def state_of(row: OperatorRow, now: float) -> str:
 def to_dict(row: OperatorRow, now: float) -> dict[str, Any]:
     """An operator as the API returns it."""
     return {
-        "name": row.name,
-        "role": row.role,
-        "groups": list(row.groups),
-        "state": state_of(row, now),
-        "created": row.created,
-        "expires": row.expires,
-        "last_seen": row.last_seen,
-    }
+        "name": row.name, "role": row.role, "groups": list(row.groups), "state": state_of(row, now),
+        "created": row.created, "expires": row.expires, "last_seen": row.last_seen,
+    }  # fmt: skip
 
 
 def _check(operator: NewOperator) -> None:

@@ -27,15 +27,8 @@ from edgesplit_controller.caller import Caller, Role, set_current_operator
 from edgesplit_controller.errors import PermissionDenied
 
 __all__ = [
-    "OPERATOR",
-    "Caller",
-    "Role",
-    "admin_routes",
-    "caller_of",
-    "operator_routes",
-    "set_audit_subject",
-    "viewer_routes",
-]
+    "OPERATOR", "Caller", "Role", "admin_routes", "caller_of", "operator_routes", "set_audit_subject", "viewer_routes",
+]  # fmt: skip
 
 COOKIE = "__Host-edgesplit"
 """Name of the session cookie."""
@@ -152,14 +145,11 @@ def parse_credentials(request: Request) -> PresentedCredentials:
     peer: Peer | None = request.scope.get(SCOPE)
     headers = request.headers
     return PresentedCredentials(
-        address=request.client.host if request.client else "?",
-        peer=peer,
-        authorization=tuple(headers.getlist("authorization")),
-        session=tuple(_cookies(headers.getlist("cookie"))),
-        is_change=request.method not in SAFE_METHODS,
-        csrf=headers.get(CSRF_HEADER, ""),
+        address=request.client.host if request.client else "?", peer=peer,
+        authorization=tuple(headers.getlist("authorization")), session=tuple(_cookies(headers.getlist("cookie"))),
+        is_change=request.method not in SAFE_METHODS, csrf=headers.get(CSRF_HEADER, ""),
         is_cross_origin=_is_cross_origin(request),
-    )
+    )  # fmt: skip
 
 
 def _routes(needs: Permissions, prefix: str = "/v1") -> APIRouter:

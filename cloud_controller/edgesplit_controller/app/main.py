@@ -91,12 +91,9 @@ API_CREDENTIALS = "api"
 
 
 def run(
-    settings: Settings,
-    ready: Callable[[dict[str, Any]], None] | None = None,
-    *,
-    stop: threading.Event | None = None,
+    settings: Settings, ready: Callable[[dict[str, Any]], None] | None = None, *, stop: threading.Event | None = None,
     listener: socket.socket | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run a controller until SIGTERM, SIGINT or `stop`. `ready` is called with its addresses once everything works.
     With `listener` the API uses that socket instead of opening its own."""
     if not logging.getLogger().handlers:
@@ -250,16 +247,10 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
 
     _start_periodic(process, PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
     housekeeping = Housekeeping(
-        foundations.repository,
-        foundations.rotation,
-        controller,
-        process.assembly.delivery,
-        process.assembly.revocations,
-        StatementPublisher(foundations.database),
-        foundations.lease,
-        process.slot.lease,
+        foundations.repository, foundations.rotation, controller, process.assembly.delivery,
+        process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,
         process.stopping,
-    )
+    )  # fmt: skip
     _start_periodic(
         process, PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=process.stopping)
     )
@@ -273,13 +264,9 @@ def _start_periodic(process: _Process, thread: PeriodicThread) -> None:
 def _start_broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
     folder = settings.data / "broker"
     broker = Broker(
-        folder,
-        credentials,
-        settings.mqtt_port,
-        host=settings.address,
-        revoked_file=folder / REVOKED,
+        folder, credentials, settings.mqtt_port, host=settings.address, revoked_file=folder / REVOKED,
         on_client=delivery.on_client_connected,
-    )
+    )  # fmt: skip
     stack.callback(broker.stop)
     broker.start()
     return broker
@@ -289,11 +276,8 @@ def _start_mqtt(process: _Process) -> Session:
     """Start the MQTT session and the workers behind it. Only the process that holds the lease subscribes to retained
     messages."""
     settings, authority, delivery, lease = (
-        process.settings,
-        process.foundations.authority,
-        process.assembly.delivery,
-        process.foundations.lease,
-    )
+        process.settings, process.foundations.authority, process.assembly.delivery, process.foundations.lease,
+    )  # fmt: skip
     session = Session(
         *settings.broker_address,
         process.slot.broker_name,
@@ -341,12 +325,9 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
     if not settings.offload:
         return None
     child = SupervisedProcess(
-        "offload server",
-        offload_command(settings),
-        ready_line="listening on",
-        log_file=settings.data / OFFLOAD / "offload.log",
-        pid_file=settings.data / OFFLOAD / "pid",
-    )
+        "offload server", offload_command(settings), ready_line="listening on",
+        log_file=settings.data / OFFLOAD / "offload.log", pid_file=settings.data / OFFLOAD / "pid",
+    )  # fmt: skip
     process.stack.callback(child.stop)
     child.start()
     return child
@@ -386,14 +367,10 @@ def _start_api(
     )
     _start_metrics(process, queue_lengths)
     app = create_app(
-        controller,
-        gate,
-        hosts=settings.certificate_hosts,
-        model_bytes=settings.model_bytes,
-        heavy=heavy,
+        controller, gate, hosts=settings.certificate_hosts, model_bytes=settings.model_bytes, heavy=heavy,
         ledger=process.foundations.metric_registry,
         status=ProcessStatus(queue_lengths, _device_addresses(controller.addresses)),
-    )
+    )  # fmt: skip
     process.stack.callback(listener.close)
     _serve(process, app, uvicorn.Server(_https_config(app, credentials, operators_ca)), listener)
 
@@ -472,15 +449,10 @@ def _settings_of_children(settings: Settings) -> Settings:
     host, port = settings.broker_address
     device_host, device_port = settings.device_broker
     return replace(
-        settings,
-        join=True,
-        offload=False,
-        database=settings.database_url,
-        broker=f"mqtts://{url_host(host)}:{port}",
-        advertised_broker=f"{url_host(device_host)}:{device_port}",
-        api_url=api_url(settings),
+        settings, join=True, offload=False, database=settings.database_url, broker=f"mqtts://{url_host(host)}:{port}",
+        advertised_broker=f"{url_host(device_host)}:{device_port}", api_url=api_url(settings),
         offload_url=offload_url(settings),
-    )
+    )  # fmt: skip
 
 
 def _settings_of_joining(settings: Settings) -> Settings:
@@ -530,15 +502,10 @@ def _open_listener(address: str, port: int) -> socket.socket:
 def _addresses(settings: Settings) -> dict[str, Any]:
     """Content of `controller.json`."""
     return {
-        "api_url": api_url(settings),
-        "mqtt_host": settings.device_broker[0],
-        "mqtt_port": settings.device_broker[1],
-        "offload_url": offload_url(settings),
-        "offload_port": settings.offload_port,
-        "bind": settings.address,
-        "pid": os.getpid(),
-        "version": edgesplit.__version__,
-    }
+        "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
+        "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
+        "pid": os.getpid(), "version": edgesplit.__version__,
+    }  # fmt: skip
 
 
 @contextmanager

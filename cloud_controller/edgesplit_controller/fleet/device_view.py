@@ -134,11 +134,8 @@ def _model(model: Mapping[str, Any], reported: Fact | None) -> JsonObject:
     """A model as the device reported it; its state is `unknown` if the report is not current."""
     current = reported is not None and reported.current
     return {
-        **model,
-        "current": current,
-        "state": model["state"] if current else "unknown",
-        "last_state": model["state"],
-    }
+        **model, "current": current, "state": model["state"] if current else "unknown", "last_state": model["state"],
+    }  # fmt: skip
 
 
 def _health(stored: Mapping[str, Any]) -> JsonObject:
@@ -148,14 +145,11 @@ def _health(stored: Mapping[str, Any]) -> JsonObject:
 
 def _desired_vs_reported(device: Device, state: State, reported: Mapping[str, Any]) -> DesiredVsReported:
     return DesiredVsReported(
-        state=state,
-        session=device.session,
-        counter=device.counter,
-        statement_releases=_releases_in_statement(device.statement),
-        reported_session=int(reported.get("session", 0)),
+        state=state, session=device.session, counter=device.counter,
+        statement_releases=_releases_in_statement(device.statement), reported_session=int(reported.get("session", 0)),
         acted_upon=int(reported.get("statement_counter", 0)),
         statement_problem=str(reported.get("statement_problem", "")),
-    )
+    )  # fmt: skip
 
 
 def _releases_in_statement(statement: bytes | None) -> frozenset[tuple[str, str]]:

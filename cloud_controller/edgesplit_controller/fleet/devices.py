@@ -163,14 +163,9 @@ class Devices:
                 )
             )  # fmt: skip
             record_event(
-                session,
-                now,
-                "operator",
-                "device.claimed",
-                request.device,
-                device_class=request.device_class,
+                session, now, "operator", "device.claimed", request.device, device_class=request.device_class,
                 group=request.group,
-            )
+            )  # fmt: skip
         return token, expires
 
     def enrol(
@@ -451,11 +446,8 @@ def _fill_device_row(
         device.session, device.alive = 0, False
         device.birth = device.reported = device.telemetry = None
     device.device_class, device.group, device.labels, device.link = (
-        claim.device_class,
-        claim.group,
-        claim.labels,
-        claim.link,
-    )
+        claim.device_class, claim.group, claim.labels, claim.link,
+    )  # fmt: skip
     device.certificate_serial, device.public_key_sha256 = serial, key
     device.encryption_key = encryption_key
     device.enrolled, device.revoked = now, None

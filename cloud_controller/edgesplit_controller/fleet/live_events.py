@@ -69,13 +69,9 @@ class LiveEventHub:
     """The followers of one process, and the task that reads changes for them."""
 
     def __init__(
-        self,
-        begin: Callable[[], None],
-        read: Callable[[], Sequence[Change]],
-        *,
-        poll_s: float = POLL_S,
+        self, begin: Callable[[], None], read: Callable[[], Sequence[Change]], *, poll_s: float = POLL_S,
         heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._start_feed, self._read_changes = begin, read
         self._poll_s, self._heartbeat_s = poll_s, heartbeat_s
         self._queues: set[FollowerQueue] = set()

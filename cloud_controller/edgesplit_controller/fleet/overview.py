@@ -54,15 +54,10 @@ class FleetOverview:
         with self._database.read() as session:
             view = _FleetCounts(session, now, self._stale_after_s, groups)
             return {
-                "at": now,
-                "devices": view.states(),
-                "agents": view.agents(),
-                "classes": view.classes(),
-                "models": view.models(),
-                "failures": view.failures(),
-                "conditions": view.conditions(),
+                "at": now, "devices": view.states(), "agents": view.agents(), "classes": view.classes(),
+                "models": view.models(), "failures": view.failures(), "conditions": view.conditions(),
                 "lately_s": RECENT_S,
-            }
+            }  # fmt: skip
 
     def states(self) -> dict[str, int]:
         """Number of devices by state."""
@@ -251,9 +246,5 @@ class _FleetCounts:
 
 def _condition_to_dict(kind: str, devices: int, since: float | None, example: str | None) -> JsonObject:
     return {
-        "kind": kind,
-        "devices": devices,
-        "since": since,
-        "example": example,
-        "remedy": causes.REMEDIES.get(kind, ""),
-    }
+        "kind": kind, "devices": devices, "since": since, "example": example, "remedy": causes.REMEDIES.get(kind, ""),
+    }  # fmt: skip

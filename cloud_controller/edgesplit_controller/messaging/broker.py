@@ -73,33 +73,16 @@ def configuration(
 ) -> str:
     """mosquitto.conf for one TLS listener; `folder` holds the access rules and mosquitto's database."""
     settings: dict[str, object] = {
-        "per_listener_settings": "false",
-        "listener": f"{port} {host}".strip(),
-        "cafile": credentials.ca_file,
-        "certfile": credentials.certificate_file,
-        "keyfile": credentials.key_file,
-        "tls_version": "tlsv1.3",
-        "require_certificate": "true",
-        "use_identity_as_username": "true",
-        "use_username_as_clientid": "true",
-        "allow_anonymous": "false",
-        "acl_file": folder / "acl",
-        "set_tcp_nodelay": "true",
-        "message_size_limit": LIMITS.message_bytes,
-        "max_packet_size": MAX_PACKET_BYTES,
-        "max_queued_messages": 256,
-        "max_queued_bytes": 16 * 2**20,
-        "max_keepalive": 120,
-        "persistent_client_expiration": "1h",
-        "persistence": "true",
-        "persistence_location": f"{folder}/",
-        "persistence_file": "mosquitto.db",
-        "autosave_interval": SAVE_EVERY_S,
-        "sys_interval": 0,
-        "log_dest": "stderr",
-        "log_timestamp": "false",
+        "per_listener_settings": "false", "listener": f"{port} {host}".strip(), "cafile": credentials.ca_file,
+        "certfile": credentials.certificate_file, "keyfile": credentials.key_file, "tls_version": "tlsv1.3",
+        "require_certificate": "true", "use_identity_as_username": "true", "use_username_as_clientid": "true",
+        "allow_anonymous": "false", "acl_file": folder / "acl", "set_tcp_nodelay": "true",
+        "message_size_limit": LIMITS.message_bytes, "max_packet_size": MAX_PACKET_BYTES, "max_queued_messages": 256,
+        "max_queued_bytes": 16 * 2**20, "max_keepalive": 120, "persistent_client_expiration": "1h",
+        "persistence": "true", "persistence_location": f"{folder}/", "persistence_file": "mosquitto.db",
+        "autosave_interval": SAVE_EVERY_S, "sys_interval": 0, "log_dest": "stderr", "log_timestamp": "false",
         "user": user,
-    }
+    }  # fmt: skip
     if revoked_file is not None:
         settings["crlfile"] = revoked_file
     return "".join(f"{name} {value}\n" for name, value in settings.items())
@@ -110,17 +93,10 @@ class Broker:
     free port."""
 
     def __init__(
-        self,
-        folder: Path,
-        credentials: Credentials,
-        port: int = 8883,
-        *,
-        host: str = "127.0.0.1",
-        program: str | None = None,
-        revoked_file: Path | None = None,
-        on_client: Callable[[str], None] = lambda name: None,
-        restart_backoff: Backoff = RESTART,
-    ) -> None:
+        self, folder: Path, credentials: Credentials, port: int = 8883, *, host: str = "127.0.0.1",
+        program: str | None = None, revoked_file: Path | None = None,
+        on_client: Callable[[str], None] = lambda name: None, restart_backoff: Backoff = RESTART,
+    ) -> None:  # fmt: skip
         """`revoked_file` is the certificate revocation list (PEM), which must exist before `start`; `reload` makes
         mosquitto read it again. `on_client` receives the name of each accepted client, on the supervisor thread, and
         must return at once."""

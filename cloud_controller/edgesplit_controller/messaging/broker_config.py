@@ -27,15 +27,9 @@ EXTERNAL_BROKER: Final = "broker-elsewhere"
 
 
 def write_broker_files(
-    kind: BrokerKind,
-    folder: Path,
-    authority: Authority,
-    revoked: bytes,
-    hosts: Sequence[str],
-    port: int,
-    *,
+    kind: BrokerKind, folder: Path, authority: Authority, revoked: bytes, hosts: Sequence[str], port: int, *,
     installed_at: Path | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Write what a broker reachable as `hosts` needs into `folder`; return the files. Paths inside the files refer to
     `installed_at`, if that is another folder. `revoked` is the current revocation list. Raises UsageError if the folder
     cannot be written."""

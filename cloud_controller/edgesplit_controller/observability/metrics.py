@@ -85,12 +85,9 @@ def observe_statements(engine: Engine, ledger: MetricRegistry) -> None:
 
 
 def series(
-    ledger: MetricRegistry,
-    fleet: FleetOverview,
-    rollup: RollUp,
-    rollouts: RolloutCounter,
+    ledger: MetricRegistry, fleet: FleetOverview, rollup: RollUp, rollouts: RolloutCounter,
     queue_lengths: QueueLengths = dict,
-) -> list[Series]:
+) -> list[Series]:  # fmt: skip
     """All metrics as they are exposed. `queue_lengths` provides queue lengths."""
     states, lengths, rollout_counts = fleet.states(), queue_lengths(), rollouts()
     return [

@@ -107,17 +107,9 @@ class ReleaseBuilder:
     """The releases of one controller."""
 
     def __init__(
-        self,
-        database: Database,
-        blobs: BlobStore,
-        registry: Registry,
-        planning: PlanningService,
-        repository: ReleaseSigner,
-        *,
-        offload_releases: Path,
-        content_keys: ContentKeys,
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, blobs: BlobStore, registry: Registry, planning: PlanningService,
+        repository: ReleaseSigner, *, offload_releases: Path, content_keys: ContentKeys, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._blobs = blobs
         self._registry = registry
@@ -130,15 +122,9 @@ class ReleaseBuilder:
         self._lock = threading.Lock()
 
     def prepare(
-        self,
-        model: Model,
-        links: Mapping[str, Link],
-        options: PlanOptions,
-        *,
-        recut: bool = False,
-        gateways: Mapping[str, GatewayHop] | None = None,
-        measured: Mapping[str, FieldMeasurements] | None = None,
-    ) -> tuple[str, Manifest]:
+        self, model: Model, links: Mapping[str, Link], options: PlanOptions, *, recut: bool = False,
+        gateways: Mapping[str, GatewayHop] | None = None, measured: Mapping[str, FieldMeasurements] | None = None,
+    ) -> tuple[str, Manifest]:  # fmt: skip
         """Digest and manifest of a release of `model`, to be signed; with `recut` as another cut of the model's newest
         release, to be signed by the planner.
 
@@ -155,15 +141,11 @@ class ReleaseBuilder:
         loaded = self._registry.load(model)
         planned = {
             device_class: self._planning.plan(
-                model,
-                device_class,
-                link,
-                options,
-                (gateways or {}).get(device_class),
+                model, device_class, link, options, (gateways or {}).get(device_class),
                 (measured or {}).get(device_class),
             )
             for device_class, link in links.items()
-        }
+        }  # fmt: skip
         tables = {
             device_class: msgspec.structs.replace(
                 result.table, offload=options.offload, providers=device_profile(device_class).providers
@@ -212,14 +194,9 @@ class ReleaseBuilder:
         return None if newest is None else (newest, self.manifest(newest))
 
     def _recut(
-        self,
-        model: Model,
-        loaded: LoadedModel,
-        base_release: tuple[str, Manifest],
-        tables: Mapping[str, Plan],
-        layer_s: Mapping[str, Mapping[str, float]],
-        options: PlanOptions,
-    ) -> tuple[str, Manifest]:
+        self, model: Model, loaded: LoadedModel, base_release: tuple[str, Manifest], tables: Mapping[str, Plan],
+        layer_s: Mapping[str, Mapping[str, float]], options: PlanOptions,
+    ) -> tuple[str, Manifest]:  # fmt: skip
         """A recut of the base with other plan tables: over its own slices where every row is a union of them, else
         newly cut. Returns the base itself if nothing differs. UsageError if the planner key may not sign it."""
         digest, base = base_release
@@ -235,13 +212,9 @@ class ReleaseBuilder:
         if reuses_slices and plans == base.plans:
             return digest, base
         recut = msgspec.structs.replace(
-            base,
-            slices=tuple(cut_slice.slice for cut_slice in cut),
-            plans=plans,
-            compiled=base.compiled if reuses_slices else (),
-            fingerprint=None,
-            recut_of=digest,
-        )
+            base, slices=tuple(cut_slice.slice for cut_slice in cut), plans=plans,
+            compiled=base.compiled if reuses_slices else (), fingerprint=None, recut_of=digest,
+        )  # fmt: skip
         raw_anatomy = self._blobs.get(base.fingerprint.sha256) if base.fingerprint else b""
         if base.fingerprint and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
             raise UsageError(
@@ -460,16 +433,12 @@ def make_manifest(
 ) -> Manifest:
     """The release's manifest, without its date."""
     return Manifest(
-        model=model.ref,
-        model_sha256=model.sha256,
-        created="",
-        input_spec=loaded.spec,
+        model=model.ref, model_sha256=model.sha256, created="", input_spec=loaded.spec,
         inputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.inputs),
         outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs),
-        slices=tuple(cut_slice.slice for cut_slice in cut),
-        plans=dict(plans),
+        slices=tuple(cut_slice.slice for cut_slice in cut), plans=dict(plans),
         golden=tuple(_golden(pair) for pair in pairs),
-    )
+    )  # fmt: skip
 
 
 def iso_time(seconds: float) -> str:

@@ -44,16 +44,9 @@ class Director:
     """Issues the statements of one installation; `sign` signs with the director key."""
 
     def __init__(
-        self,
-        database: Database,
-        sign: Sign,
-        *,
-        statement_s: int,
-        now: Callable[[], float],
-        wrap: WrapKeys = no_keys,
-        wrap_for_gateway: WrapKeys = no_keys,
-        tiers: GatewayAssignments | None = None,
-    ) -> None:
+        self, database: Database, sign: Sign, *, statement_s: int, now: Callable[[], float], wrap: WrapKeys = no_keys,
+        wrap_for_gateway: WrapKeys = no_keys, tiers: GatewayAssignments | None = None,
+    ) -> None:  # fmt: skip
         """`wrap_for_gateway` wraps the keys of what a gateway runs of a release. `statement_s` is the life of a
         statement in seconds."""
         self._wrap_for_gateway = wrap_for_gateway

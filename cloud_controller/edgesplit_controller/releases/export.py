@@ -38,16 +38,9 @@ class Exporter:
     """Exports of one controller's releases."""
 
     def __init__(
-        self,
-        database: Database,
-        registry: Registry,
-        releasing: ReleaseBuilder,
-        repository: ReleaseSigner,
-        content_keys: ContentKeys,
-        *,
-        offload_releases: Path,
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, registry: Registry, releasing: ReleaseBuilder, repository: ReleaseSigner,
+        content_keys: ContentKeys, *, offload_releases: Path, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._releasing = releasing
@@ -63,16 +56,13 @@ class Exporter:
         manifest = self._releasing.manifest(digest)
         rows = [
             {
-                "device_class": device_class,
-                "row": row.name,
-                "split_after": row.split_after,
-                "name": oip.remote_name(digest, device_class, row.name),
-                **_half_view(manifest, row),
+                "device_class": device_class, "row": row.name, "split_after": row.split_after,
+                "name": oip.remote_name(digest, device_class, row.name), **_half_view(manifest, row),
             }
             for device_class, plan in manifest.plans.items()
             for row in plan.rows
             if not row.is_local
-        ]
+        ]  # fmt: skip
         return {"release": digest, "model": manifest.model, "encrypted": manifest.is_encrypted, "halves": rows}
 
     def export_half(self, reference: str, device_class: str, row_name: str, *, decrypt: bool = False) -> bytes:

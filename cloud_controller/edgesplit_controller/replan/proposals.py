@@ -93,19 +93,10 @@ class Proposals:
 def proposal_view(row: ProposalRow) -> dict[str, Any]:
     """A proposal as JSON."""
     return {
-        "id": row.id,
-        "state": row.state,
-        "model": row.model,
-        "release": row.release,
-        "device_class": row.device_class,
-        "group": row.group or None,
-        "devices": row.devices,
-        "created": row.created,
-        "decided": row.decided,
-        "who": row.who or None,
-        "result": row.result or None,
-        **row.summary,
-    }
+        "id": row.id, "state": row.state, "model": row.model, "release": row.release, "device_class": row.device_class,
+        "group": row.group or None, "devices": row.devices, "created": row.created, "decided": row.decided,
+        "who": row.who or None, "result": row.result or None, **row.summary,
+    }  # fmt: skip
 
 
 def _query(unit: Unit) -> Any:

@@ -56,16 +56,9 @@ class Replanner:
     """Replanning for one installation."""
 
     def __init__(
-        self,
-        database: Database,
-        registry: Registry,
-        planning: PlanningService,
-        releasing: ReleaseBuilder,
-        gateways: Gateways,
-        *,
-        roll_out: Callable[[RolloutSpec], CreatedRollout],
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, registry: Registry, planning: PlanningService, releasing: ReleaseBuilder,
+        gateways: Gateways, *, roll_out: Callable[[RolloutSpec], CreatedRollout], now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._planning = planning
@@ -255,13 +248,9 @@ class Replanner:
         try:
             gateways = self.inspector.gateways_by_class(unit)
             digest, _ = self._releasing.prepare(
-                unit.model,
-                {device_class: measured.planned_link},
-                plan_options,
-                recut=True,
-                gateways=gateways,
+                unit.model, {device_class: measured.planned_link}, plan_options, recut=True, gateways=gateways,
                 measured={device_class: measured},
-            )
+            )  # fmt: skip
         except (UsageError, InfeasibleLimits, ModelRefused) as error:
             self.proposals.decide(number, proposals.FAILED, who, self._now(), why=str(error))
             raise

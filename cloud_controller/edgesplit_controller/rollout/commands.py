@@ -64,9 +64,5 @@ def _conflict(rollout: Rollout, what: str) -> Conflict:
 
 
 COMMANDS: Mapping[Verb, Callable[[Rollout, str], Rollout]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "approve": _approve,
-    "abort": _abort,
-    "rollback": _rollback,
-}
+    "pause": _pause, "resume": _resume, "approve": _approve, "abort": _abort, "rollback": _rollback,
+}  # fmt: skip

@@ -86,19 +86,12 @@ def evidence_from_row(row: RunningRow, release: str) -> Evidence:
 def evidence_from_health(model: str, health: Mapping[str, Any]) -> Evidence:
     """Evidence from one stored `telemetry.ReleaseHealth`; a missing count is 0, a missing figure is unknown."""
     return Evidence(
-        model=model,
-        release=str(health["release"]),
-        requests=int(health.get("requests", 0)),
-        failed=int(health.get("failed", 0)),
-        fallbacks=int(health.get("fallbacks", 0)),
-        latency_p95_s=health.get("latency_p95_s"),
-        memory_bytes=health.get("memory_bytes"),
-        celsius=health.get("celsius"),
-        joules=health.get("joules"),
-        drift=health.get("drift"),
-        golden_ok=health.get("golden_ok"),
-        active_s=float(health.get("active_s", 0.0)),
-    )
+        model=model, release=str(health["release"]), requests=int(health.get("requests", 0)),
+        failed=int(health.get("failed", 0)), fallbacks=int(health.get("fallbacks", 0)),
+        latency_p95_s=health.get("latency_p95_s"), memory_bytes=health.get("memory_bytes"),
+        celsius=health.get("celsius"), joules=health.get("joules"), drift=health.get("drift"),
+        golden_ok=health.get("golden_ok"), active_s=float(health.get("active_s", 0.0)),
+    )  # fmt: skip
 
 
 def _golden_failed(row: RunningRow) -> bool:

@@ -43,14 +43,9 @@ def rollout_from_row(row: RolloutRow) -> Rollout:
     fields: dict[str, Any] = {name: getattr(row, name) for name in _ROLLOUT_FIELDS}
     pace = msgspec.convert(row.rate_state, RateState)
     return Rollout(
-        id=row.id,
-        model=row.model,
-        release=row.release,
-        terms=terms,
-        stages=len(terms.stages),
-        rate_state=pace,
+        id=row.id, model=row.model, release=row.release, terms=terms, stages=len(terms.stages), rate_state=pace,
         **fields,
-    )
+    )  # fmt: skip
 
 
 def save_rollout(session: Session, row: RolloutRow, rollout: Rollout, now: float) -> None:
@@ -117,14 +112,10 @@ def _only_changed(
     is_lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
     return joined.outerjoin(Desired, desired).where(
         or_(
-            DeviceSessionRow.reported_at >= since,
-            _Device.state == "trial",
-            _Device.rolls_back,
-            is_overdue,
-            needs_rollback,
-            is_lost,
+            DeviceSessionRow.reported_at >= since, _Device.state == "trial", _Device.rolls_back, is_overdue,
+            needs_rollback, is_lost,
         )
-    )
+    )  # fmt: skip
 
 
 def count_fetching(session: Session, rollout: int, now: float) -> int:
@@ -184,12 +175,9 @@ def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | Non
     for entry in reported.get("models", ()):
         if entry["model"] == model:
             return ModelReport(
-                int(reported["statement_counter"]),
-                entry["state"],
-                entry["release"],
-                entry["desired_release"],
+                int(reported["statement_counter"]), entry["state"], entry["release"], entry["desired_release"],
                 entry.get("detail", ""),
-            )
+            )  # fmt: skip
     return None
 
 

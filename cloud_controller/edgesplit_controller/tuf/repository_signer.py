@@ -141,13 +141,9 @@ class RepositorySigner:
     # What follows what is published
 
     def next_targets(
-        self,
-        published: PublishedMetadata,
-        manifests: Iterable[bytes] = (),
-        *,
-        delegates: Mapping[str, Key] | None = None,
-        is_rekeyed: bool = False,
-    ) -> Targets:
+        self, published: PublishedMetadata, manifests: Iterable[bytes] = (), *,
+        delegates: Mapping[str, Key] | None = None, is_rekeyed: bool = False,
+    ) -> Targets:  # fmt: skip
         """The list of releases that follows, with these releases added, and these keys for its delegated roles;
         `is_rekeyed` where its own key changes."""
         version = self._next_version(published, "targets", published.targets.version, is_rekeyed=is_rekeyed)
@@ -220,13 +216,9 @@ class RepositorySigner:
         return messages.encode(Signed(payload, tuple(Signature(part.keyid, part.signature) for part in signatures)))
 
     def _publication(
-        self,
-        published: PublishedMetadata,
-        targets: Targets,
-        raw_targets: bytes,
-        roots: Sequence[Root],
+        self, published: PublishedMetadata, targets: Targets, raw_targets: bytes, roots: Sequence[Root],
         planner: Targets | None,
-    ) -> Publication:
+    ) -> Publication:  # fmt: skip
         """The files that lead devices to these targets. The keys of snapshot and timestamp are always stored here. The
         planner's keys are those that `targets` delegates to."""
         # The order of writes is the inverse of the order in which devices read (TUF 5.4 to 5.6): targets, planner,

@@ -193,14 +193,11 @@ class Rotation:
             raise NotFound("no change of the keys waits for signatures")
         root, targets = self._repository.published_metadata()
         return {
-            "change": msgspec.to_builtins(pending.change),
-            "root": root.decode(),
-            "targets": targets.decode(),
-            "next_root": pending.root,
-            "next_targets": pending.targets,
+            "change": msgspec.to_builtins(pending.change), "root": root.decode(), "targets": targets.decode(),
+            "next_root": pending.root, "next_targets": pending.targets,
             "delegates": {role: msgspec.to_builtins(key) for role, key in pending.online.items() if role in DELEGATED},
             **self._pending_view(pending),
-        }
+        }  # fmt: skip
 
     def _pending_view(self, pending: Pending) -> dict[str, Any]:
         """Begin, effects and missing signatures of a pending change, as JSON."""

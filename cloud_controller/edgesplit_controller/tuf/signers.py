@@ -41,12 +41,9 @@ from edgesplit.errors import EdgeError, TrustError, UsageError
 FILE: Final = CryptoSigner.SCHEME
 """URI scheme of a key file."""
 EXTRAS: Final = {
-    AWSSigner.SCHEME: "awskms",
-    AzureSigner.SCHEME: "azurekms",
-    GCPSigner.SCHEME: "gcpkms",
-    HSMSigner.SCHEME: "hsm",
+    AWSSigner.SCHEME: "awskms", AzureSigner.SCHEME: "azurekms", GCPSigner.SCHEME: "gcpkms", HSMSigner.SCHEME: "hsm",
     VaultSigner.SCHEME: "vault",
-}
+}  # fmt: skip
 """The extra of securesystemslib that a scheme needs, by scheme."""
 
 REFUSED: Final = {"gnupg": "devices have no GnuPG", "tkey": "devices do not know ML-DSA keys"}

@@ -28,12 +28,9 @@ UPLOAD = {
 
 @certified.post("/agents", responses=json_response(PushedAgent), openapi_extra=UPLOAD)
 async def push_agent(
-    request: Request,
-    version: Annotated[str, Query(max_length=40)],
-    python: Annotated[str, Query(max_length=8)],
-    machine: Annotated[str, Query(max_length=16)],
-    extra: Annotated[list[str] | None, Query(max_length=16)] = None,
-) -> dict[str, Any]:
+    request: Request, version: Annotated[str, Query(max_length=40)], python: Annotated[str, Query(max_length=8)],
+    machine: Annotated[str, Query(max_length=16)], extra: Annotated[list[str] | None, Query(max_length=16)] = None,
+) -> dict[str, Any]:  # fmt: skip
     """Upload the wheels of an agent version for one Python version and machine type."""
     set_audit_subject(request, version)
     push = controller_of(request).agents.push

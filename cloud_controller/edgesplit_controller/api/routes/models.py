@@ -99,12 +99,9 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
 
 @operators.get("/models/{reference}/costs", responses=json_response(CostsShape))
 async def costs(
-    request: Request,
-    reference: str,
-    device: str,
-    lossy: bool = False,
+    request: Request, reference: str, device: str, lossy: bool = False,
     tier: Annotated[list[str] | None, Query(max_length=8)] = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
     tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
     return await run_heavy(request, controller_of(request).costs, reference, device, lossy, tiers)

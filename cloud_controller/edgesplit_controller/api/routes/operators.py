@@ -87,10 +87,6 @@ def _credentials_response(request: Request, credentials: OperatorCredentials) ->
     """Content of an operator's credentials file, without the private key."""
     controller = controller_of(request)
     return {
-        "operator": credentials.operator,
-        "token": credentials.token,
-        "certificate_pem": credentials.certificate_pem,
-        "expires": credentials.expires,
-        "url": controller.addresses.api_url,
-        "ca_pem": controller.authority.ca_pem,
-    }
+        "operator": credentials.operator, "token": credentials.token, "certificate_pem": credentials.certificate_pem,
+        "expires": credentials.expires, "url": controller.addresses.api_url, "ca_pem": controller.authority.ca_pem,
+    }  # fmt: skip
