@@ -28,8 +28,7 @@ from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment
 from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
-from edgesplit_controller.fleet.listing import Listing
-from edgesplit_controller.fleet.listing import ListingQuery as AskedDevices
+from edgesplit_controller.fleet.listing import Listing, ListingQuery
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
 from edgesplit_controller.fleet.rows import (
@@ -72,23 +71,18 @@ class Authority(Protocol):
     @property
     def ca_pem(self) -> str:
         """The authority's own certificate (PEM)."""
-        ...
 
     def sign_request(self, csr_pem: bytes, name: str) -> bytes:
         """A client certificate (PEM) for the device of this name."""
-        ...
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
         """A server certificate (PEM) for the gateway of this name."""
-        ...
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
         """A signed certificate revocation list (PEM) with these serial numbers."""
-        ...
 
     def parse_device_certificate(self, certificate_pem: bytes) -> x509.Certificate:
         """The certificate, if this authority once issued it to a device, expired or not."""
-        ...
 
 
 class StatementNotifier(Protocol):
@@ -96,11 +90,9 @@ class StatementNotifier(Protocol):
 
     def publish_statements(self, devices: Sequence[str]) -> None:
         """Queue publication of the current statement (desired state) of these devices."""
-        ...
 
     def clear_retained(self, devices: Sequence[str]) -> None:
         """Queue removal of the messages that the broker retains for these devices."""
-        ...
 
 
 class RevocationPublisher(Protocol):
@@ -108,11 +100,9 @@ class RevocationPublisher(Protocol):
 
     def publish(self) -> None:
         """Publish the current certificate revocation list."""
-        ...
 
     def end_session(self, device: str) -> None:
         """Queue disconnection of the device's MQTT session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +228,10 @@ class Controller:
         digest, manifest = self.release_builder.prepare(model, links, plan_options, recut=by_planner, gateways=through)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
-            names = sorted(device.name for device in devices)
-            return {
-                **_deployment_summary(digest, model, names, manifest),
-                **self.signing.to_sign(self.release_builder.raw(digest)),
-            }
+            return self._to_sign(digest, model, devices, manifest)
         self.release_builder.publish(model, digest, plan_options)
         options = {**plan_options.as_options(), "now": now}
-        return self._roll_out(
-            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(digest, model, devices, manifest, targets, options, asked)
 
     def deploy_signed(
         self, reference: str, targets: Sequence[str], plan_options: PlanOptions, release: str, signed: bytes, *,
@@ -266,9 +250,7 @@ class Controller:
         self.rollouts.checked_terms(asked, len(devices))
         self.release_builder.publish(model, release, plan_options, signed)
         options = {**plan_options.as_options(), "now": now}
-        return self._roll_out(
-            model, manifest, RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(release, model, devices, manifest, targets, options, asked)
 
     def deploy_agent(
         self, version: str, targets: Sequence[str], *, elsewhere: bool = False, signed: tuple[str, bytes] | None = None,
@@ -288,26 +270,28 @@ class Controller:
             raise Conflict(f"agent {version} got another build meanwhile: deploy it again, and sign that")
         known = signed is not None or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not known:
-            names = sorted(device.name for device in devices)
-            return {
-                **_deployment_summary(digest, model, names, manifest),
-                **self.signing.to_sign(self.release_builder.raw(digest)),
-            }
+            return self._to_sign(digest, model, devices, manifest)
         options_for_agent = PlanOptions(partition="device")
         self.release_builder.publish(model, digest, options_for_agent, signed[1] if signed is not None else None)
         options = {**options_for_agent.as_options(), "now": now, "agent": version}
-        return self._roll_out(
-            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(digest, model, devices, manifest, targets, options, asked)
 
-    def _roll_out(self, model: Model, manifest: Manifest, wanted: RolloutSpec) -> dict[str, Any]:
+    def _to_sign(self, release: str, model: Model, devices: Sequence[Device], manifest: Manifest) -> dict[str, Any]:
+        """What the release key must sign on another machine."""
+        to_sign = self.signing.to_sign(self.release_builder.raw(release))
+        return {**_deployment_summary(release, model, devices, manifest), **to_sign}
+
+    def _roll_out(
+        self, release: str, model: Model, devices: Sequence[Device], manifest: Manifest, targets: Sequence[str],
+        options: dict[str, Any], asked: RolloutRequest,
+    ) -> dict[str, Any]:  # fmt: skip
         if self.devices.groups is not None:
-            wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
-        rollout = self.rollouts.create(wanted)
+            options["groups"] = sorted(self.devices.groups)
+        spec = RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
+        rollout = self.rollouts.create(spec)
         superseded = [{"rollout": number, "devices": count} for number, count in sorted(rollout.supersedes.items())]
-        names = sorted(device.name for device in wanted.devices)
         summary = {"deployment": rollout.number, "rollout": rollout.number, "supersedes": superseded}
-        return {**summary, **_deployment_summary(wanted.release, model, names, manifest)}
+        return {**summary, **_deployment_summary(release, model, devices, manifest)}
 
     def command_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
         """Apply an operator's command to a rollout: pause, resume, approve the next stage, abort or roll back."""
@@ -318,11 +302,7 @@ class Controller:
         """Every deployment, oldest first, limited to the devices that are visible to the caller."""
         visible = self._visible_names()
         rows = [deployment_to_dict(row) for row in self.director.deployments()]
-        return (
-            rows
-            if visible is None
-            else [limited for deployment in rows if (limited := limit_deployment(deployment, visible))]
-        )
+        return rows if visible is None else [limited for row in rows if (limited := limit_deployment(row, visible))]
 
     def releases(self) -> list[dict[str, Any]]:
         """Every release of a model, oldest first."""
@@ -457,10 +437,10 @@ class Controller:
         self.restate_gateways()
         self.rollouts.has_new_reports.set()
 
-    def list_devices(self, query: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
+    def list_devices(self, query: ListingQuery | None = None) -> tuple[list[dict[str, Any]], str]:
         """A page of devices and of open claims, by name, and the name after which the next page begins (empty on the
         last page)."""
-        limited = replace(query or AskedDevices(), groups=self.devices.groups)
+        limited = replace(query or ListingQuery(), groups=self.devices.groups)
         page, now = self.listing.page(limited), time()
         gateways = self.gateways.by_device([device.name for device in page.devices])
         enrolled = [
@@ -514,11 +494,8 @@ class Controller:
         device = self.devices.get(name)
         view = device_to_dict(device, self.devices.state(device), self.listing.page_of_device(device), time())
         gateways = self.gateways.by_device([name])
-        gateway_fields = {
-            "gateway": gateways[name].name if name in gateways else None,
-            "serves_at": self.gateways.address_of(name) or None,
-        }
-        return {**view, **gateway_fields, "plans": self._plans_in_use(device)}
+        gateway, serves_at = gateways[name].name if name in gateways else None, self.gateways.address_of(name) or None
+        return {**view, "gateway": gateway, "serves_at": serves_at, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:
         """The switching table (plan) in use on the device, by model."""
@@ -559,7 +536,8 @@ def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:
     return {device_class: slowest_link(links) for device_class, links in sorted(by_class.items())}
 
 
-def _deployment_summary(digest: str, model: Model, devices: Sequence[str], manifest: Manifest) -> dict[str, Any]:
+def _deployment_summary(digest: str, model: Model, devices: Sequence[Device], manifest: Manifest) -> dict[str, Any]:
     plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-    summary = {"release": digest, "model": model.ref, "devices": list(devices), "encrypted": manifest.is_encrypted}
+    names = sorted(device.name for device in devices)
+    summary = {"release": digest, "model": model.ref, "devices": names, "encrypted": manifest.is_encrypted}
     return {**summary, "plans": plans, **signature_view(manifest)}

@@ -156,12 +156,6 @@ class Operators:
             rows = session.scalars(select(OperatorRow).order_by(OperatorRow.name)).all()
         return [to_dict(row, now) for row in rows if by.covers(row.groups or None)]
 
-    def by_token(self, token: str) -> OperatorRow | None:
-        """The active operator with this token; None if the token is unknown or revoked, or the operator inactive."""
-        with self._database.read() as session:
-            row = session.get(TokenRow, bearer_token.fingerprint(token))
-            return self.active(row.operator, session) if row is not None and not row.revoked else None
-
     def by_token_and_certificate(self, token: str, serial: int) -> OperatorRow | None:
         """The active operator to whom both this token and the certificate with this serial number belong; None if they
         are not valid or not of the same operator."""
@@ -182,12 +176,6 @@ class Operators:
         """The operator of this name, if it is neither revoked nor expired."""
         row = session.get(OperatorRow, name)
         return row if row is not None and state_of(row, self._now()) == "active" else None
-
-    def has_certificate(self, name: str, serial: int) -> bool:
-        """Whether the certificate with this serial number was issued to this operator and is not revoked."""
-        with self._database.read() as session:
-            row = session.get(OperatorCertificateRow, str(serial))
-            return row is not None and row.operator == name and not row.revoked
 
     def on_call(self, row: OperatorRow) -> None:
         """Record that the operator called now, at most once in `SEEN_EVERY_S`."""

@@ -89,7 +89,7 @@ class Assembly:
         self._director = Director(
             database, foundations.repository.sign_statement, statement_s=foundations.settings.statement_s,
             now=time.time, wrap=self._releasing.wrap_keys_for_device,
-            wrap_for_gateway=self._releasing.wrap_keys_for_gateway, tiers=self._gateways,
+            wrap_for_gateway=self._releasing.wrap_keys_for_gateway, gateways=self._gateways,
         )  # fmt: skip
         self._rollouts = Rollouts(
             database, self._director, now=time.time,

@@ -37,7 +37,6 @@ class BrokerSession(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the session is connected."""
-        ...
 
     problem: str
     """Why the session is not connected."""

@@ -254,17 +254,6 @@ class Devices:
                 flood.listed = False
             return [flood.device for flood in ended]
 
-    def floods(self) -> dict[str, FloodRow]:
-        """The last flood of each device that ever flooded."""
-        with self._database.read() as session:
-            return {flood.device: flood for flood in session.scalars(select(FloodRow))}
-
-    def copied_at(self) -> dict[str, float]:
-        """Unix time at which two agents were last seen to share an identity, by device."""
-        with self._database.read() as session:
-            rows = session.scalars(select(AgentStartsRow).where(AgentStartsRow.copied.is_not(None)))
-            return {row.device: row.copied for row in rows if row.copied is not None}
-
     def revoke(self, name: str) -> None:
         """Revoke a device: delete its desired state, mark it as offline, revoke its certificates. Its name can be
         claimed again."""

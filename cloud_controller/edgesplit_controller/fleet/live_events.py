@@ -80,11 +80,6 @@ class LiveEventHub:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopped = False
 
-    @property
-    def followers(self) -> int:
-        """Number of followers."""
-        return len(self._queues)
-
     def follow(
         self, groups: Collection[str] | None = None, allowed: Callable[[], bool] = lambda: True
     ) -> AsyncIterator[bytes]:

@@ -51,7 +51,6 @@ class ProcessSharding(Protocol):
 
     def owner_of(self, chunk: str) -> int:
         """Number of the process that publishes this chunk now."""
-        ...
 
 
 class SingleProcess:

@@ -35,7 +35,6 @@ class ListReader(Protocol):
 
     def reload(self) -> None:
         """Read the file again, because it has changed."""
-        ...
 
 
 class Revocations:

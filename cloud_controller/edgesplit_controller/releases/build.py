@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from sqlalchemy import select
@@ -48,7 +47,7 @@ from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
-from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE
+from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE, Repository
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -60,55 +59,12 @@ CACHED_MANIFESTS = 8
 """Manifests kept in memory."""
 
 
-class ReleaseSigner(Protocol):
-    """The part of the TUF repository that is needed here."""
-
-    @property
-    def root_bytes(self) -> bytes:
-        """The root metadata with which devices bootstrap trust."""
-        ...
-
-    def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target and return its digest. Conflict if the release key is not on this
-        controller."""
-        ...
-
-    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
-        """Publish targets metadata (the list of releases) that was signed elsewhere."""
-        ...
-
-    def releases(self) -> Sequence[str]:
-        """Digests of releases signed with the release key."""
-        ...
-
-    def add_recut(self, raw_manifest: bytes) -> str:
-        """Sign the manifest with the planner key as a recut of a release; return its digest."""
-        ...
-
-    def add_anatomy(self, raw: bytes) -> None:
-        """Store a model's fingerprint (fingerprint file), to which its manifest refers."""
-        ...
-
-    @property
-    def signs_releases(self) -> bool:
-        """Whether the release key is on this controller."""
-        ...
-
-    def recuts(self) -> Sequence[str]:
-        """Digests of recuts signed with the planner key."""
-        ...
-
-    def proof(self, digest: str) -> Mapping[str, bytes]:
-        """The metadata that leads from the root to that release."""
-        ...
-
-
 class ReleaseBuilder:
     """The releases of one controller."""
 
     def __init__(
         self, database: Database, blobs: BlobStore, registry: Registry, planning: PlanningService,
-        repository: ReleaseSigner, *, offload_releases: Path, content_keys: ContentKeys, now: Callable[[], float],
+        repository: Repository, *, offload_releases: Path, content_keys: ContentKeys, now: Callable[[], float],
     ) -> None:  # fmt: skip
         self._database = database
         self._blobs = blobs

@@ -24,10 +24,11 @@ from edgesplit.release.manifest import Manifest, Slice, remote_slices
 from edgesplit.release_store import StoredRelease, open_release
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.registry import Registry
-from edgesplit_controller.releases.build import ReleaseBuilder, ReleaseSigner
+from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import ReleaseRow as Made
+from edgesplit_controller.tuf.repository import Repository
 from edgesplit_partitioner.onnx_format.export import SlicePart, check_exportable, merge_slices, wire_signature
 
 SHORTEST_PREFIX = 6
@@ -38,7 +39,7 @@ class Exporter:
     """Exports of one controller's releases."""
 
     def __init__(
-        self, database: Database, registry: Registry, releasing: ReleaseBuilder, repository: ReleaseSigner,
+        self, database: Database, registry: Registry, releasing: ReleaseBuilder, repository: Repository,
         content_keys: ContentKeys, *, offload_releases: Path, now: Callable[[], float],
     ) -> None:  # fmt: skip
         self._database = database

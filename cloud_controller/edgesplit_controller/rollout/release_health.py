@@ -15,21 +15,17 @@ from sqlalchemy.orm import Session
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.states import Member, Rollout
+from edgesplit_controller.storage.database import batched
 from edgesplit_controller.storage.tables.device_state import RunningRow
-
-DEVICES_PER_QUERY = 500
-"""Devices in one query."""
 
 
 def evidence_by_device(session: Session, devices: Collection[str], model: str, release: str) -> dict[str, Evidence]:
     """Evidence on that release of `model` (a name without a version), by device."""
     evidences: dict[str, Evidence] = {}
-    names = sorted(devices)
-    for start in range(0, len(names), DEVICES_PER_QUERY):
-        batch = names[start : start + DEVICES_PER_QUERY]
+    for batch in batched(devices):
         query = select(RunningRow).where(RunningRow.model == model, RunningRow.device.in_(batch))
         evidences.update({row.device: evidence_from_row(row, release) for row in session.scalars(query)})
-    return {name: evidences.get(name) or Evidence(model=model, release=release) for name in names}
+    return {name: evidences.get(name) or Evidence(model=model, release=release) for name in sorted(devices)}
 
 
 def evidence_of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
@@ -44,10 +40,9 @@ def _evidence_of_agents(session: Session, release: str, members: Collection[Memb
     serves, as reported since it runs."""
     evidences: dict[str, list[Evidence]] = {member.name: [] for member in members}
     since = {member.name: member.ran_at for member in members}
-    names = sorted(evidences)
-    for start in range(0, len(names), DEVICES_PER_QUERY):
-        some = RunningRow.device.in_(names[start : start + DEVICES_PER_QUERY])
-        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT_MODEL)):
+    for batch in batched(evidences):
+        query = select(RunningRow).where(RunningRow.device.in_(batch), RunningRow.model != AGENT_MODEL)
+        for row in session.scalars(query):
             if row.health and since[row.device] and (row.health_at or 0.0) > since[row.device]:
                 evidences[row.device].append(evidence_from_health(row.model, row.health))
     return {name: combined(release, every) for name, every in evidences.items()}

@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
-from edgesplit_controller.releases.director import NAMES_PER_QUERY, batched
 from edgesplit_controller.rollout.decide import states_to_load
 from edgesplit_controller.rollout.states import (
     ENDED,
@@ -24,6 +23,7 @@ from edgesplit_controller.rollout.states import (
     Tally,
 )
 from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, RateState, Terms
+from edgesplit_controller.storage.database import batched
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
@@ -152,7 +152,7 @@ def tallies(session: Session, rollout: int) -> dict[int, Tally]:
 def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> dict[str, DeviceFacts]:
     """Facts about these devices, by name."""
     facts: dict[str, DeviceFacts] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         rows = session.execute(
             select(Device.name, Device.revoked, Device.reported, Desired.deployment)
             .outerjoin(Desired, (Desired.device == Device.name) & (Desired.model == rollout.model))
@@ -185,7 +185,7 @@ def rollback_releases(session: Session, model: str, names: Collection[str]) -> d
     """The release to which each device would be rolled back from here: its desired release; or, if that has not proved
     itself yet, the one to which the rollout that assigned it would roll back."""
     releases: dict[str, str] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         rows = session.execute(
             select(Desired.device, Desired.release, _Device.previous, _Device.state, _Device.sent_back)
             .outerjoin(_Device, (_Device.rollout == Desired.deployment) & (_Device.device == Desired.device))
@@ -207,7 +207,7 @@ def active_rollouts(session: Session) -> list[int]:
 def overlapping(session: Session, model: str, names: Collection[str]) -> dict[int, int]:
     """Number of these devices that are still open in other rollouts of the model, by rollout."""
     counts: dict[int, int] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         query = (
             select(_Device.rollout, func.count())
             .join(RolloutRow, RolloutRow.id == _Device.rollout)
@@ -245,7 +245,7 @@ def lock_and_prefetch(session: Session, names: Collection[str]) -> list[object]:
     two cannot deadlock."""
     rows: list[object] = []
     deployments: set[int] = set()
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         devices = select(Device).where(Device.name.in_(batch)).order_by(Device.name)
         rows += session.scalars(devices.with_for_update(key_share=True)).all()
         wanted = session.scalars(select(Desired).where(Desired.device.in_(batch))).all()
@@ -269,7 +269,3 @@ def extend_timeouts(session: Session, seconds: float) -> None:
         "ran_at": case((_Device.ran_at > 0, _Device.ran_at + seconds), else_=0.0),
     }
     session.execute(update(_Device).where(*conditions).values(shifted).execution_options(synchronize_session=False))
-
-
-def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return batched(names, NAMES_PER_QUERY)

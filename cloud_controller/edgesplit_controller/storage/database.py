@@ -29,6 +29,8 @@ from edgesplit_controller.storage.engines import (
 from edgesplit_controller.storage.schema import migrate
 from edgesplit_controller.storage.tables.core import Device, Event
 
+NAMES_PER_QUERY = 500
+"""Names in one query, because databases bound the number of parameters."""
 _DEFERRED = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
 """Large columns that concurrent write transactions do not load."""
 
@@ -119,6 +121,12 @@ def locked_devices(session: Session, devices: Iterable[str]) -> dict[str, Device
 def lock_device(session: Session, device: str) -> Device | None:
     """The current device, locked until this transaction ends; None if there is none."""
     return session.get(Device, device, with_for_update={"key_share": True})
+
+
+def batched(names: Iterable[str]) -> Iterator[list[str]]:
+    """The names, sorted, in batches of at most `NAMES_PER_QUERY`."""
+    ordered = sorted(names)
+    return (ordered[at : at + NAMES_PER_QUERY] for at in range(0, len(ordered), NAMES_PER_QUERY))
 
 
 def record_event(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
