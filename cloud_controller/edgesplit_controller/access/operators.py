@@ -87,26 +87,22 @@ class Operators:
             session.flush()
             _end_credentials(session, OWNER, now, but_token=hashed, but_serial=str(serial))
             session.merge(TokenRow(sha256=hashed, operator=OWNER, created=now, revoked=None))
-            certificate = OperatorCertificateRow(
-                serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None
-            )
-            session.merge(certificate)
+            merged = OperatorCertificateRow(serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None)
+            session.merge(merged)
 
     def add(self, operator: NewOperator, csr_pem: str, by: Caller) -> OperatorCredentials:
         """Create an operator, or enable a revoked one again, with a token and, if `csr_pem` is not empty, a
         certificate. PermissionDenied for more permissions than those of `by`."""
         _check(operator)
         if operator.role > by.role or not by.covers(operator.groups or None):
-            raise PermissionDenied(
-                f"you may add operators up to {by.role.word}{_of_groups(by)}: say which with --group"
-            )
+            groups = "" if by.groups is None else f" of {', '.join(sorted(by.groups))}"
+            raise PermissionDenied(f"you may add operators up to {by.role.word}{groups}: say which with --group")
         with self._database.write() as session:
             now = self._now()
             row = session.get(OperatorRow, operator.name)
             if row is not None and not row.revoked:
-                raise Conflict(
-                    f"there is an operator {operator.name!r} already: `edgectl operator rotate {operator.name}`"
-                )
+                hint = f"`edgectl operator rotate {operator.name}`"
+                raise Conflict(f"there is an operator {operator.name!r} already: {hint}")
             if row is None:
                 row = OperatorRow(name=operator.name, last_seen=None)
                 session.add(row)
@@ -162,15 +158,9 @@ class Operators:
         with self._database.read() as session:
             row = session.get(TokenRow, bearer_token.fingerprint(token))
             certificate = session.get(OperatorCertificateRow, str(serial))
-            if (
-                row is None
-                or row.revoked
-                or certificate is None
-                or certificate.revoked
-                or certificate.operator != row.operator
-            ):
+            if row is None or certificate is None or row.revoked or certificate.revoked:
                 return None
-            return self.active(row.operator, session)
+            return self.active(row.operator, session) if certificate.operator == row.operator else None
 
     def active(self, name: str, session: Session) -> OperatorRow | None:
         """The operator of this name, if it is neither revoked nor expired."""
@@ -255,16 +245,9 @@ def _end_credentials(
     tokens = (TokenRow.operator == name, TokenRow.revoked.is_(None), TokenRow.sha256 != but_token)
     revoked_tokens = session.execute(update(TokenRow).where(*tokens).values(revoked=now))
     if but_serial is not None:
-        certificates = (
-            OperatorCertificateRow.operator == name,
-            OperatorCertificateRow.revoked.is_(None),
-            OperatorCertificateRow.serial != but_serial,
-        )
-        session.execute(update(OperatorCertificateRow).where(*certificates).values(revoked=now))
+        table = OperatorCertificateRow
+        certificates = (table.operator == name, table.revoked.is_(None), table.serial != but_serial)
+        session.execute(update(table).where(*certificates).values(revoked=now))
     if not but_token or revoked_tokens.rowcount:  # type: ignore[attr-defined]
         sessions = (BrowserSessionRow.operator == name, BrowserSessionRow.ended.is_(None))
         session.execute(update(BrowserSessionRow).where(*sessions).values(ended=now))
-
-
-def _of_groups(by: Caller) -> str:
-    return "" if by.groups is None else f" of {', '.join(sorted(by.groups))}"

@@ -60,13 +60,17 @@ JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 """Size limit of a body with sample inputs."""
 ROUTERS: tuple[APIRouter, ...] = (
-    enrolment.everybody, enrolment.gateways, sessions.everybody, sessions.viewers, sessions.certified, operators.admins,
-    operators.certified, audit.admins, status.viewers, openapi.viewers, profiles.viewers, models.viewers,
-    models.operators, models.certified, agents.viewers, agents.operators, agents.certified, deployments.viewers,
-    deployments.operators, deployments.certified, rollouts.viewers, rollouts.operators, keys.viewers, keys.admins,
-    devices.viewers, devices.operators, devices.certified, bundles.certified, telemetry.viewers, fleet.viewers,
-    fleet.operators, views.viewers, live.viewers, dashboard.everybody, replans.viewers, replans.operators,
-    replans.operators_of_all,
+    enrolment.everybody, enrolment.gateways,
+    sessions.everybody, sessions.viewers, sessions.certified,
+    operators.admins, operators.certified, audit.admins,
+    status.viewers, openapi.viewers, profiles.viewers,
+    models.viewers, models.operators, models.certified,
+    agents.viewers, agents.operators, agents.certified,
+    deployments.viewers, deployments.operators, deployments.certified,
+    rollouts.viewers, rollouts.operators, keys.viewers, keys.admins,
+    devices.viewers, devices.operators, devices.certified, bundles.certified,
+    telemetry.viewers, fleet.viewers, fleet.operators, views.viewers, live.viewers, dashboard.everybody,
+    replans.viewers, replans.operators, replans.operators_of_all,
 )  # fmt: skip
 
 

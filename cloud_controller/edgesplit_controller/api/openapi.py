@@ -35,12 +35,16 @@ SCHEMES: dict[str, Any] = {
 }
 """OpenAPI security schemes."""
 ERROR_DESCRIPTIONS = {
-    400: "What was sent is not what this takes.", 401: "It was not shown who calls, or not by what is good.",
-    403: "Who calls may not.", 404: "There is no such thing, or none for who calls.", 409: "Not in the present state.",
-    413: "The body is too long.", 422: "The model is refused.",
+    400: "What was sent is not what this takes.",
+    401: "It was not shown who calls, or not by what is good.",
+    403: "Who calls may not.",
+    404: "There is no such thing, or none for who calls.",
+    409: "Not in the present state.",
+    413: "The body is too long.",
+    422: "The model is refused.",
     429: "Too often, or too much waits: come back after `Retry-After` seconds.",
     503: "Something that is needed does not answer.",
-}  # fmt: skip
+}
 """Description of each error status."""
 DEFAULT_ERROR_DESCRIPTION = "Any other error; of 500 the controller's log says more."
 """Description of the default error response."""

@@ -95,17 +95,9 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
         remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
         result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
-    if (
-        online
-        and heard is not None
-        and heard.unresponsive_since is not None
-        and heard.unresponsive_since < now - causes.UNRESPONSIVE_S
-    ):
-        result.append(
-            _condition(
-                "unresponsive", heard.unresponsive_since, "it is here and does not act upon its newest statement"
-            )
-        )
+    since = heard.unresponsive_since if heard is not None and online else None
+    if since is not None and since < now - causes.UNRESPONSIVE_S:
+        result.append(_condition("unresponsive", since, "it is here and does not act upon its newest statement"))
     return sorted(result, key=lambda condition: float(condition["since"]))
 
 

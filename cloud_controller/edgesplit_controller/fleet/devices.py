@@ -143,23 +143,21 @@ class Devices:
         expires = int(now + request.expires_s)
         with self._database.write() as session:
             enrolled = session.get(Device, request.device)
-            groups_of_name = _groups_of_open_claims(session, request.device, now) + (
-                [enrolled.group] if enrolled is not None else []
-            )
+            claims = select(ClaimRow.group).where(ClaimRow.device == request.device, ClaimRow.is_open(now))
             # A revoked device of another group counts too: its history is kept under the name.
-            if not all(self.is_visible(group) for group in groups_of_name):
+            groups = [*session.scalars(claims), *([enrolled.group] if enrolled is not None else [])]
+            if not all(self.is_visible(group) for group in groups):
                 raise Conflict(f"the name {request.device!r} is taken: choose another")
             if enrolled is not None and not enrolled.revoked and not request.replace:
                 raise Conflict(
-                    f"{request.device!r} is an enrolled device; `--replace` gives its name to other hardware and"
-                    " cuts it "
-                    f"off, `edgectl device revoke {request.device}` only cuts it off"
+                    f"{request.device!r} is an enrolled device; `--replace` gives its name to other hardware and cuts"
+                    f" it off, `edgectl device revoke {request.device}` only cuts it off"
                 )
             session.add(
                 ClaimRow(
                     token_sha256=_hash(token), device=request.device, device_class=request.device_class,
-                    group=request.group,
-                    labels=dict(request.labels), link=request.link, expires=expires, used=None, public_key_sha256=None,
+                    group=request.group, labels=dict(request.labels), link=request.link, expires=expires, used=None,
+                    public_key_sha256=None,
                 )
             )  # fmt: skip
             record_event(
@@ -323,22 +321,17 @@ class Devices:
     def open_claims(self) -> Sequence[ClaimRow]:
         """Claims that are neither used nor expired."""
         with self._database.read() as session:
-            query = _rows_of_groups(ClaimRow, self._groups).where(
-                ClaimRow.used.is_(None), ClaimRow.expires > self._now()
-            )
-            return session.scalars(query.order_by(ClaimRow.device)).all()
+            claims = _rows_of_groups(ClaimRow, self._groups).where(ClaimRow.is_open(self._now()))
+            return session.scalars(claims.order_by(ClaimRow.device)).all()
 
     def open_claim(self, name: str) -> ClaimRow | None:
         """The newest open claim of this name; None if there is none or the device is enrolled already."""
-        is_open = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > self._now())
+        enrolled = _rows_of_groups(Device, self._groups).where(Device.name == name, Device.revoked.is_(None))
+        claims = _rows_of_groups(ClaimRow, self._groups).where(ClaimRow.device == name, ClaimRow.is_open(self._now()))
         with self._database.read() as session:
-            if session.scalars(
-                _rows_of_groups(Device, self._groups).where(Device.name == name, Device.revoked.is_(None))
-            ).first():
+            if session.scalars(enrolled).first():
                 return None
-            return session.scalars(
-                _rows_of_groups(ClaimRow, self._groups).where(*is_open).order_by(ClaimRow.expires.desc())
-            ).first()
+            return session.scalars(claims.order_by(ClaimRow.expires.desc())).first()
 
     def ingest(self, incoming: Iterable[tuple[str, messages.Message]]) -> IngestResult:
         """Ingest messages of devices, in order, in one transaction. Messages of unknown and revoked devices are
@@ -434,9 +427,8 @@ def _fill_device_row(
     if fresh:
         device.session, device.alive = 0, False
         device.birth = device.reported = device.telemetry = None
-    device.device_class, device.group, device.labels, device.link = (
-        claim.device_class, claim.group, claim.labels, claim.link,
-    )  # fmt: skip
+    device.device_class, device.group = claim.device_class, claim.group
+    device.labels, device.link = claim.labels, claim.link
     device.certificate_serial, device.public_key_sha256 = serial, key
     device.encryption_key = encryption_key
     device.enrolled, device.revoked = now, None
@@ -516,12 +508,6 @@ def _rows_of_groups(table: type[Row], groups: frozenset[str] | None) -> Select[R
     """Select the rows of these groups; None: all rows."""
     query: Select[Row] = select(table)
     return query if groups is None else query.where(table.group.in_(groups))
-
-
-def _groups_of_open_claims(session: Session, name: str, now: float) -> list[str]:
-    """The groups of the open claims of this name."""
-    is_open = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > now)
-    return list(session.scalars(select(ClaimRow.group).where(*is_open)))
 
 
 def _device(session: Session, name: str, groups: frozenset[str] | None = None) -> Device:

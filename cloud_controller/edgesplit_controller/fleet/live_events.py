@@ -58,11 +58,9 @@ class FollowerQueue:
         self.has_events.clear()
         changes, overflown = list(self._queued), self._overflown
         self._queued, self._overflown = {}, False
-        return (
-            [encode_event("everything", {})]
-            if overflown
-            else [encode_event(change.kind, _content(change)) for change in changes]
-        )
+        if overflown:
+            return [encode_event("everything", {})]
+        return [encode_event(change.kind, {"subject": change.subject}) for change in changes]
 
 
 class LiveEventHub:
@@ -148,7 +146,3 @@ class LiveEventHub:
 def encode_event(kind: str, content: dict[str, Any]) -> bytes:
     """One server-sent event; JSON contains no line break that would end it early."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(content))
-
-
-def _content(change: Change) -> dict[str, Any]:
-    return {"subject": change.subject}

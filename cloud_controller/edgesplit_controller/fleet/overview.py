@@ -109,7 +109,7 @@ class _FleetCounts:
         enrolled = select(Device.name).where(Device.revoked.is_(None))
         visible = true() if self._groups is None else ClaimRow.group.in_(sorted(self._groups))
         open_claims = select(func.count(func.distinct(ClaimRow.device))).where(
-            ClaimRow.used.is_(None), ClaimRow.expires > self._now, ClaimRow.device.not_in(enrolled), visible
+            ClaimRow.is_open(self._now), ClaimRow.device.not_in(enrolled), visible
         )
         return self._session.scalar(open_claims) or 0
 

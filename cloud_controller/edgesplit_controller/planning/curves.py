@@ -34,7 +34,7 @@ def curves(plan: Plan, now: Link | None = None) -> dict[str, Any]:
     return {
         "model": plan.model, "device_class": plan.device_class, "objective": plan.objective, "unit": _unit(plan),
         "basis": plan.basis.rstrip(":"), "fallback": plan.fallback, "limits": plan.limits,
-        "tiers": list(plan.tiers or ("device", "cloud")), "link": _link_view(plan.link), "rtt_s": link.rtt_s,
+        "tiers": list(plan.tiers or ("device", "cloud")), "link": msgspec.to_builtins(plan.link), "rtt_s": link.rtt_s,
         "up_bytes_per_s": rates, "best": best_rows(lines, len(rates)),
         "rows": [{**row_view(row, plan.link), "line": lines[row.name]} for row in plan.rows], "gain": gain(plan),
     }  # fmt: skip
@@ -89,8 +89,3 @@ def _unit(plan: Plan) -> str:
     if not plan.weights or set(plan.weights) <= {"latency", "throughput"}:
         return "s"
     return "J" if set(plan.weights) == {"energy"} else ""
-
-
-def _link_view(link: Link) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(link)
-    return shown

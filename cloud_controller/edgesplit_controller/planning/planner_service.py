@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import ModelRefused, UsageError
@@ -199,7 +199,7 @@ class PlanningService:
 
     def _cuts(self, model: Model, device_class: str) -> Cuts:
         """Split points in the table for this class, one of whose rows is chosen whatever the link."""
-        return _cuts(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}))
+        return cut_sets(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}).table)
 
     def costs(
         self, model: Model, device_class: str, *, lossy: bool = False, tiers: Mapping[str, str] | None = None,
@@ -217,7 +217,7 @@ class PlanningService:
         times = self._layers(model)
         samples = self._samples(model)
         costs = build_costs(
-            model.ref, loaded.graph, profile=profile, cloud_s={name: time.median_s for name, time in times.items()},
+            model.ref, loaded.graph, profile=profile, cloud_s=_medians(times),
             tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)), frame_bytes=samples.frame_bytes,
             model_format=loaded.prepared.format,
         )  # fmt: skip
@@ -272,10 +272,9 @@ class PlanningService:
         of the new plan count."""
         check_keep_first(costs, parse_limits(options.planner_limits()))
 
-        def cuts_of(one: Costs) -> Cuts:
-            return _cuts(
-                plan(one, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
-            )
+        def cuts_of(costs: Costs) -> Cuts:
+            limits = options.planner_limits()
+            return cut_sets(plan(costs, links, objective=options.objective, limits=limits, codecs=options.codecs).table)
 
         return corrected_by_slices(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
 
@@ -332,22 +331,20 @@ class PlanningService:
 
     def _stored(self, model: Model, kind: str) -> Mapping[str, Any] | None:
         with self._database.read() as session:
-            query = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
-            row = session.scalars(query.where(Measurement.place == HERE)).first()
+            row = session.scalars(_measurement(model, kind)).first()
             return row.content if row is not None else None
 
     def _store(self, model: Model, kind: str, content: dict[str, Any]) -> None:
         with self._database.write() as session:
-            query = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
-            row = session.scalars(query.where(Measurement.place == HERE)).first()
+            row = session.scalars(_measurement(model, kind)).first()
             if row is None:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)
                 session.add(row)
             row.content, row.taken = content, self._now()
 
 
-def _cuts(made: PlanResult) -> Cuts:
-    return cut_sets(made.table)
+def _measurement(model: Model, kind: str) -> Select[Measurement]:
+    return select(Measurement).filter_by(model_id=model.id, kind=kind, place=HERE)
 
 
 def _medians(times: Mapping[str, LayerTime]) -> dict[str, float]:

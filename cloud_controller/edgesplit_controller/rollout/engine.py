@@ -379,8 +379,7 @@ def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float)
     return RolloutRow(
         id=deployment.id, model=model, release=deployment.release, terms=msgspec.to_builtins(terms), state="scheduled",
         stage=-1, approved=-1, excused=-1, reason="", outcome="", following=terms.follow, superseded_by=0,
-        rate_state={},
-        who=who, created=now, began=0.0, ended=0.0, changed=now,
+        rate_state={}, who=who, created=now, began=0.0, ended=0.0, changed=now,
     )  # fmt: skip
 
 

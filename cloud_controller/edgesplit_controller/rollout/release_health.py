@@ -52,20 +52,20 @@ def combined(release: str, evidences: Sequence[Evidence]) -> Evidence:
     """Evidence on an agent from the models it serves: counts are added, of other figures the worst is taken."""
 
     def worst(figures: Iterable[float | None]) -> float | None:
-        return max((evidence_of_model for evidence_of_model in figures if evidence_of_model is not None), default=None)
+        return max((figure for figure in figures if figure is not None), default=None)
 
     if not evidences:
         return Evidence(model=AGENT_MODEL, release=release)
     return Evidence(
         model=AGENT_MODEL,
         release=release,
-        requests=sum(evidence_of_model.requests or 0 for evidence_of_model in evidences),
-        failed=sum(evidence_of_model.failed or 0 for evidence_of_model in evidences),
-        fallbacks=sum(evidence_of_model.fallbacks or 0 for evidence_of_model in evidences),
-        latency_p95_s=worst(evidence_of_model.latency_p95_s for evidence_of_model in evidences),
-        memory_bytes=sum(evidence_of_model.memory_bytes or 0 for evidence_of_model in evidences) or None,
-        celsius=worst(evidence_of_model.celsius for evidence_of_model in evidences),
-        joules=worst(evidence_of_model.joules for evidence_of_model in evidences),
+        requests=sum(model.requests or 0 for model in evidences),
+        failed=sum(model.failed or 0 for model in evidences),
+        fallbacks=sum(model.fallbacks or 0 for model in evidences),
+        latency_p95_s=worst(model.latency_p95_s for model in evidences),
+        memory_bytes=sum(model.memory_bytes or 0 for model in evidences) or None,
+        celsius=worst(model.celsius for model in evidences),
+        joules=worst(model.joules for model in evidences),
     )
 
 

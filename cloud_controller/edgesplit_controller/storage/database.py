@@ -132,6 +132,5 @@ def batched(names: Iterable[str]) -> Iterator[list[str]]:
 def record_event(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
     """Add an event to the audit trail, in the caller's transaction. The actor `operator` stands for the authenticated
     caller."""
-    session.add(
-        Event(at=at, who=current_operator() if who == OWNER else who, what=what, subject=subject, detail=detail)
-    )
+    actor = current_operator() if who == OWNER else who
+    session.add(Event(at=at, who=actor, what=what, subject=subject, detail=detail))
