@@ -71,18 +71,23 @@ class Authority(Protocol):
     @property
     def ca_pem(self) -> str:
         """The authority's own certificate (PEM)."""
+        ...
 
     def sign_request(self, csr_pem: bytes, name: str) -> bytes:
         """A client certificate (PEM) for the device of this name."""
+        ...
 
     def sign_gateway(self, csr_pem: bytes, name: str) -> bytes:
         """A server certificate (PEM) for the gateway of this name."""
+        ...
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
         """A signed certificate revocation list (PEM) with these serial numbers."""
+        ...
 
     def parse_device_certificate(self, certificate_pem: bytes) -> x509.Certificate:
         """The certificate, if this authority once issued it to a device, expired or not."""
+        ...
 
 
 class StatementNotifier(Protocol):
@@ -90,9 +95,11 @@ class StatementNotifier(Protocol):
 
     def publish_statements(self, devices: Sequence[str]) -> None:
         """Queue publication of the current statement (desired state) of these devices."""
+        ...
 
     def clear_retained(self, devices: Sequence[str]) -> None:
         """Queue removal of the messages that the broker retains for these devices."""
+        ...
 
 
 class RevocationPublisher(Protocol):
@@ -100,9 +107,11 @@ class RevocationPublisher(Protocol):
 
     def publish(self) -> None:
         """Publish the current certificate revocation list."""
+        ...
 
     def end_session(self, device: str) -> None:
         """Queue disconnection of the device's MQTT session."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

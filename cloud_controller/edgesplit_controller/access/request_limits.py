@@ -43,9 +43,8 @@ class BodyLimits:
         if not scope.get("query_string", b"").isascii():
             await send_error(send, 400, "the query has bytes that are not percent-encoded")
             return
-        limit = next(
-            (limit for suffix, limit in self._by_suffix.items() if scope["path"].endswith(suffix)), self._default
-        )
+        limits = (limit for suffix, limit in self._by_suffix.items() if scope["path"].endswith(suffix))
+        limit = next(limits, self._default)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared[:19]) > limit:
             await _drain(receive)

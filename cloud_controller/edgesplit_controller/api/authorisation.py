@@ -96,10 +96,9 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def viewer_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
-    """Router for routes that read. `certificate`: not for browser sessions; `everywhere`: not for operators of some
-    groups."""
-    return _routes(Permissions(Role.VIEWER, _authentication(certificate), everywhere))
+def viewer_routes(*, certificate: bool = False) -> APIRouter:
+    """Router for routes that read. `certificate`: not for browser sessions."""
+    return _routes(Permissions(Role.VIEWER, _authentication(certificate)))
 
 
 def operator_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:

@@ -264,9 +264,8 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
         process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,
         process.stopping,
     )  # fmt: skip
-    process.start(
-        PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=process.stopping)
-    )
+    stopping = process.stopping
+    process.start(PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=stopping))
 
 
 def _start_mqtt(process: _Process) -> Session:

@@ -353,9 +353,8 @@ class Devices:
         for name, (number, sequence) in result.newest.items():
             if now - self._acknowledged_s.get(name, float("-inf")) >= ACK_INTERVAL_S:
                 self._acknowledged_s[name] = now
-                result.acks.append(
-                    (name, messages.Ack(session=number, sequence=sequence, telemetry_interval_s=self._telemetry_s))
-                )
+                ack = messages.Ack(session=number, sequence=sequence, telemetry_interval_s=self._telemetry_s)
+                result.acks.append((name, ack))
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, ordered by the time of measurement, oldest first."""
@@ -562,7 +561,6 @@ def _trim(session: Session, name: str) -> None:
     of_device = select(TelemetryRow.at, TelemetryRow.id).where(TelemetryRow.device == name)
     oldest_kept = session.execute(of_device.order_by(*order).offset(MAX_TELEMETRY_ROWS).limit(1)).first()
     if oldest_kept is not None:
-        older = (TelemetryRow.at < oldest_kept[0]) | (
-            (TelemetryRow.at == oldest_kept[0]) & (TelemetryRow.id <= oldest_kept[1])
-        )
+        at, number = oldest_kept
+        older = (TelemetryRow.at < at) | ((TelemetryRow.at == at) & (TelemetryRow.id <= number))
         session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, older))

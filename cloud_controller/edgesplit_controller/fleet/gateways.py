@@ -115,9 +115,8 @@ class Gateways:
             reported = {model["model"]: model["release"] for model in (device_behind.reported or {}).get("models", [])}
             for row in session.scalars(select(Desired).where(Desired.device == device_behind.name)):
                 releases |= {(row.model, row.release), (row.model, reported.get(row.model, ""))}
-        return sorted(
-            (model, release) for model, release in releases if release and self._model_if_split(release) == model
-        )
+        kept = [(model, release) for model, release in releases if release]
+        return sorted((model, release) for model, release in kept if self._model_if_split(release) == model)
 
     def affected_devices(self, session: Session) -> Iterable[Device]:
         """Gateways, and devices that are or were behind one, without revoked ones."""
@@ -159,9 +158,8 @@ def gateway_tier_by_class(devices: Iterable[Device], gateways: Mapping[str, Devi
     result = {}
     for device_class, by_profile in sorted(by_class.items()):
         if len(by_profile) > 1:
-            summary = "; ".join(
-                f"{members[0].name} {_route_text(profile)}" for profile, members in sorted(by_profile.items())
-            )
+            routes = (f"{members[0].name} {_route_text(profile)}" for profile, members in sorted(by_profile.items()))
+            summary = "; ".join(routes)
             raise Conflict(
                 f"a release has one plan for {device_class}, and {summary}: deploy to each of them separately"
             )

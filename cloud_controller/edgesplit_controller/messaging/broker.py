@@ -134,8 +134,8 @@ class Broker:
         _end_orphan(self._pid_file, self._config_file)
         if self.port == 0:
             self.port = _free_port(self.host)
-        elif problem := listen_problem(self.host or "0.0.0.0", self.port):
-            raise UsageError(f"{problem}; choose another with --mqtt-port")
+        elif taken := listen_problem(self.host or "0.0.0.0", self.port):
+            raise UsageError(f"{taken}; choose another with --mqtt-port")
         user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() == 0 else "mosquitto"
         write_durably(
             self._config_file,

@@ -67,6 +67,7 @@ class Channel(Protocol):
     ) -> bool:  # fmt: skip
         """Send one message and return whether it was queued. With `wait_s`, return when it was sent; LinkError if that
         takes longer."""
+        ...
 
 
 class Inbox:

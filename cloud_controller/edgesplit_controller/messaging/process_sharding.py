@@ -51,6 +51,7 @@ class ProcessSharding(Protocol):
 
     def owner_of(self, chunk: str) -> int:
         """Number of the process that publishes this chunk now."""
+        ...
 
 
 class SingleProcess:

@@ -28,6 +28,7 @@ class Builder(Protocol[Signed]):
 
     def sign(self, private_key: AuthorityKey, algorithm: SHA256 | None) -> Signed:
         """Return the signed object."""
+        ...
 
 
 def load_or_make_authority_key(path: Path) -> AuthorityKey:

@@ -35,6 +35,7 @@ class ListReader(Protocol):
 
     def reload(self) -> None:
         """Read the file again, because it has changed."""
+        ...
 
 
 class Revocations:

@@ -116,17 +116,21 @@ class ModelMeasurer(Protocol):
 
     def layers(self, loaded: LoadedModel, frames: Sequence[bytes]) -> dict[str, LayerTime]:
         """Seconds of each layer, the input layer included."""
+        ...
 
     def samples(self, loaded: LoadedModel, samples: Sequence[Any]) -> TensorMeasurements:
         """Bytes of each tensor when sent, raw and losslessly compressed."""
+        ...
 
     def slices(
         self, loaded: LoadedModel, groups: Sequence[Sequence[str]], layer_s: Mapping[str, float]
     ) -> WholeSliceTimes:
         """Seconds of whole slices of these layers, compared with the sum of their layers."""
+        ...
 
     def codecs(self, loaded: LoadedModel, samples: Sequence[Any], labels: Sequence[int | None]) -> CodecMeasurements:
         """Costs of the lossy codecs, and their effect on the model's outputs."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,9 @@ class ReleaseBuilder:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        fingerprint = (
-            b"" if options.encrypt else anatomy_of(loaded)
-        )  # digests of weights would reveal the encrypted ones
         # Anatomy: fingerprints of the model's weights by which devices check a recut against its base (`check_recut`).
+        # Digests of weights would reveal the encrypted ones.
+        fingerprint = b"" if options.encrypt else anatomy_of(loaded)
         made = msgspec.structs.replace(
             made,
             compiled=tuple(half.compiled for half in compiled),

@@ -26,6 +26,7 @@ class StatementNotifier(Protocol):
 
     def publish_statements(self, devices: Collection[str]) -> None:
         """Publish the statements of these devices, soon."""
+        ...
 
 
 class KeyManagement:

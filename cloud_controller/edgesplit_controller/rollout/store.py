@@ -230,12 +230,10 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
     touched = select(_Device.rollout).where(_Device.rollout.in_(older), _Device.device.in_(own_devices)).distinct()
     superseded = list(session.scalars(touched))
     queued = (_Device.rollout.in_(superseded), _Device.device.in_(own_devices), _Device.state == "queued")
-    session.execute(
-        update(_Device).where(*queued).values(state="superseded").execution_options(synchronize_session=False)
-    )
-    session.execute(
-        update(RolloutRow).where(RolloutRow.id.in_(superseded)).values(following=False, superseded_by=rollout.id)
-    )
+    devices = update(_Device).where(*queued).values(state="superseded")
+    session.execute(devices.execution_options(synchronize_session=False))
+    rollouts = update(RolloutRow).where(RolloutRow.id.in_(superseded))
+    session.execute(rollouts.values(following=False, superseded_by=rollout.id))
     return sorted(superseded)
 
 

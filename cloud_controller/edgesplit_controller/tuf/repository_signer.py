@@ -203,9 +203,8 @@ class RepositorySigner:
     def renew_timestamp(self, published: PublishedMetadata) -> Publication:
         """Sign the timestamp again, for the same snapshot."""
         assert published.timestamp is not None
-        return Publication(
-            {"timestamp.json": self._sign_timestamp(published, published.timestamp.snapshot_meta, [published.root])}
-        )
+        raw = self._sign_timestamp(published, published.timestamp.snapshot_meta, [published.root])
+        return Publication({"timestamp.json": raw})
 
     def sign_statement(self, statement: Statement) -> bytes:
         """Sign a statement with the director's keys; returns the encoded message."""
@@ -238,9 +237,8 @@ class RepositorySigner:
         snapshot = Snapshot(version, None, self.expiry("snapshot"), meta)
         raw_snapshot = self._sign(snapshot, _keyids("snapshot", roots))
         files[f"{version}.snapshot.json"] = raw_snapshot
-        files["timestamp.json"] = self._sign_timestamp(
-            published, MetaFile.from_data(version, raw_snapshot, ["sha256"]), roots
-        )
+        snapshot_meta = MetaFile.from_data(version, raw_snapshot, ["sha256"])
+        files["timestamp.json"] = self._sign_timestamp(published, snapshot_meta, roots)
         current = {"targets": targets.version, "snapshot": version}
         if PLANNER_FILE in meta:
             current[PLANNER] = meta[PLANNER_FILE].version

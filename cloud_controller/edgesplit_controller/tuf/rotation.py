@@ -304,11 +304,8 @@ class Rotation:
         return parse_metadata(pending.root.encode(), Root, "the pending root") if pending.root else None
 
     def _targets_of(self, pending: Pending) -> Metadata[Targets] | None:
-        return (
-            parse_metadata(pending.targets.encode(), Targets, "the pending list of releases")
-            if pending.targets
-            else None
-        )
+        raw = pending.targets.encode()
+        return parse_metadata(raw, Targets, "the pending list of releases") if raw else None
 
     def _require_pending(self) -> Pending:
         self._complete_if_possible()

@@ -48,9 +48,8 @@ def agents(request: Request) -> list[dict[str, Any]]:
 async def deploy_agent(request: Request, body: DeployAgentBody) -> dict[str, Any]:
     """Sign an agent version as a release and roll it out to devices."""
     set_audit_subject(request, body.version, *body.to[:8])
-    deploy = partial(
-        controller_of(request).deploy_agent, elsewhere=body.elsewhere, now=body.now, asked=body.rollout.to_request()
-    )
+    call, asked = controller_of(request).deploy_agent, body.rollout.to_request()
+    deploy = partial(call, elsewhere=body.elsewhere, now=body.now, asked=asked)
     return await run_heavy(request, deploy, body.version, body.to)
 
 

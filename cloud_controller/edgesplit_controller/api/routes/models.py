@@ -60,17 +60,18 @@ def model(request: Request, reference: str) -> dict[str, Any]:
 @certified.get("/models/{reference}/file", responses=MODEL_FILE)
 def model_file(request: Request, reference: str) -> FileResponse:
     """The model file as it was pushed."""
-    return FileResponse(
-        controller_of(request).model_file(reference, optimised=False), media_type="application/octet-stream"
-    )
+    return _model_file(request, reference, optimised=False)
 
 
 @certified.get("/models/{reference}/optimised", responses=MODEL_FILE)
 def optimised_file(request: Request, reference: str) -> FileResponse:
     """The model file after graph optimisation, which is what is measured and sliced."""
-    return FileResponse(
-        controller_of(request).model_file(reference, optimised=True), media_type="application/octet-stream"
-    )
+    return _model_file(request, reference, optimised=True)
+
+
+def _model_file(request: Request, reference: str, *, optimised: bool) -> FileResponse:
+    path = controller_of(request).model_file(reference, optimised=optimised)
+    return FileResponse(path, media_type="application/octet-stream")
 
 
 @operators.post("/models/{reference}/samples", responses=json_response(SamplesShape))

@@ -56,9 +56,8 @@ def add_operator(request: Request, body: OperatorBody) -> dict[str, Any]:
     """Create an operator; the response contains its token, which is not returned again."""
     set_audit_subject(request, body.name, body.role, *body.groups)
     operator = NewOperator(body.name, Role.parse(body.role), tuple(body.groups), body.expires_s)
-    return _credentials_response(
-        request, authenticator_of(request).operators.add(operator, body.csr_pem, caller_of(request))
-    )
+    credentials = authenticator_of(request).operators.add(operator, body.csr_pem, caller_of(request))
+    return _credentials_response(request, credentials)
 
 
 @admins.post("/operators/{name}/rotate", responses=json_response(EquippedShape))

@@ -41,9 +41,8 @@ def log_in(request: Request, body: LoginBody) -> Response:
     presented = parse_credentials(request)
     opened = authenticator_of(request).log_in(presented, body.code)
     set_audit_subject(request, opened.operator.name)
-    response = JSONResponse(
-        _to_dict(caller_of_row(opened.operator, serial="", address=presented.address), opened.secret)
-    )
+    caller = caller_of_row(opened.operator, serial="", address=presented.address)
+    response = JSONResponse(_to_dict(caller, opened.secret))
     response.set_cookie(COOKIE, opened.secret, path="/", secure=True, httponly=True, samesite="strict")
     return response
 
