@@ -70,16 +70,17 @@ def test_an_operator_is_added_known_by_their_token_revoked_and_added_again(
     assert [one["name"] for one in operators.all(ALL)] == ["alice", OWNER]
 
 
-def test_who_has_expired_is_let_in_again_for_a_stated_time(operators: Operators, active: ActiveByToken) -> None:
+def test_who_has_expired_is_let_in_again_for_a_stated_time(database: Database) -> None:
     """A new token alone would open nothing."""
     clock = [NOW]
-    operators._now = lambda: clock[0]
+    operators = Operators(database, lambda csr, name, expires: b"", now=lambda: clock[0])
     operators.add(NewOperator("alice", Role.VIEWER, (), 100), "", ALL)
     clock[0] += 101
     with pytest.raises(Conflict, match="--expires"):
         operators.rotate("alice", "", ALL)
     again = operators.rotate("alice", "", ALL, 50)
-    assert again.expires == clock[0] + 50 and active(again.token) is not None
+    with database.read() as session:
+        assert again.expires == clock[0] + 50 and operators.active("alice", session) is not None
 
 
 def test_the_owners_token_is_what_lies_in_the_data_folder(

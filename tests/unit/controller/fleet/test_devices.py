@@ -332,18 +332,16 @@ def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
     assert bench.director.statements(["other"]) == {}
 
 
-def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench) -> None:
     """`--now` stands in the signed statement, for the release that it was said of and no other."""
     bench.enrol()
     for digest in ("a1", "b1", "b2"):
         bench.release(digest)
-    stated: list[Statement] = []
-    monkeypatch.setattr(bench.director, "_sign", lambda statement: stated.append(statement) or b"signed")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
-    assert [(one.model, one.fetch_now) for one in stated[-1].releases] == [("m", False), ("n", True)]
+    assert [(one.model, one.fetch_now) for one in bench.signed[-1].releases] == [("m", False), ("n", True)]
     deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
-    assert not any(one.fetch_now for one in stated[-1].releases)
+    assert not any(one.fetch_now for one in bench.signed[-1].releases)
 
 
 def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:
