@@ -53,15 +53,6 @@ class Caller:
     """Serial number of the client certificate; empty for a browser session."""
     address: str = ""
 
-    @property
-    def has_all_groups(self) -> bool:
-        """Whether this caller is not limited to some groups."""
-        return self.groups is None
-
-    def can_see(self, group: str) -> bool:
-        """Whether devices of this group are visible to the caller."""
-        return self.groups is None or group in self.groups
-
     def covers(self, groups: Iterable[str] | None) -> bool:
         """Whether all of these groups are the caller's. `groups=None` stands for every group, present and future."""
         return self.groups is None or (groups is not None and self.groups.issuperset(groups))

@@ -28,8 +28,7 @@ from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.fleet.device_view import device_to_dict
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment
 from edgesplit_controller.fleet.gateways import Gateways, gateway_tier_by_class
-from edgesplit_controller.fleet.listing import Listing
-from edgesplit_controller.fleet.listing import ListingQuery as AskedDevices
+from edgesplit_controller.fleet.listing import Listing, ListingQuery
 from edgesplit_controller.fleet.log_bundles import LogBundleStore
 from edgesplit_controller.fleet.overview import FleetOverview
 from edgesplit_controller.fleet.rows import (
@@ -216,17 +215,9 @@ class Controller:
         return self.planner.describe(self.registry.get(reference), device_class, link, options)
 
     def deploy(
-        self,
-        reference: str,
-        targets: Sequence[str],
-        link: str,
-        plan_options: PlanOptions,
-        *,
-        recut: bool = False,
-        elsewhere: bool = False,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, reference: str, targets: Sequence[str], link: str, plan_options: PlanOptions, *, recut: bool = False,
+        elsewhere: bool = False, now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Plan, slice and sign a release and begin its rollout on the terms in `asked`; with `now` devices fetch
         it outside of their fetch hours too.
 
@@ -246,28 +237,15 @@ class Controller:
         digest, manifest = self.release_builder.prepare(model, links, plan_options, recut=by_planner, gateways=through)
         signed_here = by_planner or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not signed_here:
-            names = sorted(device.name for device in devices)
-            return {
-                **_deployment_summary(digest, model, names, manifest),
-                **self.signing.to_sign(self.release_builder.raw(digest)),
-            }
+            return self._to_sign(digest, model, devices, manifest)
         self.release_builder.publish(model, digest, plan_options)
         options = {**plan_options.as_options(), "now": now}
-        return self._roll_out(
-            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(digest, model, devices, manifest, targets, options, asked)
 
     def deploy_signed(
-        self,
-        reference: str,
-        targets: Sequence[str],
-        plan_options: PlanOptions,
-        release: str,
-        signed: bytes,
-        *,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, reference: str, targets: Sequence[str], plan_options: PlanOptions, release: str, signed: bytes, *,
+        now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Publish a release that `deploy` prepared and that was signed on another machine, and begin its
         rollout.
 
@@ -281,20 +259,12 @@ class Controller:
         self.rollouts.checked_terms(asked, len(devices))
         self.release_builder.publish(model, release, plan_options, signed)
         options = {**plan_options.as_options(), "now": now}
-        return self._roll_out(
-            model, manifest, RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(release, model, devices, manifest, targets, options, asked)
 
     def deploy_agent(
-        self,
-        version: str,
-        targets: Sequence[str],
-        *,
-        elsewhere: bool = False,
-        signed: tuple[str, bytes] | None = None,
-        now: bool = False,
-        asked: RolloutRequest = ALL_AT_ONCE,
-    ) -> dict[str, Any]:
+        self, version: str, targets: Sequence[str], *, elsewhere: bool = False, signed: tuple[str, bytes] | None = None,
+        now: bool = False, asked: RolloutRequest = ALL_AT_ONCE,
+    ) -> dict[str, Any]:  # fmt: skip
         """Heavy. Sign a version of the agent as a release and begin its rollout on the terms in `asked`.
 
         With `elsewhere` the result is what the release key must sign on another machine, and nothing is published yet;
@@ -309,26 +279,28 @@ class Controller:
             raise Conflict(f"agent {version} got another build meanwhile: deploy it again, and sign that")
         known = signed is not None or self.signing.signs_releases or digest in self.signing.releases()
         if elsewhere and not known:
-            names = sorted(device.name for device in devices)
-            return {
-                **_deployment_summary(digest, model, names, manifest),
-                **self.signing.to_sign(self.release_builder.raw(digest)),
-            }
+            return self._to_sign(digest, model, devices, manifest)
         options_for_agent = PlanOptions(partition="device")
         self.release_builder.publish(model, digest, options_for_agent, signed[1] if signed is not None else None)
         options = {**options_for_agent.as_options(), "now": now, "agent": version}
-        return self._roll_out(
-            model, manifest, RolloutSpec(digest, model.ref, devices, targets, options, asked, current_operator())
-        )
+        return self._roll_out(digest, model, devices, manifest, targets, options, asked)
 
-    def _roll_out(self, model: Model, manifest: Manifest, wanted: RolloutSpec) -> dict[str, Any]:
+    def _to_sign(self, release: str, model: Model, devices: Sequence[Device], manifest: Manifest) -> dict[str, Any]:
+        """What the release key must sign on another machine."""
+        to_sign = self.signing.to_sign(self.release_builder.raw(release))
+        return {**_deployment_summary(release, model, devices, manifest), **to_sign}
+
+    def _roll_out(
+        self, release: str, model: Model, devices: Sequence[Device], manifest: Manifest, targets: Sequence[str],
+        options: dict[str, Any], asked: RolloutRequest,
+    ) -> dict[str, Any]:  # fmt: skip
         if self.devices.groups is not None:
-            wanted = replace(wanted, options={**wanted.options, "groups": sorted(self.devices.groups)})
-        rollout = self.rollouts.create(wanted)
+            options["groups"] = sorted(self.devices.groups)
+        spec = RolloutSpec(release, model.ref, devices, targets, options, asked, current_operator())
+        rollout = self.rollouts.create(spec)
         superseded = [{"rollout": number, "devices": count} for number, count in sorted(rollout.supersedes.items())]
-        names = sorted(device.name for device in wanted.devices)
         summary = {"deployment": rollout.number, "rollout": rollout.number, "supersedes": superseded}
-        return {**summary, **_deployment_summary(wanted.release, model, names, manifest)}
+        return {**summary, **_deployment_summary(release, model, devices, manifest)}
 
     def command_rollout(self, number: int, verb: Verb) -> dict[str, Any]:
         """Apply an operator's command to a rollout: pause, resume, approve the next stage, abort or roll back."""
@@ -339,11 +311,7 @@ class Controller:
         """Every deployment, oldest first, limited to the devices that are visible to the caller."""
         visible = self._visible_names()
         rows = [deployment_to_dict(row) for row in self.director.deployments()]
-        return (
-            rows
-            if visible is None
-            else [limited for deployment in rows if (limited := limit_deployment(deployment, visible))]
-        )
+        return rows if visible is None else [limited for row in rows if (limited := limit_deployment(row, visible))]
 
     def releases(self) -> list[dict[str, Any]]:
         """Every release of a model, oldest first."""
@@ -368,14 +336,10 @@ class Controller:
             self.gateways.register(request.device, gateway)
             self.restate_gateways()
         claim = Claim(
-            device=request.device,
-            device_class=request.device_class,
-            token=token,
-            controller_url=self.addresses.api_url,
-            ca_pem=self.authority.ca_pem,
-            tuf_root=self.signing.root_text,
+            device=request.device, device_class=request.device_class, token=token,
+            controller_url=self.addresses.api_url, ca_pem=self.authority.ca_pem, tuf_root=self.signing.root_text,
             expires=expires,
-        )
+        )  # fmt: skip
         result: dict[str, Any] = msgspec.to_builtins(claim)
         return result
 
@@ -425,13 +389,10 @@ class Controller:
 
     def _enrolled(self, enrolment: Enrolment) -> dict[str, Any]:
         enrolled = Enrolled(
-            device=enrolment.device,
-            certificate_pem=enrolment.certificate.decode(),
-            ca_pem=self.authority.ca_pem,
-            broker_host=self.addresses.mqtt_host,
-            broker_port=self.addresses.mqtt_port,
+            device=enrolment.device, certificate_pem=enrolment.certificate.decode(), ca_pem=self.authority.ca_pem,
+            broker_host=self.addresses.mqtt_host, broker_port=self.addresses.mqtt_port,
             offload_url=self.addresses.offload_url,
-        )
+        )  # fmt: skip
         result: dict[str, Any] = msgspec.to_builtins(enrolled)
         return result
 
@@ -485,10 +446,10 @@ class Controller:
         self.restate_gateways()
         self.rollouts.has_new_reports.set()
 
-    def list_devices(self, query: AskedDevices | None = None) -> tuple[list[dict[str, Any]], str]:
+    def list_devices(self, query: ListingQuery | None = None) -> tuple[list[dict[str, Any]], str]:
         """A page of devices and of open claims, by name, and the name after which the next page begins (empty on the
         last page)."""
-        limited = replace(query or AskedDevices(), groups=self.devices.groups)
+        limited = replace(query or ListingQuery(), groups=self.devices.groups)
         page, now = self.listing.page(limited), time()
         gateways = self.gateways.by_device([device.name for device in page.devices])
         enrolled = [
@@ -542,11 +503,8 @@ class Controller:
         device = self.devices.get(name)
         view = device_to_dict(device, self.devices.state(device), self.listing.page_of_device(device), time())
         gateways = self.gateways.by_device([name])
-        gateway_fields = {
-            "gateway": gateways[name].name if name in gateways else None,
-            "serves_at": self.gateways.address_of(name) or None,
-        }
-        return {**view, **gateway_fields, "plans": self._plans_in_use(device)}
+        gateway, serves_at = gateways[name].name if name in gateways else None, self.gateways.address_of(name) or None
+        return {**view, "gateway": gateway, "serves_at": serves_at, "plans": self._plans_in_use(device)}
 
     def _plans_in_use(self, device: Device) -> dict[str, Any]:
         """The switching table (plan) in use on the device, by model."""
@@ -587,7 +545,8 @@ def links_by_class(devices: Sequence[Device], link: str) -> dict[str, Link]:
     return {device_class: slowest_link(links) for device_class, links in sorted(by_class.items())}
 
 
-def _deployment_summary(digest: str, model: Model, devices: Sequence[str], manifest: Manifest) -> dict[str, Any]:
+def _deployment_summary(digest: str, model: Model, devices: Sequence[Device], manifest: Manifest) -> dict[str, Any]:
     plans = [msgspec.to_builtins(plan) for plan in manifest.plans.values()]
-    summary = {"release": digest, "model": model.ref, "devices": list(devices), "encrypted": manifest.is_encrypted}
+    names = sorted(device.name for device in devices)
+    summary = {"release": digest, "model": model.ref, "devices": names, "encrypted": manifest.is_encrypted}
     return {**summary, "plans": plans, **signature_view(manifest)}

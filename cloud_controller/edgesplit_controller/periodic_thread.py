@@ -17,14 +17,9 @@ class PeriodicThread:
     job runs again after `every_s`."""
 
     def __init__(
-        self,
-        name: str,
-        job: Callable[[], float | None],
-        every_s: float,
-        *,
-        first_s: float | None = None,
+        self, name: str, job: Callable[[], float | None], every_s: float, *, first_s: float | None = None,
         stopping: threading.Event | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The first run is after `first_s` seconds (None: `every_s`). `stopping` is set by `stop`, and may be shared
         with what the whole process waits for."""
         self._name = name

@@ -108,7 +108,7 @@ class SimulatedController:
         )  # fmt: skip
         gateways = Gateways(self.database, now=now, model_if_split=self.release_builder.split_by_gateway)
         self.director = Director(
-            self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, tiers=gateways
+            self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, gateways=gateways
         )
         self.rollouts = Rollouts(
             self.database,

@@ -326,7 +326,7 @@ def test_a_taken_port_is_named_with_the_way_out(tmp_path: Path) -> None:
     world = BrokerHarness(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"port {port} is taken.*--mqtt-port") as caught:
+        with pytest.raises(UsageError, match=rf"port {port} on 127.0.0.1 is taken.*--mqtt-port") as caught:
             Broker(tmp_path / "broker", world.server, port).start()
     assert "\n" not in str(caught.value)
 

@@ -87,26 +87,22 @@ class Operators:
             session.flush()
             _end_credentials(session, OWNER, now, but_token=hashed, but_serial=str(serial))
             session.merge(TokenRow(sha256=hashed, operator=OWNER, created=now, revoked=None))
-            certificate = OperatorCertificateRow(
-                serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None
-            )
-            session.merge(certificate)
+            merged = OperatorCertificateRow(serial=str(serial), operator=OWNER, issued=now, expires=0.0, revoked=None)
+            session.merge(merged)
 
     def add(self, operator: NewOperator, csr_pem: str, by: Caller) -> OperatorCredentials:
         """Create an operator, or enable a revoked one again, with a token and, if `csr_pem` is not empty, a
         certificate. PermissionDenied for more permissions than those of `by`."""
         _check(operator)
         if operator.role > by.role or not by.covers(operator.groups or None):
-            raise PermissionDenied(
-                f"you may add operators up to {by.role.word}{_of_groups(by)}: say which with --group"
-            )
+            groups = "" if by.groups is None else f" of {', '.join(sorted(by.groups))}"
+            raise PermissionDenied(f"you may add operators up to {by.role.word}{groups}: say which with --group")
         with self._database.write() as session:
             now = self._now()
             row = session.get(OperatorRow, operator.name)
             if row is not None and not row.revoked:
-                raise Conflict(
-                    f"there is an operator {operator.name!r} already: `edgectl operator rotate {operator.name}`"
-                )
+                hint = f"`edgectl operator rotate {operator.name}`"
+                raise Conflict(f"there is an operator {operator.name!r} already: {hint}")
             if row is None:
                 row = OperatorRow(name=operator.name, last_seen=None)
                 session.add(row)
@@ -156,38 +152,20 @@ class Operators:
             rows = session.scalars(select(OperatorRow).order_by(OperatorRow.name)).all()
         return [to_dict(row, now) for row in rows if by.covers(row.groups or None)]
 
-    def by_token(self, token: str) -> OperatorRow | None:
-        """The active operator with this token; None if the token is unknown or revoked, or the operator inactive."""
-        with self._database.read() as session:
-            row = session.get(TokenRow, bearer_token.fingerprint(token))
-            return self.active(row.operator, session) if row is not None and not row.revoked else None
-
     def by_token_and_certificate(self, token: str, serial: int) -> OperatorRow | None:
         """The active operator to whom both this token and the certificate with this serial number belong; None if they
         are not valid or not of the same operator."""
         with self._database.read() as session:
             row = session.get(TokenRow, bearer_token.fingerprint(token))
             certificate = session.get(OperatorCertificateRow, str(serial))
-            if (
-                row is None
-                or row.revoked
-                or certificate is None
-                or certificate.revoked
-                or certificate.operator != row.operator
-            ):
+            if row is None or certificate is None or row.revoked or certificate.revoked:
                 return None
-            return self.active(row.operator, session)
+            return self.active(row.operator, session) if certificate.operator == row.operator else None
 
     def active(self, name: str, session: Session) -> OperatorRow | None:
         """The operator of this name, if it is neither revoked nor expired."""
         row = session.get(OperatorRow, name)
         return row if row is not None and state_of(row, self._now()) == "active" else None
-
-    def has_certificate(self, name: str, serial: int) -> bool:
-        """Whether the certificate with this serial number was issued to this operator and is not revoked."""
-        with self._database.read() as session:
-            row = session.get(OperatorCertificateRow, str(serial))
-            return row is not None and row.operator == name and not row.revoked
 
     def on_call(self, row: OperatorRow) -> None:
         """Record that the operator called now, at most once in `SEEN_EVERY_S`."""
@@ -228,14 +206,9 @@ def state_of(row: OperatorRow, now: float) -> str:
 def to_dict(row: OperatorRow, now: float) -> dict[str, Any]:
     """An operator as the API returns it."""
     return {
-        "name": row.name,
-        "role": row.role,
-        "groups": list(row.groups),
-        "state": state_of(row, now),
-        "created": row.created,
-        "expires": row.expires,
-        "last_seen": row.last_seen,
-    }
+        "name": row.name, "role": row.role, "groups": list(row.groups), "state": state_of(row, now),
+        "created": row.created, "expires": row.expires, "last_seen": row.last_seen,
+    }  # fmt: skip
 
 
 def _check(operator: NewOperator) -> None:
@@ -272,16 +245,9 @@ def _end_credentials(
     tokens = (TokenRow.operator == name, TokenRow.revoked.is_(None), TokenRow.sha256 != but_token)
     revoked_tokens = session.execute(update(TokenRow).where(*tokens).values(revoked=now))
     if but_serial is not None:
-        certificates = (
-            OperatorCertificateRow.operator == name,
-            OperatorCertificateRow.revoked.is_(None),
-            OperatorCertificateRow.serial != but_serial,
-        )
-        session.execute(update(OperatorCertificateRow).where(*certificates).values(revoked=now))
+        table = OperatorCertificateRow
+        certificates = (table.operator == name, table.revoked.is_(None), table.serial != but_serial)
+        session.execute(update(table).where(*certificates).values(revoked=now))
     if not but_token or revoked_tokens.rowcount:  # type: ignore[attr-defined]
         sessions = (BrowserSessionRow.operator == name, BrowserSessionRow.ended.is_(None))
         session.execute(update(BrowserSessionRow).where(*sessions).values(ended=now))
-
-
-def _of_groups(by: Caller) -> str:
-    return "" if by.groups is None else f" of {', '.join(sorted(by.groups))}"

@@ -39,18 +39,16 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if not scope.get(
-            "query_string", b""
-        ).isascii():  # RFC 3986, 2.1: starlette raises on other bytes in many places
-            await _answer(send, 400, "the query has bytes that are not percent-encoded")
+        # RFC 3986, 2.1: starlette raises on other bytes in many places
+        if not scope.get("query_string", b"").isascii():
+            await send_error(send, 400, "the query has bytes that are not percent-encoded")
             return
-        limit = next(
-            (limit for suffix, limit in self._by_suffix.items() if scope["path"].endswith(suffix)), self._default
-        )
+        limits = (limit for suffix, limit in self._by_suffix.items() if scope["path"].endswith(suffix))
+        limit = next(limits, self._default)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared[:19]) > limit:
             await _drain(receive)
-            await _refuse(send, limit)
+            await send_error(send, 413, f"the body is longer than {limit} bytes")
             return
         # A declared length was checked above; without one, or with a false one, the bytes are counted as they arrive.
         # Only bodies with the default limit have a deadline: an upload of gigabytes may take its time.
@@ -78,11 +76,11 @@ class BodyLimits:
         except _TooLong:
             if not has_responded:
                 await _drain(receive)
-                await _refuse(send, limit)
+                await send_error(send, 413, f"the body is longer than {limit} bytes")
         except TimeoutError:
             if is_complete or has_responded:
                 raise
-            await _answer(send, 408, f"the body did not come within {self._timeout_s:.0f} s")
+            await send_error(send, 408, f"the body did not come within {self._timeout_s:.0f} s")
 
 
 class _TooLong(Exception):
@@ -100,18 +98,11 @@ async def _drain(receive: Receive) -> None:
         return
 
 
-async def _refuse(send: Send, most: int) -> None:
-    await _answer(send, 413, f"the body is longer than {most} bytes")
-
-
-async def _answer(send: Send, status: int, text: str) -> None:
-    """Send an error in the API's JSON format and close the connection."""
+async def send_error(send: Send, status: int, text: str, *, close: bool = True) -> None:
+    """Send an error in the API's JSON format, and with `close` close the connection."""
     body = json.dumps({"error": text, "kind": "UsageError"}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"connection", b"close")] if close else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -53,9 +53,8 @@ class Sessions:
         code, expires = bearer_token.make("code"), self._now() + CODE_S
         with self._database.write() as session:
             session.execute(delete(LoginCodeRow).where(LoginCodeRow.expires < self._now() - RETENTION_S))
-            session.add(
-                LoginCodeRow(sha256=bearer_token.fingerprint(code), operator=operator, expires=expires, used=None)
-            )
+            hashed = bearer_token.fingerprint(code)
+            session.add(LoginCodeRow(sha256=hashed, operator=operator, expires=expires, used=None))
         return code, expires
 
     def open_by_code(self, code: str, address: str) -> OpenedSession:
@@ -85,16 +84,16 @@ class Sessions:
             )  # fmt: skip
         return OpenedSession(secret, operator, now + MAX_SESSION_S)
 
-    def operator_of(self, secret: str, *, is_use: bool = True) -> OperatorRow | None:
-        """The active operator of this session; None if the session is unknown or has ended. `using` counts this call as
-        use of the session, which delays its idle timeout."""
+    def operator_of(self, secret: str) -> OperatorRow | None:
+        """The active operator of this session; None if the session is unknown or has ended. The call counts as use of
+        the session, which delays its idle timeout."""
         hashed, now = bearer_token.fingerprint(secret), self._now()
         with self._database.read() as session:
             row = session.get(BrowserSessionRow, hashed)
             if row is None or row.ended or row.expires <= now or row.last_seen + IDLE_S <= now:
                 return None
             operator = self._operators.active(row.operator, session)
-        if operator is not None and is_use and now - row.last_seen > LAST_SEEN_RESOLUTION_S:
+        if operator is not None and now - row.last_seen > LAST_SEEN_RESOLUTION_S:
             this_session = (BrowserSessionRow.sha256 == hashed, BrowserSessionRow.last_seen < now)
             with self._database.write() as session:
                 session.execute(update(BrowserSessionRow).where(*this_session).values(last_seen=now))

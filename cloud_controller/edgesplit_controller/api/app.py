@@ -60,56 +60,24 @@ JSON_BYTES = 1_000_000
 SAMPLES_BYTES = 128 * 2**20
 """Size limit of a body with sample inputs."""
 ROUTERS: tuple[APIRouter, ...] = (
-    enrolment.everybody,
-    enrolment.gateways,
-    sessions.everybody,
-    sessions.viewers,
-    sessions.certified,
-    operators.admins,
-    operators.certified,
-    audit.admins,
-    status.viewers,
-    openapi.viewers,
-    profiles.viewers,
-    models.viewers,
-    models.operators,
-    models.certified,
-    agents.viewers,
-    agents.operators,
-    agents.certified,
-    deployments.viewers,
-    deployments.operators,
-    deployments.certified,
-    rollouts.viewers,
-    rollouts.operators,
-    keys.viewers,
-    keys.admins,
-    devices.viewers,
-    devices.operators,
-    devices.certified,
-    bundles.certified,
-    telemetry.viewers,
-    fleet.viewers,
-    fleet.operators,
-    views.viewers,
-    live.viewers,
-    dashboard.everybody,
-    replans.viewers,
-    replans.operators,
-    replans.operators_of_all,
-)
+    enrolment.everybody, enrolment.gateways,
+    sessions.everybody, sessions.viewers, sessions.certified,
+    operators.admins, operators.certified, audit.admins,
+    status.viewers, openapi.viewers, profiles.viewers,
+    models.viewers, models.operators, models.certified,
+    agents.viewers, agents.operators, agents.certified,
+    deployments.viewers, deployments.operators, deployments.certified,
+    rollouts.viewers, rollouts.operators, keys.viewers, keys.admins,
+    devices.viewers, devices.operators, devices.certified, bundles.certified,
+    telemetry.viewers, fleet.viewers, fleet.operators, views.viewers, live.viewers, dashboard.everybody,
+    replans.viewers, replans.operators, replans.operators_of_all,
+)  # fmt: skip
 
 
 def create_app(
-    controller: Controller,
-    gate: Authenticator,
-    *,
-    hosts: Collection[str],
-    model_bytes: int,
-    heavy: HeavyJobQueue,
-    ledger: MetricRegistry | None = None,
-    status: ProcessStatus | None = None,
-) -> FastAPI:
+    controller: Controller, gate: Authenticator, *, hosts: Collection[str], model_bytes: int, heavy: HeavyJobQueue,
+    ledger: MetricRegistry | None = None, status: ProcessStatus | None = None,
+) -> FastAPI:  # fmt: skip
     """The application over one controller.
 
     `hosts` are the names and addresses at which it is reached, `model_bytes` is the size limit of an uploaded model,
@@ -131,12 +99,9 @@ def create_app(
     app.state.hub, app.state.assets = LiveEventHub(changes.start, changes.read), load_assets()
     metadata_bytes = 2 * LIMITS.metadata_bytes  # escaped as a JSON string, metadata is up to twice as long
     bounds = {
-        "/v1/models": model_bytes,
-        "/v1/agents": model_bytes,
-        "/samples": SAMPLES_BYTES,
-        "/deployments/signed": metadata_bytes,
-        "/keys/renew/signed": metadata_bytes,
-    }
+        "/v1/models": model_bytes, "/v1/agents": model_bytes, "/samples": SAMPLES_BYTES,
+        "/deployments/signed": metadata_bytes, "/keys/renew/signed": metadata_bytes,
+    }  # fmt: skip
     # Starlette runs the middleware that is added last first: the security headers are outermost, the body limits
     # innermost.
     app.add_middleware(BodyLimits, default=JSON_BYTES, by_suffix=bounds)

@@ -99,15 +99,10 @@ def _entry(scope: Scope, outcome: str, detail: dict[str, int] | None = None) -> 
     route = getattr(scope.get("route"), "path", "") or scope["path"]
     subject = state.get("subject") or " ".join(str(part) for part in scope.get("path_params", {}).values())
     return AuditEntry(
-        what=f"{scope['method']} {route}",
-        outcome=outcome,
-        operator=caller.operator if caller else "",
-        serial=str(peer.serial) if peer else "",
-        address=_address(scope),
-        request=scope.get(REQUEST_ID, ""),
-        subject=subject,
-        detail={**({"certificate": peer.name} if peer and not caller else {}), **(detail or {})},
-    )
+        what=f"{scope['method']} {route}", outcome=outcome, operator=caller.operator if caller else "",
+        serial=str(peer.serial) if peer else "", address=_address(scope), request=scope.get(REQUEST_ID, ""),
+        subject=subject, detail={**({"certificate": peer.name} if peer and not caller else {}), **(detail or {})},
+    )  # fmt: skip
 
 
 def _outcome(status: int) -> str:

@@ -22,20 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from edgesplit.observability import log_format
 from edgesplit_controller.access.authenticator import Authenticator, PresentedCredentials
 from edgesplit_controller.access.tls_peer import SCOPE, Peer
-from edgesplit_controller.caller import OWNER as OPERATOR
 from edgesplit_controller.caller import Caller, Role, set_current_operator
 from edgesplit_controller.errors import PermissionDenied
-
-__all__ = [
-    "OPERATOR",
-    "Caller",
-    "Role",
-    "admin_routes",
-    "caller_of",
-    "operator_routes",
-    "set_audit_subject",
-    "viewer_routes",
-]
 
 COOKIE = "__Host-edgesplit"
 """Name of the session cookie."""
@@ -70,7 +58,7 @@ class Permissions:
         """Raise PermissionDenied unless the caller has these permissions."""
         if self.role is not None and caller.role < self.role:
             raise PermissionDenied(f"this takes the role {self.role.word}, and {caller.operator} is {caller.role.word}")
-        if self.everywhere and not caller.has_all_groups:
+        if self.everywhere and caller.groups is not None:
             raise PermissionDenied(f"this is about all groups, and {caller.operator} is for some of them")
         if self.authentication is Authentication.CERTIFICATE and not caller.serial:
             raise PermissionDenied("not from a browser's session: use edgectl, with the operator's certificate")
@@ -96,8 +84,8 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             request.state.needs = needs
             if needs.role is not None:
-                gate: Authenticator = request.app.state.gate
-                request.state.caller = caller = await run_in_threadpool(gate.authenticate, parse_credentials(request))
+                authenticate = authenticator_of(request).authenticate
+                request.state.caller = caller = await run_in_threadpool(authenticate, parse_credentials(request))
                 needs.check(caller)
                 set_current_operator(caller.operator)
                 log_format.add_to_log_context(operator=caller.operator)
@@ -108,10 +96,9 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def viewer_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
-    """Router for routes that read. `certificate`: not for browser sessions; `everywhere`: not for operators of some
-    groups."""
-    return _routes(Permissions(Role.VIEWER, _authentication(certificate), everywhere))
+def viewer_routes(*, certificate: bool = False) -> APIRouter:
+    """Router for routes that read. `certificate`: not for browser sessions."""
+    return _routes(Permissions(Role.VIEWER, _authentication(certificate)))
 
 
 def operator_routes(*, certificate: bool = False, everywhere: bool = False) -> APIRouter:
@@ -136,6 +123,12 @@ def page_routes() -> APIRouter:
     return _routes(Permissions(None, Authentication.OPEN, audited=False), prefix="")
 
 
+def authenticator_of(request: Request) -> Authenticator:
+    """The authenticator of the API."""
+    gate: Authenticator = request.app.state.gate
+    return gate
+
+
 def caller_of(request: Request) -> Caller:
     """The authenticated caller; only on routes that need a role."""
     caller: Caller = request.state.caller
@@ -152,14 +145,11 @@ def parse_credentials(request: Request) -> PresentedCredentials:
     peer: Peer | None = request.scope.get(SCOPE)
     headers = request.headers
     return PresentedCredentials(
-        address=request.client.host if request.client else "?",
-        peer=peer,
-        authorization=tuple(headers.getlist("authorization")),
-        session=tuple(_cookies(headers.getlist("cookie"))),
-        is_change=request.method not in SAFE_METHODS,
-        csrf=headers.get(CSRF_HEADER, ""),
+        address=request.client.host if request.client else "?", peer=peer,
+        authorization=tuple(headers.getlist("authorization")), session=tuple(_cookies(headers.getlist("cookie"))),
+        is_change=request.method not in SAFE_METHODS, csrf=headers.get(CSRF_HEADER, ""),
         is_cross_origin=_is_cross_origin(request),
-    )
+    )  # fmt: skip
 
 
 def _routes(needs: Permissions, prefix: str = "/v1") -> APIRouter:

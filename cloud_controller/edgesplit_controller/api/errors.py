@@ -21,19 +21,10 @@ log = logging.getLogger(__name__)
 DEFAULT_RETRY_AFTER_S = 2.0
 """Seconds in `Retry-After` if the error has no time of its own."""
 STATUS_BY_CLASS: tuple[tuple[type[EdgeError], int], ...] = (
-    (errors.NotFound, 404),
-    (Conflict, 409),
-    (Unauthenticated, 401),
-    (PermissionDenied, 403),
-    (InfeasibleLimits, 409),
-    (ModelRefused, 422),
-    (Busy, 429),
-    (LinkError, 503),
-    (errors.Interrupted, 503),
-    (TrustError, 403),
-    (UsageError, 400),
-    (errors.MalformedMessage, 400),
-)
+    (errors.NotFound, 404), (Conflict, 409), (Unauthenticated, 401), (PermissionDenied, 403),
+    (InfeasibleLimits, 409), (ModelRefused, 422), (Busy, 429), (LinkError, 503),
+    (errors.Interrupted, 503), (TrustError, 403), (UsageError, 400), (errors.MalformedMessage, 400),
+)  # fmt: skip
 """HTTP status by error class; the first class that matches counts."""
 
 

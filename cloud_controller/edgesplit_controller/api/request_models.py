@@ -64,11 +64,7 @@ class PlanOptionsBody(Body):
         """The options as the planner takes them."""
         codecs = tuple(self.codecs) if self.codecs else None
         return PlanOptions(
-            partition=self.partition,
-            limits=self.limits,
-            codecs=codecs,
-            objective=self.objective,
-            offload=self.offload,
+            partition=self.partition, limits=self.limits, codecs=codecs, objective=self.objective, offload=self.offload
         )
 
 

@@ -63,8 +63,8 @@ class TensorShape(ResponseModel):
     name: str
 
 
-class ModelLine(ResponseModel):
-    """A model in a list, with the number of its layers."""
+class ModelFields(ResponseModel):
+    """A model without its layers."""
 
     model: str
     name: str
@@ -77,6 +77,11 @@ class ModelLine(ResponseModel):
     created_at: float
     inputs: list[TensorShape]
     outputs: list[TensorShape]
+
+
+class ModelLine(ModelFields):
+    """A model in a list, with the number of its layers."""
+
     layers: int
 
 
@@ -86,20 +91,9 @@ class LayerShape(ResponseModel):
     name: str
 
 
-class ModelShape(ResponseModel):
+class ModelShape(ModelFields):
     """A model with its layers."""
 
-    model: str
-    name: str
-    version: int
-    sha256: str
-    optimised_sha256: str
-    bytes: int
-    input: str | None
-    bindings: dict[str, int]
-    created_at: float
-    inputs: list[TensorShape]
-    outputs: list[TensorShape]
     layers: list[LayerShape]
 
 
@@ -145,23 +139,24 @@ class AgentBuild(ResponseModel):
     sha256: str
 
 
-class PushedAgent(ResponseModel):
-    """An agent version after a build was uploaded; `created` is true for a new version."""
+class AgentVersion(ResponseModel):
+    """An agent version."""
 
     version: str
     model: str
     builds: list[AgentBuild]
     created_at: float
+
+
+class PushedAgent(AgentVersion):
+    """An agent version after a build was uploaded; `created` is true for a new version."""
+
     created: bool
 
 
-class AgentShape(ResponseModel):
+class AgentShape(AgentVersion):
     """An agent version, and the number of devices that run it."""
 
-    version: str
-    model: str
-    builds: list[AgentBuild]
-    created_at: float
     devices: int
 
 

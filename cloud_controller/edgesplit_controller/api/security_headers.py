@@ -8,11 +8,12 @@ health check, which load balancers call by address. There are no CORS headers: n
 from __future__ import annotations
 
 import ipaddress
-import json
 import secrets
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgesplit_controller.access.request_limits import send_error
 
 REQUEST_ID = "edgesplit.request_id"
 """Key of the request id in the ASGI scope."""
@@ -110,7 +111,4 @@ async def _refuse_host(send: Send, host: str) -> None:
         if host
         else "one Host header is needed"
     )
-    body = json.dumps({"error": text, "kind": "UsageError"}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 421 if host else 400, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_error(send, 421 if host else 400, text, close=False)

@@ -89,16 +89,13 @@ class Assembly:
         self._director = Director(
             database, foundations.repository.sign_statement, statement_s=foundations.settings.statement_s,
             now=time.time, wrap=self._releasing.wrap_keys_for_device,
-            wrap_for_gateway=self._releasing.wrap_keys_for_gateway, tiers=self._gateways,
+            wrap_for_gateway=self._releasing.wrap_keys_for_gateway, gateways=self._gateways,
         )  # fmt: skip
         self._rollouts = Rollouts(
-            database,
-            self._director,
-            now=time.time,
+            database, self._director, now=time.time,
             announce=lambda devices: self.delivery.publish_statements(self._director.with_gateways(devices)),
-            fits=self._releasing.has_plan_for,
-            evidences=evidence_of_members,
-        )
+            fits=self._releasing.has_plan_for, evidences=evidence_of_members,
+        )  # fmt: skip
         self.delivery = Delivery(self._delivery_sources(), sharding=foundations.sharding)
         self.controller = self._controller()
 
@@ -112,15 +109,11 @@ class Assembly:
             on_ingested=partial(metrics.record_ingest, self._foundations.metric_registry),
         )
         return Sources(
-            metadata=self._foundations.repository.read,
-            chunk=self._foundations.blobs.get,
-            release_chunks=self._releasing.chunks_of,
-            ingest=events.on_messages,
-            statements=self._director.statements,
-            on_flood=events.on_flood,
-            confirm=StatementPublisher(self._foundations.database).confirm,
+            metadata=self._foundations.repository.read, chunk=self._foundations.blobs.get,
+            release_chunks=self._releasing.chunks_of, ingest=events.on_messages, statements=self._director.statements,
+            on_flood=events.on_flood, confirm=StatementPublisher(self._foundations.database).confirm,
             is_leader=self._foundations.lease.held,
-        )
+        )  # fmt: skip
 
     def _controller(self) -> Controller:
         on, database, settings = self._foundations, self._foundations.database, self._foundations.settings
@@ -149,13 +142,10 @@ class Assembly:
             agents=AgentReleases(database, on.blobs, self._releasing, now=time.time),
             replanner=self._replanner(),
             components=HealthOverview(
-                database,
-                settings.data,
-                stale_after_s=settings.effective_stale_after_s,
-                unaggregated=rolling.backlog,
+                database, settings.data, stale_after_s=settings.effective_stale_after_s, unaggregated=rolling.backlog,
                 now=time.time,
             ),
-        )
+        )  # fmt: skip
 
     def _signing(self) -> KeyManagement:
         on, root = self._foundations, self._foundations.settings.data / OFFLOAD / "root.json"

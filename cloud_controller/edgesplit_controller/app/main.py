@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -53,18 +53,16 @@ from edgesplit_controller.app.processes import ProcessSlot, acquire_slot, start_
 from edgesplit_controller.backup.restore import RESTORED
 from edgesplit_controller.components.probes import broker_probe, offload_probe
 from edgesplit_controller.components.recorder import PROBE_INTERVAL_S, StatusRecorder
-from edgesplit_controller.controller import Addresses
 from edgesplit_controller.fleet.devices import Devices
 from edgesplit_controller.history import rollup_job
 from edgesplit_controller.messaging.broker import Broker
 from edgesplit_controller.messaging.broker_config import write_broker_files
-from edgesplit_controller.messaging.delivery import RETAINED, SHARED, Delivery
+from edgesplit_controller.messaging.delivery import RETAINED, SHARED
 from edgesplit_controller.messaging.process_sharding import LeasedProcesses, SingleProcess
 from edgesplit_controller.messaging.statement_publisher import StatementPublisher
 from edgesplit_controller.observability import metrics
 from edgesplit_controller.periodic_thread import PeriodicThread
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.pki.revocation import Revocations
 from edgesplit_controller.pki.revocation_hook import RevocationCommand
 from edgesplit_controller.rollout.engine import SHORTEST_PAUSE_S, RolloutJob
 from edgesplit_controller.rollout.metrics import rollout_counter
@@ -91,12 +89,9 @@ API_CREDENTIALS = "api"
 
 
 def run(
-    settings: Settings,
-    ready: Callable[[dict[str, Any]], None] | None = None,
-    *,
-    stop: threading.Event | None = None,
+    settings: Settings, ready: Callable[[dict[str, Any]], None] | None = None, *, stop: threading.Event | None = None,
     listener: socket.socket | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run a controller until SIGTERM, SIGINT or `stop`. `ready` is called with its addresses once everything works.
     With `listener` the API uses that socket instead of opening its own."""
     if not logging.getLogger().handlers:
@@ -135,6 +130,12 @@ def write_external_broker(settings: Settings, kind: BrokerKind, folder: Path, in
     )
 
 
+class _Part(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class _Process:
     """One controller process while it starts."""
@@ -149,6 +150,11 @@ class _Process:
     @property
     def settings(self) -> Settings:
         return self.foundations.settings
+
+    def start(self, part: _Part) -> None:
+        """Start a part, which `stack` stops."""
+        self.stack.callback(part.stop)
+        part.start()
 
 
 def _start(
@@ -216,24 +222,28 @@ def _recover(process: _Process) -> None:
 
 def _start_broker_side(process: _Process) -> Broker | None:
     """Start the revocation command, if there is one, and the own broker, unless an external one is configured."""
-    settings, revocations = process.settings, process.assembly.revocations
+    settings, revocations, folder = process.settings, process.assembly.revocations, process.settings.data / "broker"
     if settings.on_revocation:
-        _start_revocation_hook(settings, revocations, process.stack)
+        command = RevocationCommand(settings.on_revocation, folder / REVOKED)
+        revocations.add_reader(command)
+        process.start(command)
     if settings.broker or settings.join:
         return None
-    credentials = process.foundations.authority.issue_server("broker", settings.certificate_hosts)
-    broker = _start_broker(settings, credentials, process.assembly.delivery, process.stack)
+    broker = Broker(
+        folder, process.foundations.authority.issue_server("broker", settings.certificate_hosts), settings.mqtt_port,
+        host=settings.address, revoked_file=folder / REVOKED, on_client=process.assembly.delivery.on_client_connected,
+    )  # fmt: skip
+    process.start(broker)
     revocations.add_reader(broker, of_others=True)
     return broker
 
 
 def _start_rollouts(process: _Process) -> None:
     """Start the publication of revocations and the rollout loop."""
-    process.stack.callback(process.assembly.revocations.stop)
-    process.assembly.revocations.start()
+    process.start(process.assembly.revocations)
     rollouts = process.assembly.controller.rollouts
     job = RolloutJob(rollouts, is_leader=process.foundations.lease.held)
-    _start_periodic(process, PeriodicThread("rollouts", job, SHORTEST_PAUSE_S, first_s=0.0))
+    process.start(PeriodicThread("rollouts", job, SHORTEST_PAUSE_S, first_s=0.0))
     process.stack.callback(rollouts.has_new_reports.set)  # called first: the job waits for it
 
 
@@ -242,58 +252,27 @@ def _start_periodic_work(process: _Process, heavy: HeavyJobQueue) -> None:
     foundations, controller = process.foundations, process.assembly.controller
     trims = (controller.roll_up.trim, controller.log_bundle_store.trim)
     roll_up = rollup_job.RollUpJob(controller.roll_up, trims, foundations.lease.held, process.stopping)
-    _start_periodic(process, PeriodicThread("roll-up", roll_up, rollup_job.EVERY_S, stopping=process.stopping))
+    process.start(PeriodicThread("roll-up", roll_up, rollup_job.EVERY_S, stopping=process.stopping))
 
     def replan() -> None:
         if foundations.lease.held():
             heavy.run_blocking(controller.replanner.replan_all, process.stopping)
 
-    _start_periodic(process, PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
+    process.start(PeriodicThread("replan", replan, REPLAN_INTERVAL_S, stopping=process.stopping))
     housekeeping = Housekeeping(
-        foundations.repository,
-        foundations.rotation,
-        controller,
-        process.assembly.delivery,
-        process.assembly.revocations,
-        StatementPublisher(foundations.database),
-        foundations.lease,
-        process.slot.lease,
+        foundations.repository, foundations.rotation, controller, process.assembly.delivery,
+        process.assembly.revocations, StatementPublisher(foundations.database), foundations.lease, process.slot.lease,
         process.stopping,
-    )
-    _start_periodic(
-        process, PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=process.stopping)
-    )
-
-
-def _start_periodic(process: _Process, thread: PeriodicThread) -> None:
-    process.stack.callback(thread.stop)
-    thread.start()
-
-
-def _start_broker(settings: Settings, credentials: Credentials, delivery: Delivery, stack: ExitStack) -> Broker:
-    folder = settings.data / "broker"
-    broker = Broker(
-        folder,
-        credentials,
-        settings.mqtt_port,
-        host=settings.address,
-        revoked_file=folder / REVOKED,
-        on_client=delivery.on_client_connected,
-    )
-    stack.callback(broker.stop)
-    broker.start()
-    return broker
+    )  # fmt: skip
+    stopping = process.stopping
+    process.start(PeriodicThread("housekeeping", housekeeping, CHECK_INTERVAL_S, first_s=0.0, stopping=stopping))
 
 
 def _start_mqtt(process: _Process) -> Session:
     """Start the MQTT session and the workers behind it. Only the process that holds the lease subscribes to retained
     messages."""
-    settings, authority, delivery, lease = (
-        process.settings,
-        process.foundations.authority,
-        process.assembly.delivery,
-        process.foundations.lease,
-    )
+    settings, authority = process.settings, process.foundations.authority
+    delivery, lease = process.assembly.delivery, process.foundations.lease
     session = Session(
         *settings.broker_address,
         process.slot.broker_name,
@@ -325,13 +304,6 @@ def _start_mqtt(process: _Process) -> Session:
     return session
 
 
-def _start_revocation_hook(settings: Settings, revocations: Revocations, stack: ExitStack) -> None:
-    command = RevocationCommand(settings.on_revocation, settings.data / "broker" / REVOKED)
-    stack.callback(command.stop)
-    revocations.add_reader(command)
-    command.start()
-
-
 def _start_offload(process: _Process) -> SupervisedProcess | None:
     """Start the offload server as a child process, unless it runs elsewhere; its credentials are created in either
     case."""
@@ -341,14 +313,10 @@ def _start_offload(process: _Process) -> SupervisedProcess | None:
     if not settings.offload:
         return None
     child = SupervisedProcess(
-        "offload server",
-        offload_command(settings),
-        ready_line="listening on",
-        log_file=settings.data / OFFLOAD / "offload.log",
-        pid_file=settings.data / OFFLOAD / "pid",
-    )
-    process.stack.callback(child.stop)
-    child.start()
+        "offload server", offload_command(settings), ready_line="listening on",
+        log_file=settings.data / OFFLOAD / "offload.log", pid_file=settings.data / OFFLOAD / "pid",
+    )  # fmt: skip
+    process.start(child)
     return child
 
 
@@ -365,11 +333,7 @@ def _start_health_recorder(
     )
     recorder = StatusRecorder(process.foundations.database, process.slot.number, probes, now=time.time)
     recorder.step()
-    _start_periodic(process, PeriodicThread("component health", recorder.step, PROBE_INTERVAL_S))
-
-
-def _device_addresses(addresses: Addresses) -> dict[str, str]:
-    return {"broker": f"{addresses.mqtt_host}:{addresses.mqtt_port}", "offload": addresses.offload_url}
+    process.start(PeriodicThread("component health", recorder.step, PROBE_INTERVAL_S))
 
 
 def _start_api(
@@ -385,15 +349,12 @@ def _start_api(
         settings.data, process.foundations.database, process.foundations.authority, first=not settings.join
     )
     _start_metrics(process, queue_lengths)
+    host, port = settings.device_broker
+    addresses = {"broker": f"{host}:{port}", "offload": controller.addresses.offload_url}
     app = create_app(
-        controller,
-        gate,
-        hosts=settings.certificate_hosts,
-        model_bytes=settings.model_bytes,
-        heavy=heavy,
-        ledger=process.foundations.metric_registry,
-        status=ProcessStatus(queue_lengths, _device_addresses(controller.addresses)),
-    )
+        controller, gate, hosts=settings.certificate_hosts, model_bytes=settings.model_bytes, heavy=heavy,
+        ledger=process.foundations.metric_registry, status=ProcessStatus(queue_lengths, addresses),
+    )  # fmt: skip
     process.stack.callback(listener.close)
     _serve(process, app, uvicorn.Server(_https_config(app, credentials, operators_ca)), listener)
 
@@ -402,37 +363,23 @@ def _start_metrics(process: _Process, queue_lengths: metrics.QueueLengths) -> No
     """Start the metrics server for Prometheus, if an address is configured."""
     if process.settings.metrics is None:
         return
-    ledger, controller, rollouts = (
-        process.foundations.metric_registry,
-        process.assembly.controller,
-        rollout_counter(process.foundations.database),
-    )
+    controller, rollouts = process.assembly.controller, rollout_counter(process.foundations.database)
+    parts = (process.foundations.metric_registry, controller.fleet_overview, controller.roll_up, rollouts)
     server = make_metrics_server(
-        process.settings.metrics,
-        lambda: metrics_response(
-            metrics.series(ledger, controller.fleet_overview, controller.roll_up, rollouts, queue_lengths)
-        ),
+        process.settings.metrics, lambda: metrics_response(metrics.series(*parts, queue_lengths))
     )
-    process.stack.callback(server.stop)
-    server.start()
+    process.start(server)
     log.info("metrics at %s/metrics", server.url)
 
 
 def _https_config(app: FastAPI, credentials: Credentials, operators_ca: Path) -> uvicorn.Config:
     """uvicorn's configuration."""
+    # No proxy headers: the client is identified by its connection, never by a header.
     config = uvicorn.Config(
-        app,
-        http=PeerAwareHttp,
-        ssl_certfile=credentials.certificate_file,
-        ssl_keyfile=credentials.key_file,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # the client is identified by its connection, never by a header
-        lifespan="off",
-        timeout_graceful_shutdown=3,
-    )
+        app, http=PeerAwareHttp, ssl_certfile=credentials.certificate_file, ssl_keyfile=credentials.key_file,
+        log_config=None, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        lifespan="off", timeout_graceful_shutdown=3,
+    )  # fmt: skip
     config.load()
     # Client certificates are optional: devices without one, or with an expired one, enrol and renew. What a client
     # without a certificate may do is decided by `api.authorisation`.
@@ -472,15 +419,10 @@ def _settings_of_children(settings: Settings) -> Settings:
     host, port = settings.broker_address
     device_host, device_port = settings.device_broker
     return replace(
-        settings,
-        join=True,
-        offload=False,
-        database=settings.database_url,
-        broker=f"mqtts://{url_host(host)}:{port}",
-        advertised_broker=f"{url_host(device_host)}:{device_port}",
-        api_url=api_url(settings),
+        settings, join=True, offload=False, database=settings.database_url, broker=f"mqtts://{url_host(host)}:{port}",
+        advertised_broker=f"{url_host(device_host)}:{device_port}", api_url=api_url(settings),
         offload_url=offload_url(settings),
-    )
+    )  # fmt: skip
 
 
 def _settings_of_joining(settings: Settings) -> Settings:
@@ -494,13 +436,11 @@ def _settings_of_joining(settings: Settings) -> Settings:
         raise UsageError("no controller that runs says where the broker is: give it with --broker mqtts://HOST:8883")
     device_broker = f"{url_host(str(running.get('mqtt_host')))}:{running.get('mqtt_port')}" if running else ""
     joined = replace(
-        settings,
-        offload=False,
-        broker=settings.broker or f"mqtts://{device_broker}",
+        settings, offload=False, broker=settings.broker or f"mqtts://{device_broker}",
         advertised_broker=settings.advertised_broker or device_broker,
         api_url=settings.api_url or str(running.get("api_url", "")),
         offload_url=settings.offload_url or str(running.get("offload_url", "")),
-    )
+    )  # fmt: skip
     await_port(joined, "api_port", 0.0)
     return joined
 
@@ -530,15 +470,10 @@ def _open_listener(address: str, port: int) -> socket.socket:
 def _addresses(settings: Settings) -> dict[str, Any]:
     """Content of `controller.json`."""
     return {
-        "api_url": api_url(settings),
-        "mqtt_host": settings.device_broker[0],
-        "mqtt_port": settings.device_broker[1],
-        "offload_url": offload_url(settings),
-        "offload_port": settings.offload_port,
-        "bind": settings.address,
-        "pid": os.getpid(),
-        "version": edgesplit.__version__,
-    }
+        "api_url": api_url(settings), "mqtt_host": settings.device_broker[0], "mqtt_port": settings.device_broker[1],
+        "offload_url": offload_url(settings), "offload_port": settings.offload_port, "bind": settings.address,
+        "pid": os.getpid(), "version": edgesplit.__version__,
+    }  # fmt: skip
 
 
 @contextmanager

@@ -30,15 +30,10 @@ def offload_arguments(data: Path, *, port: int | None = None, bind: str | None =
         raise UsageError(f"no controller runs on {data} that would say which port: give one with --port")
     credentials = _server_files(data, OFFLOAD)
     options = {
-        "--releases": data / OFFLOAD / "releases",
-        "--root": data / OFFLOAD / "root.json",
-        "--cert": credentials.certificate_file,
-        "--key": credentials.key_file,
-        "--ca": credentials.ca_file,
-        "--host": chosen_bind,
-        "--port": chosen_port,
-        "--revoked": data / OFFLOAD / REVOKED,
-    }
+        "--releases": data / OFFLOAD / "releases", "--root": data / OFFLOAD / "root.json",
+        "--cert": credentials.certificate_file, "--key": credentials.key_file, "--ca": credentials.ca_file,
+        "--host": chosen_bind, "--port": chosen_port, "--revoked": data / OFFLOAD / REVOKED,
+    }  # fmt: skip
     return [str(word) for pair in options.items() for word in pair]
 
 

@@ -75,13 +75,10 @@ def _child(settings: Settings, number: int, listener: int) -> SupervisedProcess:
     write_durably(file, encode_settings(replace(settings, processes=1, metrics=metrics)), mode=0o600)
     arguments = ["--settings", str(file), "--listener", str(listener), "--die-with-parent", str(os.getpid())]
     return SupervisedProcess(
-        f"controller process {number}",
-        [sys.executable, "-m", "edgesplit_controller.app.child", *arguments],
-        ready_line=READY,
-        log_file=folder / f"{number}.log",
-        pid_file=folder / f"{number}.pid",
+        f"controller process {number}", [sys.executable, "-m", "edgesplit_controller.app.child", *arguments],
+        ready_line=READY, log_file=folder / f"{number}.log", pid_file=folder / f"{number}.pid",
         inherited_fds=(listener,),
-    )
+    )  # fmt: skip
 
 
 def encode_settings(settings: Settings) -> bytes:

@@ -58,18 +58,9 @@ Progress = Callable[[int, int], None]
 
 
 def make_backup(
-    data: Path,
-    database_url: str,
-    file: Path,
-    encryption: BackupKey,
-    *,
-    keys: bool,
-    blobs: bool,
-    now: float,
-    progress: Progress = lambda done, of: None,
-    replace: bool = False,
-    scrypt_n: int = SCRYPT_N,
-) -> Contents:
+    data: Path, database_url: str, file: Path, encryption: BackupKey, *, keys: bool, blobs: bool, now: float,
+    progress: Progress = lambda done, of: None, replace: bool = False, scrypt_n: int = SCRYPT_N,
+) -> Contents:  # fmt: skip
     """Write a backup of the controller in `data` to `file` and return its contents.
 
     With `keys` the backup must be encrypted. UsageError if `data` is not a data folder, if `file` exists and `replace`

@@ -49,15 +49,9 @@ class RestoreResult(msgspec.Struct, frozen=True):
 
 
 def restore(
-    file: Path,
-    data: Path,
-    decryption: BackupKey,
-    *,
-    database_url: str,
-    now: float,
-    replace: bool = False,
+    file: Path, data: Path, decryption: BackupKey, *, database_url: str, now: float, replace: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> RestoreResult:
+) -> RestoreResult:  # fmt: skip
     """Restore the backup in `file` into the folder `data`, and its rows into the database at `database_url` (empty:
     SQLite in the folder).
 

@@ -46,8 +46,7 @@ def export_rows(url: str) -> Iterator[bytes]:
             if step != newest_step():
                 raise UsageError(
                     f"{display_name(engine)} is at step {step or 'none'} of its tables and this program at"
-                    f" {newest_step()}:"
-                    " start the controller with this version once, then make the backup"
+                    f" {newest_step()}: start the controller with this version once, then make the backup"
                 )
             yield _line({"step": step})
             for table in known_tables().sorted_tables:
@@ -98,9 +97,8 @@ def import_rows(url: str, lines: Iterable[bytes], now: float, *, replace: bool) 
             migrate(engine, in_connection=connection)
             return _pause_restored(connection, now)
     except SQLAlchemyError as error:
-        raise translate_error(error, engine) or MalformedMessage(
-            f"the backup's rows cannot be kept: {error}"
-        ) from error
+        malformed = MalformedMessage(f"the backup's rows cannot be kept: {error}")
+        raise translate_error(error, engine) or malformed from error
     finally:
         engine.dispose()
 

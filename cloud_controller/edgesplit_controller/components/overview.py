@@ -116,11 +116,8 @@ class HealthOverview:
         if not count:
             return []
         state: Literal["good", "bad"] = "good" if 2 * reached >= count else "bad"
-        return [
-            ComponentHealth(
-                "way to the cloud", "", state, f"{reached} of {count} devices that are online reach it", at=now
-            )
-        ]
+        summary = f"{reached} of {count} devices that are online reach it"
+        return [ComponentHealth("way to the cloud", "", state, summary, at=now)]
 
     def _disk(self, now: float) -> ComponentHealth:
         usage = shutil.disk_usage(self._data)
@@ -149,9 +146,8 @@ def _recorded(session: Session, now: float) -> list[ComponentHealth]:
         up_to_date = [row for row in of_component if row.process in fresh]
         if not up_to_date:
             last = max(of_component, key=lambda row: row.at)
-            parts.append(
-                ComponentHealth(name, "", "unknown", f"nobody has looked at it lately; then: {last.text}", at=last.at)
-            )
+            summary = f"nobody has looked at it lately; then: {last.text}"
+            parts.append(ComponentHealth(name, "", "unknown", summary, at=last.at))
             continue
         bad = [row for row in up_to_date if row.state != "good"]
         chosen = (bad or up_to_date)[0]
@@ -166,15 +162,13 @@ def _processes(session: Session) -> ComponentHealth:
     rows = session.scalars(select(LeaseRow).where(LeaseRow.holder != "", LeaseRow.expires > now)).all()
     numbers = sorted(int(row.name.removeprefix("process ")) for row in rows if row.name.startswith("process "))
     has_leader = any(row.name == "controller" for row in rows)
-    summary = f"{len(numbers)} {'is' if len(numbers) == 1 else 'are'} here" + (
-        "" if has_leader else "; none of them leads yet"
-    )
+    suffix = "" if has_leader else "; none of them leads yet"
+    summary = f"{len(numbers)} {'is' if len(numbers) == 1 else 'are'} here{suffix}"
     return ComponentHealth("processes", "", "good" if has_leader else "bad", summary)
 
 
 def _database(dialect: str, query_s: float, now: float) -> ComponentHealth:
     name = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}.get(dialect, dialect)
     duration = f"{1e3 * query_s:.1f} ms" if query_s < 1 else f"{query_s:.1f} s"
-    return ComponentHealth(
-        "database", "", "bad" if query_s > SLOW_S else "good", f"{name}, answers in {duration}", at=now
-    )
+    state: Literal["good", "bad"] = "bad" if query_s > SLOW_S else "good"
+    return ComponentHealth("database", "", state, f"{name}, answers in {duration}", at=now)

@@ -56,9 +56,8 @@ def broker_probe(session: BrokerSession, where: str, own: Supervised | None = No
 
     def probe() -> ProbeResult:
         if not session.connected:
-            return ProbeResult(
-                "broker", "bad", f"{whose} does not let us in: {session.problem or 'it does not answer'}"
-            )
+            problem = session.problem or "it does not answer"
+            return ProbeResult("broker", "bad", f"{whose} does not let us in: {problem}")
         return ProbeResult("broker", "good", f"connected to {whose}{_restarts_text(own)}")
 
     return probe
@@ -77,9 +76,8 @@ def offload_probe(url: str, tls: ssl.SSLContext, own: Supervised | None = None) 
             return ProbeResult("offload server", "bad", f"{url} does not answer: {reason}{_restarts_text(own)}")
         if status != 200:
             return ProbeResult("offload server", "bad", f"{url} is not ready (status {status}){_restarts_text(own)}")
-        return ProbeResult(
-            "offload server", "good", f"{url} is ready, in {_duration_text(seconds)}{_restarts_text(own)}"
-        )
+        text = f"{url} is ready, in {_duration_text(seconds)}{_restarts_text(own)}"
+        return ProbeResult("offload server", "good", text)
 
     return probe
 

@@ -25,17 +25,11 @@ several machines may differ by that much."""
 EVENT_OVERLAP = 200
 """Newest events that each reading looks through again, because events are numbered before they are committed."""
 KIND_BY_PREFIX: tuple[tuple[str, Kind], ...] = (
-    ("device.flooding", "alert"),
-    ("device.copied", "alert"),
-    ("device.", "device"),
-    ("gateway.", "device"),
-    ("model.", "model"),
-    ("agent.", "model"),
-    ("release.", "model"),
-    ("replan.", "model"),
-    ("deployment.", "rollout"),
-    ("rollout.", "rollout"),
-)
+    ("device.flooding", "alert"), ("device.copied", "alert"),
+    ("device.", "device"), ("gateway.", "device"),
+    ("model.", "model"), ("agent.", "model"), ("release.", "model"), ("replan.", "model"),
+    ("deployment.", "rollout"), ("rollout.", "rollout"),
+)  # fmt: skip
 """Kind of change by the prefix of an event's name. An event with none of them (keys) changes no page but the list of
 events."""
 

@@ -55,9 +55,8 @@ def from_telemetry(message: Telemetry, clock_off: float | None) -> dict[str, str
     """Conditions in live telemetry: text by kind. `clock_off`: the device's clock error in seconds, None if unknown."""
     conditions = {**_power(message.power), **_board(message.machine)}
     if clock_off is not None and abs(clock_off) > CLOCK_OFF_S:
-        conditions["clock wrong"] = (
-            f"its clock is {_duration_text(abs(clock_off))} {'ahead' if clock_off > 0 else 'behind'}"
-        )
+        direction = "ahead" if clock_off > 0 else "behind"
+        conditions["clock wrong"] = f"its clock is {_duration_text(abs(clock_off))} {direction}"
     moment = message.measured_at
     if message.statement_expires and moment is not None and moment.unix_s > message.statement_expires:
         conditions["stale metadata"] = "what it was told has expired by its clock"

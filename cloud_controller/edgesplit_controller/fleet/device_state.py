@@ -102,12 +102,9 @@ def measured_at(at_measurement: DeviceTime | None, at_sending: DeviceTime | None
     if at_measurement is None or at_sending is None:
         return now, "now"
     # Same boot: the monotonic clock gives the age exactly.
-    if (
-        at_measurement.boot_id
-        and at_measurement.boot_id == at_sending.boot_id
-        and at_measurement.since_boot_s <= at_sending.since_boot_s
-    ):
-        return max(now - MAX_AGE_S, now - (at_sending.since_boot_s - at_measurement.since_boot_s)), "age"
+    age_s = at_sending.since_boot_s - at_measurement.since_boot_s
+    if at_measurement.boot_id and at_measurement.boot_id == at_sending.boot_id and age_s >= 0:
+        return now - min(age_s, MAX_AGE_S), "age"
     # Another boot: the measurement precedes the present boot, which bounds a wall clock that was set in between.
     booted = now - at_sending.since_boot_s
     if at_measurement.unix_s >= MIN_PLAUSIBLE_TIME and at_sending.unix_s >= MIN_PLAUSIBLE_TIME:
@@ -143,8 +140,7 @@ def fact(message: Mapping[str, Any] | None, at: float | None, *, state: State, s
 
 DifferenceKind = Literal[
     "as desired", "on trial", "not published", "offline", "stale", "older session", "not applied", "fetching",
-    "waiting",
-    "staged", "refused", "failed", "rolled back", "safe mode", "not desired",
+    "waiting", "staged", "refused", "failed", "rolled back", "safe mode", "not desired",
 ]  # fmt: skip
 
 
@@ -183,13 +179,8 @@ def find_differences(
     """Desired against reported state, for each model that is in either. `desired`: release by model; `models`: as
     reported."""
     reported = {str(entry["model"]): entry for entry in models}
-    return tuple(
-        _difference(model, desired.get(model, ""), reported.get(model), device) for model in _names(desired, reported)
-    )
-
-
-def _names(desired: Mapping[str, str], reported: Mapping[str, Any]) -> list[str]:
-    return sorted({*desired, *reported})
+    names = sorted({*desired, *reported})
+    return tuple(_difference(model, desired.get(model, ""), reported.get(model), device) for model in names)
 
 
 def _difference(model: str, wanted: str, reported: Mapping[str, Any] | None, device: DesiredVsReported) -> Difference:

@@ -95,17 +95,9 @@ def conditions(device: Device, state: State, page: DevicePage, now: float) -> li
     if expires is not None and expires < now + causes.NEAR_EXPIRY_S and device.revoked is None:
         remaining = f"in {(expires - now) / 86_400:.0f} days" if expires > now else "it has"
         result.append(_condition("certificate expires", expires - causes.NEAR_EXPIRY_S, remaining))
-    if (
-        online
-        and heard is not None
-        and heard.unresponsive_since is not None
-        and heard.unresponsive_since < now - causes.UNRESPONSIVE_S
-    ):
-        result.append(
-            _condition(
-                "unresponsive", heard.unresponsive_since, "it is here and does not act upon its newest statement"
-            )
-        )
+    since = heard.unresponsive_since if heard is not None and online else None
+    if since is not None and since < now - causes.UNRESPONSIVE_S:
+        result.append(_condition("unresponsive", since, "it is here and does not act upon its newest statement"))
     return sorted(result, key=lambda condition: float(condition["since"]))
 
 
@@ -134,11 +126,8 @@ def _model(model: Mapping[str, Any], reported: Fact | None) -> JsonObject:
     """A model as the device reported it; its state is `unknown` if the report is not current."""
     current = reported is not None and reported.current
     return {
-        **model,
-        "current": current,
-        "state": model["state"] if current else "unknown",
-        "last_state": model["state"],
-    }
+        **model, "current": current, "state": model["state"] if current else "unknown", "last_state": model["state"],
+    }  # fmt: skip
 
 
 def _health(stored: Mapping[str, Any]) -> JsonObject:
@@ -148,14 +137,11 @@ def _health(stored: Mapping[str, Any]) -> JsonObject:
 
 def _desired_vs_reported(device: Device, state: State, reported: Mapping[str, Any]) -> DesiredVsReported:
     return DesiredVsReported(
-        state=state,
-        session=device.session,
-        counter=device.counter,
-        statement_releases=_releases_in_statement(device.statement),
-        reported_session=int(reported.get("session", 0)),
+        state=state, session=device.session, counter=device.counter,
+        statement_releases=_releases_in_statement(device.statement), reported_session=int(reported.get("session", 0)),
         acted_upon=int(reported.get("statement_counter", 0)),
         statement_problem=str(reported.get("statement_problem", "")),
-    )
+    )  # fmt: skip
 
 
 def _releases_in_statement(statement: bytes | None) -> frozenset[tuple[str, str]]:

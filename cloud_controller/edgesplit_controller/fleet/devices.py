@@ -143,34 +143,27 @@ class Devices:
         expires = int(now + request.expires_s)
         with self._database.write() as session:
             enrolled = session.get(Device, request.device)
-            groups_of_name = _groups_of_open_claims(session, request.device, now) + (
-                [enrolled.group] if enrolled is not None else []
-            )
+            claims = select(ClaimRow.group).where(ClaimRow.device == request.device, ClaimRow.is_open(now))
             # A revoked device of another group counts too: its history is kept under the name.
-            if not all(self.is_visible(group) for group in groups_of_name):
+            groups = [*session.scalars(claims), *([enrolled.group] if enrolled is not None else [])]
+            if not all(self.is_visible(group) for group in groups):
                 raise Conflict(f"the name {request.device!r} is taken: choose another")
             if enrolled is not None and not enrolled.revoked and not request.replace:
                 raise Conflict(
-                    f"{request.device!r} is an enrolled device; `--replace` gives its name to other hardware and"
-                    " cuts it "
-                    f"off, `edgectl device revoke {request.device}` only cuts it off"
+                    f"{request.device!r} is an enrolled device; `--replace` gives its name to other hardware and cuts"
+                    f" it off, `edgectl device revoke {request.device}` only cuts it off"
                 )
             session.add(
                 ClaimRow(
                     token_sha256=_hash(token), device=request.device, device_class=request.device_class,
-                    group=request.group,
-                    labels=dict(request.labels), link=request.link, expires=expires, used=None, public_key_sha256=None,
+                    group=request.group, labels=dict(request.labels), link=request.link, expires=expires, used=None,
+                    public_key_sha256=None,
                 )
             )  # fmt: skip
             record_event(
-                session,
-                now,
-                "operator",
-                "device.claimed",
-                request.device,
-                device_class=request.device_class,
+                session, now, "operator", "device.claimed", request.device, device_class=request.device_class,
                 group=request.group,
-            )
+            )  # fmt: skip
         return token, expires
 
     def enrol(
@@ -259,17 +252,6 @@ class Devices:
                 flood.listed = False
             return [flood.device for flood in ended]
 
-    def floods(self) -> dict[str, FloodRow]:
-        """The last flood of each device that ever flooded."""
-        with self._database.read() as session:
-            return {flood.device: flood for flood in session.scalars(select(FloodRow))}
-
-    def copied_at(self) -> dict[str, float]:
-        """Unix time at which two agents were last seen to share an identity, by device."""
-        with self._database.read() as session:
-            rows = session.scalars(select(AgentStartsRow).where(AgentStartsRow.copied.is_not(None)))
-            return {row.device: row.copied for row in rows if row.copied is not None}
-
     def revoke(self, name: str) -> None:
         """Revoke a device: delete its desired state, mark it as offline, revoke its certificates. Its name can be
         claimed again."""
@@ -339,22 +321,17 @@ class Devices:
     def open_claims(self) -> Sequence[ClaimRow]:
         """Claims that are neither used nor expired."""
         with self._database.read() as session:
-            query = _rows_of_groups(ClaimRow, self._groups).where(
-                ClaimRow.used.is_(None), ClaimRow.expires > self._now()
-            )
-            return session.scalars(query.order_by(ClaimRow.device)).all()
+            claims = _rows_of_groups(ClaimRow, self._groups).where(ClaimRow.is_open(self._now()))
+            return session.scalars(claims.order_by(ClaimRow.device)).all()
 
     def open_claim(self, name: str) -> ClaimRow | None:
         """The newest open claim of this name; None if there is none or the device is enrolled already."""
-        is_open = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > self._now())
+        enrolled = _rows_of_groups(Device, self._groups).where(Device.name == name, Device.revoked.is_(None))
+        claims = _rows_of_groups(ClaimRow, self._groups).where(ClaimRow.device == name, ClaimRow.is_open(self._now()))
         with self._database.read() as session:
-            if session.scalars(
-                _rows_of_groups(Device, self._groups).where(Device.name == name, Device.revoked.is_(None))
-            ).first():
+            if session.scalars(enrolled).first():
                 return None
-            return session.scalars(
-                _rows_of_groups(ClaimRow, self._groups).where(*is_open).order_by(ClaimRow.expires.desc())
-            ).first()
+            return session.scalars(claims.order_by(ClaimRow.expires.desc())).first()
 
     def ingest(self, incoming: Iterable[tuple[str, messages.Message]]) -> IngestResult:
         """Ingest messages of devices, in order, in one transaction. Messages of unknown and revoked devices are
@@ -376,9 +353,8 @@ class Devices:
         for name, (number, sequence) in result.newest.items():
             if now - self._acknowledged_s.get(name, float("-inf")) >= ACK_INTERVAL_S:
                 self._acknowledged_s[name] = now
-                result.acks.append(
-                    (name, messages.Ack(session=number, sequence=sequence, telemetry_interval_s=self._telemetry_s))
-                )
+                ack = messages.Ack(session=number, sequence=sequence, telemetry_interval_s=self._telemetry_s)
+                result.acks.append((name, ack))
 
     def history(self, name: str, newest: int = 1_000) -> list[dict[str, Any]]:
         """The newest telemetry of a device, ordered by the time of measurement, oldest first."""
@@ -450,12 +426,8 @@ def _fill_device_row(
     if fresh:
         device.session, device.alive = 0, False
         device.birth = device.reported = device.telemetry = None
-    device.device_class, device.group, device.labels, device.link = (
-        claim.device_class,
-        claim.group,
-        claim.labels,
-        claim.link,
-    )
+    device.device_class, device.group = claim.device_class, claim.group
+    device.labels, device.link = claim.labels, claim.link
     device.certificate_serial, device.public_key_sha256 = serial, key
     device.encryption_key = encryption_key
     device.enrolled, device.revoked = now, None
@@ -537,12 +509,6 @@ def _rows_of_groups(table: type[Row], groups: frozenset[str] | None) -> Select[R
     return query if groups is None else query.where(table.group.in_(groups))
 
 
-def _groups_of_open_claims(session: Session, name: str, now: float) -> list[str]:
-    """The groups of the open claims of this name."""
-    is_open = (ClaimRow.device == name, ClaimRow.used.is_(None), ClaimRow.expires > now)
-    return list(session.scalars(select(ClaimRow.group).where(*is_open)))
-
-
 def _device(session: Session, name: str, groups: frozenset[str] | None = None) -> Device:
     """The device of this name. One that is not visible is reported as not existing."""
     device = session.get(Device, name)
@@ -595,7 +561,6 @@ def _trim(session: Session, name: str) -> None:
     of_device = select(TelemetryRow.at, TelemetryRow.id).where(TelemetryRow.device == name)
     oldest_kept = session.execute(of_device.order_by(*order).offset(MAX_TELEMETRY_ROWS).limit(1)).first()
     if oldest_kept is not None:
-        older = (TelemetryRow.at < oldest_kept[0]) | (
-            (TelemetryRow.at == oldest_kept[0]) & (TelemetryRow.id <= oldest_kept[1])
-        )
+        at, number = oldest_kept
+        older = (TelemetryRow.at < at) | ((TelemetryRow.at == at) & (TelemetryRow.id <= number))
         session.execute(delete(TelemetryRow).where(TelemetryRow.device == name, older))

@@ -9,7 +9,6 @@ configured separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
@@ -21,38 +20,6 @@ from edgesplit_controller.errors import Conflict, Unauthenticated, not_found
 from edgesplit_controller.planning.planner_service import GatewayHop, link_of, slowest_link
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Desired, Device, GatewayRouteRow, GatewayRow
-
-
-class GatewayAssignments(Protocol):
-    """What the director's statements contain about gateways."""
-
-    def gateway_of(self, session: Session, device: Device) -> Gateway | None:
-        """The gateway that this device shall offload to; None: the cloud."""
-        ...
-
-    def releases_kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
-        """Model and release of everything that this device shall keep as a gateway for the devices behind it."""
-        ...
-
-    def affected_devices(self, session: Session) -> Iterable[Device]:
-        """Devices whose statement may contain something about gateways."""
-        ...
-
-
-class NoGateways:
-    """An installation without gateways."""
-
-    def gateway_of(self, _session: Session, _device: Device) -> Gateway | None:
-        """Always None: every device offloads to the cloud."""
-        return None
-
-    def releases_kept_by(self, _session: Session, _device: Device) -> list[tuple[str, str]]:
-        """Always empty."""
-        return []
-
-    def affected_devices(self, _session: Session) -> Iterable[Device]:
-        """Always empty."""
-        return ()
 
 
 class Gateways:
@@ -86,9 +53,7 @@ class Gateways:
         with self._database.write() as session:
             if gateway != "none":
                 self._check_enrolled(session, gateway)
-                if gateways := sorted(
-                    candidate.name for candidate in devices if session.get(GatewayRow, candidate.name)
-                ):
+                if gateways := sorted(device.name for device in devices if session.get(GatewayRow, device.name)):
                     raise Conflict(f"{gateways[0]} is a gateway: there is one tier between device and cloud, not two")
             for device in devices:
                 session.merge(GatewayRouteRow(device=device.name, gateway=None if gateway == "none" else gateway))
@@ -110,15 +75,9 @@ class Gateways:
         all."""
         with self._database.read() as session:
             assigned = session.scalars(select(GatewayRouteRow).where(GatewayRouteRow.gateway.is_not(None)))
-            by_device = {row.device: session.get(Device, row.gateway) for row in assigned}
-            selected = {
-                name: gateway_device for name, gateway_device in by_device.items() if names is None or name in names
-            }
-            return {
-                name: gateway_device
-                for name, gateway_device in selected.items()
-                if gateway_device is not None and not gateway_device.revoked
-            }
+            selected = [row for row in assigned if names is None or row.device in names]
+            by_device = {row.device: session.get(Device, row.gateway) for row in selected}
+            return {name: gateway for name, gateway in by_device.items() if gateway is not None and not gateway.revoked}
 
     def check_is_gateway(self, name: str) -> None:
         """Raise Unauthenticated unless the device of this name may have a gateway's server certificate."""
@@ -138,11 +97,9 @@ class Gateways:
         behind = session.get(GatewayRouteRow, device.name)
         row = session.get(GatewayRow, behind.gateway) if behind is not None and behind.gateway is not None else None
         enrolled = session.get(Device, row.device) if row is not None else None
-        return (
-            Gateway(row.device, row.address)
-            if row is not None and enrolled is not None and not enrolled.revoked
-            else None
-        )
+        if row is None or enrolled is None or enrolled.revoked:
+            return None
+        return Gateway(row.device, row.address)
 
     def releases_kept_by(self, session: Session, device: Device) -> list[tuple[str, str]]:
         """Model and release of what the devices behind this gateway shall run, or report to run instead."""
@@ -158,9 +115,8 @@ class Gateways:
             reported = {model["model"]: model["release"] for model in (device_behind.reported or {}).get("models", [])}
             for row in session.scalars(select(Desired).where(Desired.device == device_behind.name)):
                 releases |= {(row.model, row.release), (row.model, reported.get(row.model, ""))}
-        return sorted(
-            (model, release) for model, release in releases if release and self._model_if_split(release) == model
-        )
+        kept = [(model, release) for model, release in releases if release]
+        return sorted((model, release) for model, release in kept if self._model_if_split(release) == model)
 
     def affected_devices(self, session: Session) -> Iterable[Device]:
         """Gateways, and devices that are or were behind one, without revoked ones."""
@@ -172,13 +128,9 @@ class Gateways:
         enrolled = session.get(Device, name)
         if session.get(GatewayRow, name) is None:
             names = session.scalars(select(GatewayRow.device)).all()
-            raise (
-                not_found("gateway", name, names)
-                if names
-                else Conflict(
-                    f"{name[:63]} is no gateway: claim one with `edgectl device claim NAME --gateway HOST:PORT`"
-                )
-            )
+            if names:
+                raise not_found("gateway", name, names)
+            raise Conflict(f"{name[:63]} is no gateway: claim one with `edgectl device claim NAME --gateway HOST:PORT`")
         if enrolled is None or enrolled.revoked:
             raise Conflict(f"the gateway {name} has not enrolled yet: start its agent with its claim")
 
@@ -201,15 +153,13 @@ def gateway_tier_by_class(devices: Iterable[Device], gateways: Mapping[str, Devi
     by_class: dict[str, dict[str, list[Device]]] = {}
     for device in devices:
         gateway = gateways.get(device.name)
-        by_class.setdefault(device.device_class, {}).setdefault(gateway.device_class if gateway else "", []).append(
-            device
-        )
+        by_profile = by_class.setdefault(device.device_class, {})
+        by_profile.setdefault(gateway.device_class if gateway else "", []).append(device)
     result = {}
     for device_class, by_profile in sorted(by_class.items()):
         if len(by_profile) > 1:
-            summary = "; ".join(
-                f"{members[0].name} {_route_text(profile)}" for profile, members in sorted(by_profile.items())
-            )
+            routes = (f"{members[0].name} {_route_text(profile)}" for profile, members in sorted(by_profile.items()))
+            summary = "; ".join(routes)
             raise Conflict(
                 f"a release has one plan for {device_class}, and {summary}: deploy to each of them separately"
             )

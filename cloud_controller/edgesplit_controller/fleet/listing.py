@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import AgentStartsRow, CertificateRow, ClaimRow, Desired, Device, FloodRow
 from edgesplit_controller.storage.tables.device_state import ConditionRow, DeviceSessionRow, RunningRow
 
+T = TypeVar("T", Desired, ConditionRow, RunningRow)
 MAX_PAGE = 1_000
 """Limit of devices on a page."""
 
@@ -117,10 +119,8 @@ class Listing:
         if asked.state not in (None, "claimed") or asked.condition is not None or asked.model is not None:
             return []
         enrolled = select(Device.name).where(Device.revoked.is_(None))
-        query = select(ClaimRow).where(
-            ClaimRow.used.is_(None), ClaimRow.expires > self._now(), ClaimRow.device > asked.after,
-            ClaimRow.device.not_in(enrolled),
-        )  # fmt: skip
+        query = select(ClaimRow).where(ClaimRow.is_open(self._now()), ClaimRow.device.not_in(enrolled))
+        query = query.where(ClaimRow.device > asked.after)
         if asked.group is not None:
             query = query.where(ClaimRow.group == asked.group)
         if asked.groups is not None:
@@ -142,39 +142,26 @@ def load_page(
 ) -> DevicePage:
     """A page of these devices and claims, with their related rows read from the database."""
     names = [entry.name for entry in devices]
-    desired: dict[str, list[Desired]] = {}
-    for row in session.scalars(
-        select(Desired).where(Desired.device.in_(names)).order_by(Desired.device, Desired.model)
-    ):
-        desired.setdefault(row.device, []).append(row)
-    conditions: dict[str, list[ConditionRow]] = {}
-    for entry in session.scalars(
-        select(ConditionRow).where(ConditionRow.device.in_(names)).order_by(ConditionRow.since)
-    ):
-        conditions.setdefault(entry.device, []).append(entry)
-    running: dict[str, list[RunningRow]] = {}
-    for running_row in session.scalars(
-        select(RunningRow).where(RunningRow.device.in_(names)).order_by(RunningRow.model)
-    ):
-        running.setdefault(running_row.device, []).append(running_row)
-    starts = session.scalars(
-        select(AgentStartsRow).where(AgentStartsRow.device.in_(names), AgentStartsRow.copied.is_not(None))
-    )
+    desired = select(Desired).where(Desired.device.in_(names)).order_by(Desired.model)
+    conditions = select(ConditionRow).where(ConditionRow.device.in_(names)).order_by(ConditionRow.since)
+    running = select(RunningRow).where(RunningRow.device.in_(names)).order_by(RunningRow.model)
+    heard = session.scalars(select(DeviceSessionRow).where(DeviceSessionRow.device.in_(names)))
+    starts = session.scalars(select(AgentStartsRow).where(AgentStartsRow.device.in_(names)))
+    floods = session.scalars(select(FloodRow).where(FloodRow.device.in_(names)))
     return DevicePage(
-        devices=devices,
-        claims=claims,
-        desired=desired,
-        heard={
-            row.device: row
-            for row in session.scalars(select(DeviceSessionRow).where(DeviceSessionRow.device.in_(names)))
-        },
-        conditions=conditions,
-        running=running,
+        devices, claims, after=after, certificates=_expiries(session, devices),
+        desired=_by_device(session.scalars(desired)), conditions=_by_device(session.scalars(conditions)),
+        running=_by_device(session.scalars(running)), heard={row.device: row for row in heard},
+        floods={row.device: row for row in floods},
         copied={row.device: row.copied for row in starts if row.copied is not None},
-        floods={row.device: row for row in session.scalars(select(FloodRow).where(FloodRow.device.in_(names)))},
-        certificates=_expiries(session, devices),
-        after=after,
-    )
+    )  # fmt: skip
+
+
+def _by_device(rows: Iterable[T]) -> dict[str, list[T]]:
+    grouped: dict[str, list[T]] = {}
+    for row in rows:
+        grouped.setdefault(row.device, []).append(row)
+    return grouped
 
 
 def _expiries(session: Session, devices: Sequence[Device]) -> dict[str, float]:

@@ -58,24 +58,18 @@ class FollowerQueue:
         self.has_events.clear()
         changes, overflown = list(self._queued), self._overflown
         self._queued, self._overflown = {}, False
-        return (
-            [encode_event("everything", {})]
-            if overflown
-            else [encode_event(change.kind, _content(change)) for change in changes]
-        )
+        if overflown:
+            return [encode_event("everything", {})]
+        return [encode_event(change.kind, {"subject": change.subject}) for change in changes]
 
 
 class LiveEventHub:
     """The followers of one process, and the task that reads changes for them."""
 
     def __init__(
-        self,
-        begin: Callable[[], None],
-        read: Callable[[], Sequence[Change]],
-        *,
-        poll_s: float = POLL_S,
+        self, begin: Callable[[], None], read: Callable[[], Sequence[Change]], *, poll_s: float = POLL_S,
         heartbeat_s: float = HEARTBEAT_S,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._start_feed, self._read_changes = begin, read
         self._poll_s, self._heartbeat_s = poll_s, heartbeat_s
         self._queues: set[FollowerQueue] = set()
@@ -83,11 +77,6 @@ class LiveEventHub:
         self._has_started = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopped = False
-
-    @property
-    def followers(self) -> int:
-        """Number of followers."""
-        return len(self._queues)
 
     def follow(
         self, groups: Collection[str] | None = None, allowed: Callable[[], bool] = lambda: True
@@ -157,7 +146,3 @@ class LiveEventHub:
 def encode_event(kind: str, content: dict[str, Any]) -> bytes:
     """One server-sent event; JSON contains no line break that would end it early."""
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(content))
-
-
-def _content(change: Change) -> dict[str, Any]:
-    return {"subject": change.subject}

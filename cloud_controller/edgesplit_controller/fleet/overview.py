@@ -54,15 +54,10 @@ class FleetOverview:
         with self._database.read() as session:
             view = _FleetCounts(session, now, self._stale_after_s, groups)
             return {
-                "at": now,
-                "devices": view.states(),
-                "agents": view.agents(),
-                "classes": view.classes(),
-                "models": view.models(),
-                "failures": view.failures(),
-                "conditions": view.conditions(),
+                "at": now, "devices": view.states(), "agents": view.agents(), "classes": view.classes(),
+                "models": view.models(), "failures": view.failures(), "conditions": view.conditions(),
                 "lately_s": RECENT_S,
-            }
+            }  # fmt: skip
 
     def states(self) -> dict[str, int]:
         """Number of devices by state."""
@@ -114,7 +109,7 @@ class _FleetCounts:
         enrolled = select(Device.name).where(Device.revoked.is_(None))
         visible = true() if self._groups is None else ClaimRow.group.in_(sorted(self._groups))
         open_claims = select(func.count(func.distinct(ClaimRow.device))).where(
-            ClaimRow.used.is_(None), ClaimRow.expires > self._now, ClaimRow.device.not_in(enrolled), visible
+            ClaimRow.is_open(self._now), ClaimRow.device.not_in(enrolled), visible
         )
         return self._session.scalar(open_claims) or 0
 
@@ -251,9 +246,5 @@ class _FleetCounts:
 
 def _condition_to_dict(kind: str, devices: int, since: float | None, example: str | None) -> JsonObject:
     return {
-        "kind": kind,
-        "devices": devices,
-        "since": since,
-        "example": example,
-        "remedy": causes.REMEDIES.get(kind, ""),
-    }
+        "kind": kind, "devices": devices, "since": since, "example": example, "remedy": causes.REMEDIES.get(kind, ""),
+    }  # fmt: skip

@@ -10,30 +10,18 @@ from edgesplit_controller.storage.tables.core import ClaimRow, Deployment, Event
 def model_to_dict(model: Model) -> dict[str, Any]:
     """A model with its description."""
     return {
-        "model": model.ref,
-        "name": model.name,
-        "version": model.version,
-        "sha256": model.sha256,
-        "optimised_sha256": model.optimised_sha256,
-        "bytes": model.bytes,
-        "input": model.input_text or None,
-        "bindings": model.bindings,
-        "created_at": model.created,
-        **model.shown,
-    }
+        "model": model.ref, "name": model.name, "version": model.version, "sha256": model.sha256,
+        "optimised_sha256": model.optimised_sha256, "bytes": model.bytes, "input": model.input_text or None,
+        "bindings": model.bindings, "created_at": model.created, **model.shown,
+    }  # fmt: skip
 
 
 def deployment_to_dict(row: Deployment) -> dict[str, Any]:
     """A deployment with its options."""
     return {
-        "id": row.id,
-        "release": row.release,
-        "model": row.model,
-        "targets": row.targets,
-        "devices": row.devices,
-        "created": row.created,
-        **row.options,
-    }
+        "id": row.id, "release": row.release, "model": row.model, "targets": row.targets, "devices": row.devices,
+        "created": row.created, **row.options,
+    }  # fmt: skip
 
 
 def limit_deployment(deployment: dict[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
@@ -52,21 +40,10 @@ def flood_to_dict(flood: FloodRow) -> dict[str, Any]:
 def claim_to_dict(claim: ClaimRow) -> dict[str, Any]:
     """An open claim, in the form of a device."""
     return {
-        "name": claim.device,
-        "state": "claimed",
-        "device_class": claim.device_class,
-        "group": claim.group,
-        "labels": claim.labels,
-        "link": claim.link,
-        "expires": claim.expires,
-        "emulated": False,
-        "desired": [],
-        "models": [],
-        "telemetry": None,
-        "last_seen": None,
-        "session": None,
-        "local_url": None,
-    }
+        "name": claim.device, "state": "claimed", "device_class": claim.device_class, "group": claim.group,
+        "labels": claim.labels, "link": claim.link, "expires": claim.expires, "emulated": False, "desired": [],
+        "models": [], "telemetry": None, "last_seen": None, "session": None, "local_url": None,
+    }  # fmt: skip
 
 
 def event_to_dict(row: Event) -> dict[str, Any]:

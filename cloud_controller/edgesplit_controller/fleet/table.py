@@ -61,35 +61,24 @@ def fleet_row(device: Device, state: str, desired: Mapping[str, str]) -> dict[st
     ]
     power = telemetry.get("power") or {}
     return {
-        "name": device.name,
-        "state": state,
-        "group": device.group,
-        "labels": device.labels,
-        "class": device.device_class,
-        "emulated": bool(birth.get("emulated")),
-        "simulated": bool(birth.get("simulated")),
-        "version": birth.get("agent_version", ""),
-        "last_seen": device.last_seen,
-        "models": models,
+        "name": device.name, "state": state, "group": device.group, "labels": device.labels,
+        "class": device.device_class, "emulated": bool(birth.get("emulated")),
+        "simulated": bool(birth.get("simulated")), "version": birth.get("agent_version", ""),
+        "last_seen": device.last_seen, "models": models,
         "p95_s": max((window.get("latency_p95_s", 0.0) for window in windows.values()), default=None),
         "requests": sum(window.get("requests", 0) for window in windows.values()),
         "failed": sum(window.get("failed", 0) for window in windows.values()),
         "fallbacks": sum(window.get("fallbacks", 0) for window in windows.values()),
-        "remote_usable": telemetry.get("remote_usable"),
-        "celsius": power.get("celsius"),
+        "remote_usable": telemetry.get("remote_usable"), "celsius": power.get("celsius"),
         "causes": conditions.failure_causes(reported, telemetry),
-    }
+    }  # fmt: skip
 
 
 def _model(state: Mapping[str, Any], window: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "model": state["model"],
-        "release": state["release"],
-        "desired_release": state["desired_release"],
-        "state": state["state"],
-        "row": window.get("row", ""),
-        "detail": state.get("detail", ""),
-    }
+        "model": state["model"], "release": state["release"], "desired_release": state["desired_release"],
+        "state": state["state"], "row": window.get("row", ""), "detail": state.get("detail", ""),
+    }  # fmt: skip
 
 
 def _claim_row(name: str, device_class: str, group: str, labels: Mapping[str, str]) -> dict[str, Any]:

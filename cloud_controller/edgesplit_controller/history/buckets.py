@@ -76,20 +76,15 @@ def content_of_message(message: Mapping[str, Any], *, from_backlog: bool) -> Con
     machine = message.get("machine") or {}
     clock_ratio, watts = power.get("clock_ratio"), power.get("watts")
     return {
-        "samples": 1,
-        "from_backlog": int(from_backlog),
-        "up_bytes_per_s_sum": float(message.get("up_bytes_per_s", 0.0)),
-        "rtt_s_sum": float(message.get("rtt_s", 0.0)),
+        "samples": 1, "from_backlog": int(from_backlog),
+        "up_bytes_per_s_sum": float(message.get("up_bytes_per_s", 0.0)), "rtt_s_sum": float(message.get("rtt_s", 0.0)),
         "remote_usable": int(bool(message.get("remote_usable"))),
         "under_voltage": int(bool(power.get("under_voltage"))),
-        "throttled": int(clock_ratio is not None and clock_ratio < 0.99),
-        "watts_sum": float(watts or 0.0),
-        "watts_samples": int(watts is not None),
-        "celsius_max": power.get("celsius"),
-        "battery_percent_min": power.get("battery_percent"),
-        "disk_free_bytes_min": machine.get("disk_free_bytes"),
+        "throttled": int(clock_ratio is not None and clock_ratio < 0.99), "watts_sum": float(watts or 0.0),
+        "watts_samples": int(watts is not None), "celsius_max": power.get("celsius"),
+        "battery_percent_min": power.get("battery_percent"), "disk_free_bytes_min": machine.get("disk_free_bytes"),
         "queue_max": queue.get("in_flight", 0),
-    }
+    }  # fmt: skip
 
 
 def merged(first: Content, second: Content) -> Content:

@@ -24,12 +24,9 @@ class RollUpJob:
     hour."""
 
     def __init__(
-        self,
-        rollup: RollUp,
-        trims: Sequence[Callable[[], None]],
-        is_leader: Callable[[], bool],
+        self, rollup: RollUp, trims: Sequence[Callable[[], None]], is_leader: Callable[[], bool],
         stopping: threading.Event,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._rollup = rollup
         self._trims = trims
         self._is_leader = is_leader

@@ -9,7 +9,6 @@ publishes its own again in `on_connect`.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import pwd
@@ -35,7 +34,7 @@ from edgesplit.mqtt.messages import ROOT
 from edgesplit.mqtt.session import MAX_PACKET_BYTES
 from edgesplit.process.lifecycle import die_with_starting_thread
 from edgesplit.trust.identity import Credentials
-from edgesplit_controller.settings import MAX_PROCESSES
+from edgesplit_controller.settings import MAX_PROCESSES, listen_problem
 
 CONTROLLER: Final = "controller"
 """Certificate name that may read and write every topic of this installation."""
@@ -73,33 +72,18 @@ def configuration(
 ) -> str:
     """mosquitto.conf for one TLS listener; `folder` holds the access rules and mosquitto's database."""
     settings: dict[str, object] = {
-        "per_listener_settings": "false",
-        "listener": f"{port} {host}".strip(),
-        "cafile": credentials.ca_file,
-        "certfile": credentials.certificate_file,
-        "keyfile": credentials.key_file,
-        "tls_version": "tlsv1.3",
-        "require_certificate": "true",
-        "use_identity_as_username": "true",
-        "use_username_as_clientid": "true",
-        "allow_anonymous": "false",
-        "acl_file": folder / "acl",
-        "set_tcp_nodelay": "true",
-        "message_size_limit": LIMITS.message_bytes,
-        "max_packet_size": MAX_PACKET_BYTES,
-        "max_queued_messages": 256,
-        "max_queued_bytes": 16 * 2**20,
-        "max_keepalive": 120,
-        "persistent_client_expiration": "1h",
-        "persistence": "true",
-        "persistence_location": f"{folder}/",
-        "persistence_file": "mosquitto.db",
-        "autosave_interval": SAVE_EVERY_S,
-        "sys_interval": 0,
-        "log_dest": "stderr",
-        "log_timestamp": "false",
-        "user": user,
-    }
+        "per_listener_settings": "false", "listener": f"{port} {host}".strip(),
+        "cafile": credentials.ca_file, "certfile": credentials.certificate_file, "keyfile": credentials.key_file,
+        "tls_version": "tlsv1.3", "require_certificate": "true",
+        "use_identity_as_username": "true", "use_username_as_clientid": "true",
+        "allow_anonymous": "false", "acl_file": folder / "acl",
+        "set_tcp_nodelay": "true", "message_size_limit": LIMITS.message_bytes, "max_packet_size": MAX_PACKET_BYTES,
+        "max_queued_messages": 256, "max_queued_bytes": 16 * 2**20,
+        "max_keepalive": 120, "persistent_client_expiration": "1h",
+        "persistence": "true", "persistence_location": f"{folder}/", "persistence_file": "mosquitto.db",
+        "autosave_interval": SAVE_EVERY_S, "sys_interval": 0,
+        "log_dest": "stderr", "log_timestamp": "false", "user": user,
+    }  # fmt: skip
     if revoked_file is not None:
         settings["crlfile"] = revoked_file
     return "".join(f"{name} {value}\n" for name, value in settings.items())
@@ -110,17 +94,10 @@ class Broker:
     free port."""
 
     def __init__(
-        self,
-        folder: Path,
-        credentials: Credentials,
-        port: int = 8883,
-        *,
-        host: str = "127.0.0.1",
-        program: str | None = None,
-        revoked_file: Path | None = None,
-        on_client: Callable[[str], None] = lambda name: None,
-        restart_backoff: Backoff = RESTART,
-    ) -> None:
+        self, folder: Path, credentials: Credentials, port: int = 8883, *, host: str = "127.0.0.1",
+        program: str | None = None, revoked_file: Path | None = None,
+        on_client: Callable[[str], None] = lambda name: None, restart_backoff: Backoff = RESTART,
+    ) -> None:  # fmt: skip
         """`revoked_file` is the certificate revocation list (PEM), which must exist before `start`; `reload` makes
         mosquitto read it again. `on_client` receives the name of each accepted client, on the supervisor thread, and
         must return at once."""
@@ -157,8 +134,8 @@ class Broker:
         _end_orphan(self._pid_file, self._config_file)
         if self.port == 0:
             self.port = _free_port(self.host)
-        else:
-            _check_port(self.host, self.port)
+        elif taken := listen_problem(self.host or "0.0.0.0", self.port):
+            raise UsageError(f"{taken}; choose another with --mqtt-port")
         user = pwd.getpwuid(os.getuid()).pw_name if os.getuid() == 0 else "mosquitto"
         write_durably(
             self._config_file,
@@ -305,22 +282,6 @@ def _find_program(program: str | None) -> str:
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host or "0.0.0.0", port)
-
-
-def _check_port(host: str, port: int) -> None:
-    """Raise UsageError if nothing can listen on that port."""
-    family, address = _address(host, port)
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(f"port {port} is taken by another program; choose another with --mqtt-port") from error
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --mqtt-port"
-        ) from error
 
 
 def _wait_until_serving(host: str, port: int, deadline: float) -> None:

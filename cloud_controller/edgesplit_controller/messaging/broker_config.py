@@ -27,15 +27,9 @@ EXTERNAL_BROKER: Final = "broker-elsewhere"
 
 
 def write_broker_files(
-    kind: BrokerKind,
-    folder: Path,
-    authority: Authority,
-    revoked: bytes,
-    hosts: Sequence[str],
-    port: int,
-    *,
+    kind: BrokerKind, folder: Path, authority: Authority, revoked: bytes, hosts: Sequence[str], port: int, *,
     installed_at: Path | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Write what a broker reachable as `hosts` needs into `folder`; return the files. Paths inside the files refer to
     `installed_at`, if that is another folder. `revoked` is the current revocation list. Raises UsageError if the folder
     cannot be written."""
@@ -77,10 +71,6 @@ def _emqx(folder: Path, credentials: Credentials, port: int) -> Mapping[str, str
 
 def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str:
     """Lines to append to emqx.conf, in HOCON."""
-
-    def quoted(value: object) -> str:
-        return json.dumps(str(value))
-
     lines = [
         "# A certificate's name is user and client id; only TLS 1.3 with our certificates comes in.",
         *(f"listeners.{other}.default.enable = false" for other in ("tcp", "ws", "wss")),
@@ -88,9 +78,9 @@ def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str
         f'  bind = "0.0.0.0:{port}"',
         "  tcp_options.nodelay = true",
         "  ssl_options {",
-        f"    cacertfile = {quoted(credentials.ca_file)}",
-        f"    certfile = {quoted(credentials.certificate_file)}",
-        f"    keyfile = {quoted(credentials.key_file)}",
+        f"    cacertfile = {_quoted(credentials.ca_file)}",
+        f"    certfile = {_quoted(credentials.certificate_file)}",
+        f"    keyfile = {_quoted(credentials.key_file)}",
         '    versions = ["tlsv1.3"]',
         "    verify = verify_peer",
         "    fail_if_no_peer_cert = true",
@@ -112,7 +102,7 @@ def emqx_configuration(folder: Path, credentials: Credentials, port: int) -> str
         "  no_match = deny",
         "  deny_action = ignore",
         "  sources = [",
-        f"    {{ type = file, enable = true, path = {quoted(folder / 'acl.conf')} }}",
+        f"    {{ type = file, enable = true, path = {_quoted(folder / 'acl.conf')} }}",
         "  ]",
         "}",
     ]
@@ -125,15 +115,15 @@ def emqx_rules() -> str:
     reads = [*own["subscribe"], f"{ROOT}/chunk/+"]
     rules = [
         f'{{allow, {{username, {{re, "^{CONTROLLER}([.][0-9]+)?$"}}}}, all, ["{ROOT}/#"]}}.',
-        f"{{allow, all, publish, {_terms(own['publish'])}}}.",
-        f"{{allow, all, subscribe, {_terms(reads)}}}.",
+        f"{{allow, all, publish, {json.dumps(own['publish'])}}}.",
+        f"{{allow, all, subscribe, {json.dumps(reads)}}}.",
         "{deny, all}.",
     ]
     return "\n".join(rules) + "\n"
 
 
-def _terms(topics: list[str]) -> str:
-    return json.dumps(topics)
+def _quoted(path: Path) -> str:
+    return json.dumps(str(path))
 
 
 _ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"publish": DEVICE_WRITES, "subscribe": DEVICE_READS}

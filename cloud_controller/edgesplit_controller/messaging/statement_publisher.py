@@ -9,17 +9,15 @@ publishing (`messaging.delivery`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from sqlalchemy import and_, or_, select, update
 
-from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.database import Database, batched
 from edgesplit_controller.storage.tables.core import Device
 
 CLEARED = -1
 """Value of `Device.stated` for a revoked device whose retained topics were cleared."""
-BATCH = 500
-"""Devices in one transaction."""
 
 
 class StatementPublisher:
@@ -32,7 +30,7 @@ class StatementPublisher:
         """Note the statements that the broker acknowledged, by device; return the devices for which a different one is
         stored by now."""
         changed: list[str] = []
-        for names in _batches(published):
+        for names in batched(published):
             with self._database.write_concurrent(names) as session:
                 rows = select(Device.name, Device.counter, Device.statement, Device.revoked)
                 stated: dict[int, list[str]] = {}
@@ -57,8 +55,3 @@ class StatementPublisher:
         with self._database.read() as session:
             query = select(Device.name).where(Device.restored.is_(None), or_(is_unpublished, is_uncleared))
             return list(session.scalars(query.order_by(Device.name)))
-
-
-def _batches(names: Collection[str]) -> list[list[str]]:
-    ordered = sorted(names)
-    return [ordered[at : at + BATCH] for at in range(0, len(ordered), BATCH)]

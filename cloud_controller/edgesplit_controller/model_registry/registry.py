@@ -132,13 +132,9 @@ class Registry:
         return loaded
 
     def add_samples(
-        self,
-        model: Model,
-        frames: Iterable[bytes] = (),
-        tensors: Iterable[bytes] = (),
-        *,
+        self, model: Model, frames: Iterable[bytes] = (), tensors: Iterable[bytes] = (), *,
         labels: Mapping[bytes, int] | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Store sample inputs (JPEG frames, or named tensors as .npz); return how many the model has now. Conflict
         beyond `MOST_SAMPLES`.
 

@@ -85,33 +85,21 @@ def observe_statements(engine: Engine, ledger: MetricRegistry) -> None:
 
 
 def series(
-    ledger: MetricRegistry,
-    fleet: FleetOverview,
-    rollup: RollUp,
-    rollouts: RolloutCounter,
+    ledger: MetricRegistry, fleet: FleetOverview, rollup: RollUp, rollouts: RolloutCounter,
     queue_lengths: QueueLengths = dict,
-) -> list[Series]:
+) -> list[Series]:  # fmt: skip
     """All metrics as they are exposed. `queue_lengths` provides queue lengths."""
-    states, lengths, rollout_counts = fleet.states(), queue_lengths(), rollouts()
+    states, counts, lengths = fleet.states(), rollouts(), dict(queue_lengths())
+    broker = [lengths.pop("broker")] if "broker" in lengths else []
     return [
         gauge_series(metrics.CONTROLLER_INFO, 1.0, edgesplit.__version__),
         *ledger.series(),
         *(gauge_series(metrics.CONTROLLER_DEVICES, states[state], state) for state in STATES),
-        *(
-            gauge_series(metrics.CONTROLLER_CONDITIONS, condition["devices"], condition["kind"])
-            for condition in fleet.conditions()
-        ),
+        *(gauge_series(metrics.CONTROLLER_CONDITIONS, row["devices"], row["kind"]) for row in fleet.conditions()),
         *(gauge_series(metrics.CONTROLLER_RUNNING, count, model, state) for model, state, count in fleet.running()),
-        *(gauge_series(metrics.CONTROLLER_ROLLOUTS, count, state) for state, count in rollout_counts.rollouts.items()),
-        *(
-            gauge_series(metrics.CONTROLLER_ROLLOUT_DEVICES, count, state)
-            for state, count in rollout_counts.devices.items()
-        ),
-        *(
-            gauge_series(metrics.CONTROLLER_WAITING, value, queue)
-            for queue, value in lengths.items()
-            if queue != "broker"
-        ),
-        *(gauge_series(metrics.CONTROLLER_BROKER, value) for queue, value in lengths.items() if queue == "broker"),
+        *(gauge_series(metrics.CONTROLLER_ROLLOUTS, count, state) for state, count in counts.rollouts.items()),
+        *(gauge_series(metrics.CONTROLLER_ROLLOUT_DEVICES, count, state) for state, count in counts.devices.items()),
+        *(gauge_series(metrics.CONTROLLER_WAITING, length, queue) for queue, length in lengths.items()),
+        *(gauge_series(metrics.CONTROLLER_BROKER, is_connected) for is_connected in broker),
         gauge_series(metrics.CONTROLLER_ROLLUP_BACKLOG, rollup.backlog()),
     ]

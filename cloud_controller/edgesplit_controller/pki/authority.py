@@ -48,13 +48,9 @@ BACKDATE: Final = timedelta(days=1)
 CSR_BYTES: Final = 8_192
 """Size limit of a certificate request and of a presented certificate."""
 _NO_OTHER_USAGE: Final = {
-    "content_commitment": False,
-    "key_encipherment": False,
-    "data_encipherment": False,
-    "key_agreement": False,
-    "encipher_only": False,
-    "decipher_only": False,
-}
+    "content_commitment": False, "key_encipherment": False, "data_encipherment": False, "key_agreement": False,
+    "encipher_only": False, "decipher_only": False,
+}  # fmt: skip
 """Key usages that no certificate of ours has."""
 
 
@@ -182,13 +178,9 @@ class Authority:
         return certificate
 
     def _issue(
-        self,
-        name: str,
-        purpose: x509.ObjectIdentifier,
-        alternatives: x509.SubjectAlternativeName | None,
-        *,
+        self, name: str, purpose: x509.ObjectIdentifier, alternatives: x509.SubjectAlternativeName | None, *,
         web: bool = False,
-    ) -> Credentials:
+    ) -> Credentials:  # fmt: skip
         """The stored credentials if they are still valid for this use, else new ones."""
         identifiers.slice_name(name)  # safe as a file name
         credentials = Credentials(self._folder / f"{name}.key", self._folder / f"{name}.pem", self.certificate_file)
@@ -200,12 +192,9 @@ class Authority:
         return credentials
 
     def _is_valid_for(
-        self,
-        certificate: x509.Certificate | None,
-        public: LeafKey,
-        purpose: x509.ObjectIdentifier,
+        self, certificate: x509.Certificate | None, public: LeafKey, purpose: x509.ObjectIdentifier,
         alternatives: x509.SubjectAlternativeName | None,
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         if certificate is None or certificate.public_key() != public:
             return False
         if certificate.not_valid_after_utc - datetime.now(timezone.utc) < RENEW_BEFORE:
@@ -218,13 +207,9 @@ class Authority:
         return list(purposes) == [purpose] and _alternatives_of(certificate) == alternatives
 
     def _leaf(
-        self,
-        name: str,
-        public: LeafKey,
-        purpose: x509.ObjectIdentifier,
-        alternatives: x509.SubjectAlternativeName | None,
-        life: timedelta | None = None,
-    ) -> x509.Certificate:
+        self, name: str, public: LeafKey, purpose: x509.ObjectIdentifier,
+        alternatives: x509.SubjectAlternativeName | None, life: timedelta | None = None,
+    ) -> x509.Certificate:  # fmt: skip
         issuer = self._key.public_key()
         builder = (
             _builder(_name(name), self._certificate.subject, public, life or self._leaf_life)

@@ -42,11 +42,7 @@ class Revocations:
     """The revocation list of one installation, and the end of revoked sessions. Call `start` before `end_session`."""
 
     def __init__(
-        self,
-        authority: Authority,
-        revoked: Callable[[], Iterable[int]],
-        files: Sequence[Path],
-        broker: tuple[str, int],
+        self, authority: Authority, revoked: Callable[[], Iterable[int]], files: Sequence[Path], broker: tuple[str, int]
     ) -> None:
         """`revoked` returns the serial numbers to list. The list is written to each of `files`; `reload_if_changed`
         checks the first, and the lock file lies beside it."""

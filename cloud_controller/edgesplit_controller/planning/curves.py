@@ -32,21 +32,12 @@ def curves(plan: Plan, now: Link | None = None) -> dict[str, Any]:
     rates = bandwidths(plan.link.up_bytes_per_s, now.up_bytes_per_s if now is not None else None)
     lines = {row.name: [_cost(plan, row, link, rate) for rate in rates] for row in plan.rows}
     return {
-        "model": plan.model,
-        "device_class": plan.device_class,
-        "objective": plan.objective,
-        "unit": _unit(plan),
-        "basis": plan.basis.rstrip(":"),
-        "fallback": plan.fallback,
-        "limits": plan.limits,
-        "tiers": list(plan.tiers or ("device", "cloud")),
-        "link": _link_view(plan.link),
-        "rtt_s": link.rtt_s,
-        "up_bytes_per_s": rates,
-        "best": best_rows(lines, len(rates)),
-        "rows": [{**row_view(row, plan.link), "line": lines[row.name]} for row in plan.rows],
-        "gain": gain(plan),
-    }
+        "model": plan.model, "device_class": plan.device_class, "objective": plan.objective, "unit": _unit(plan),
+        "basis": plan.basis.rstrip(":"), "fallback": plan.fallback, "limits": plan.limits,
+        "tiers": list(plan.tiers or ("device", "cloud")), "link": msgspec.to_builtins(plan.link), "rtt_s": link.rtt_s,
+        "up_bytes_per_s": rates, "best": best_rows(lines, len(rates)),
+        "rows": [{**row_view(row, plan.link), "line": lines[row.name]} for row in plan.rows], "gain": gain(plan),
+    }  # fmt: skip
 
 
 def bandwidths(planned: float, now: float | None = None) -> list[float]:
@@ -66,18 +57,11 @@ def best_rows(lines: Mapping[str, Sequence[float]], points: int) -> list[str]:
 def row_view(row: Row, link: Link) -> dict[str, Any]:
     """One row with its seconds on the planned link, split into device, link and remote."""
     return {
-        "name": row.name,
-        "split_after": row.split_after,
-        "local": row.is_local,
-        "codecs": sorted(set(row.codecs.values())),
-        "compress": row.compress,
-        "loss": row.loss,
-        "up_bytes": row.up_bytes,
-        "device_s": row.device_s + row.encode_s,
-        "link_s": link_s(row, link),
-        "remote_s": row.decode_s + row.remote_s + row.further_links_s,
-        "total_s": latency_s(row, Conditions(link=link)),
-    }
+        "name": row.name, "split_after": row.split_after, "local": row.is_local,
+        "codecs": sorted(set(row.codecs.values())), "compress": row.compress, "loss": row.loss,
+        "up_bytes": row.up_bytes, "device_s": row.device_s + row.encode_s, "link_s": link_s(row, link),
+        "remote_s": row.decode_s + row.remote_s + row.further_links_s, "total_s": latency_s(row, Conditions(link=link)),
+    }  # fmt: skip
 
 
 def gain(plan: Plan) -> dict[str, float | str | None]:
@@ -105,8 +89,3 @@ def _unit(plan: Plan) -> str:
     if not plan.weights or set(plan.weights) <= {"latency", "throughput"}:
         return "s"
     return "J" if set(plan.weights) == {"energy"} else ""
-
-
-def _link_view(link: Link) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.to_builtins(link)
-    return shown

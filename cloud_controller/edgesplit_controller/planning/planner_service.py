@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import ModelRefused, UsageError
@@ -96,13 +96,9 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     def as_options(self) -> dict[str, Any]:
         """The options as stored in the database."""
         return {
-            "partition": self.partition,
-            "limits": self.limits,
-            "codecs": list(self.codecs) if self.codecs else None,
-            "objective": self.objective,
-            "encrypt": self.encrypt,
-            **({"offload": self.offload} if self.offload else {}),
-        }
+            "partition": self.partition, "limits": self.limits, "codecs": list(self.codecs) if self.codecs else None,
+            "objective": self.objective, "encrypt": self.encrypt, **({"offload": self.offload} if self.offload else {}),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,27 +196,19 @@ class PlanningService:
         report: dict[str, Any] = msgspec.to_builtins(costs)
         report["layers"] = [{**layer, **msgspec.to_builtins(times[layer["name"]])} for layer in report["layers"]]
         return report | {
-            "where": "local",
-            "tensors": samples.basis,
-            "slices": msgspec.to_builtins(measured_slices.slices),
-            "whole_factor": measured_slices.factor,
-            "codecs": lossy,
+            "where": "local", "tensors": samples.basis, "slices": msgspec.to_builtins(measured_slices.slices),
+            "whole_factor": measured_slices.factor, "codecs": lossy,
             "notes": [FEW_SAMPLES.format(samples.count)] if codecs and not enough else [],
-        }
+        }  # fmt: skip
 
     def _cuts(self, model: Model, device_class: str) -> Cuts:
         """Split points in the table for this class, one of whose rows is chosen whatever the link."""
-        return _cuts(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}))
+        return cut_sets(plan(self.costs(model, device_class), {TIERS: parse_link(ASSUMED_LINK)}).table)
 
     def costs(
-        self,
-        model: Model,
-        device_class: str,
-        *,
-        lossy: bool = False,
-        tiers: Mapping[str, str] | None = None,
+        self, model: Model, device_class: str, *, lossy: bool = False, tiers: Mapping[str, str] | None = None,
         whole: bool = False,
-    ) -> Costs:
+    ) -> Costs:  # fmt: skip
         """The model's costs on that device class and on this machine; measures first what was not measured yet.
 
         Costs of lossy codecs are included if they were measured; with `lossy` they are measured now. `tiers` maps
@@ -233,14 +221,10 @@ class PlanningService:
         times = self._layers(model)
         samples = self._samples(model)
         costs = build_costs(
-            model.ref,
-            loaded.graph,
-            profile=profile,
-            cloud_s={name: time.median_s for name, time in times.items()},
-            tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)),
-            frame_bytes=samples.frame_bytes,
+            model.ref, loaded.graph, profile=profile, cloud_s=_medians(times),
+            tensors=with_codecs(samples.tensors, self._codecs(model, wanted=lossy)), frame_bytes=samples.frame_bytes,
             model_format=loaded.prepared.format,
-        )
+        )  # fmt: skip
         if whole:
             costs = self._with_whole_slices(model, costs, links_through(parse_link(ASSUMED_LINK)), PlanOptions())
         for name, tier_profile in extra_tiers.items():
@@ -248,14 +232,9 @@ class PlanningService:
         return costs
 
     def plan(
-        self,
-        model: Model,
-        device_class: str,
-        link: Link,
-        options: PlanOptions,
-        gateway: GatewayHop | None = None,
+        self, model: Model, device_class: str, link: Link, options: PlanOptions, gateway: GatewayHop | None = None,
         measured: FieldMeasurements | None = None,
-    ) -> PlanResult:
+    ) -> PlanResult:  # fmt: skip
         """The plan of a model for one device class and its first link (to this machine, or to the gateway). A foreign
         server is reached directly, without the gateway. `measured`: times that devices of the class measured in use
         replace predicted ones."""
@@ -267,13 +246,9 @@ class PlanningService:
         return plan(costs, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
 
     def _effective(
-        self,
-        model: Model,
-        costs: Costs,
-        links: Mapping[str, Link],
-        options: PlanOptions,
+        self, model: Model, costs: Costs, links: Mapping[str, Link], options: PlanOptions,
         measured: FieldMeasurements | None = None,
-    ) -> tuple[Costs, PlanOptions]:
+    ) -> tuple[Costs, PlanOptions]:  # fmt: skip
         """The costs to plan with, and the options as far as the server that runs the remote half supports them."""
         if options.server is not None:
             check_servable(model.ref, self._registry.load(model).prepared.format)
@@ -301,10 +276,9 @@ class PlanningService:
         of the new plan count."""
         check_keep_first(costs, parse_limits(options.planner_limits()))
 
-        def cuts_of(one: Costs) -> Cuts:
-            return _cuts(
-                plan(one, links, objective=options.objective, limits=options.planner_limits(), codecs=options.codecs)
-            )
+        def cuts_of(costs: Costs) -> Cuts:
+            limits = options.planner_limits()
+            return cut_sets(plan(costs, links, objective=options.objective, limits=limits, codecs=options.codecs).table)
 
         return corrected_by_slices(costs, HERE, cuts_of, lambda cuts: self._whole_factor(model, cuts))
 
@@ -361,22 +335,20 @@ class PlanningService:
 
     def _stored(self, model: Model, kind: str) -> Mapping[str, Any] | None:
         with self._database.read() as session:
-            query = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
-            row = session.scalars(query.where(Measurement.place == HERE)).first()
+            row = session.scalars(_measurement(model, kind)).first()
             return row.content if row is not None else None
 
     def _store(self, model: Model, kind: str, content: dict[str, Any]) -> None:
         with self._database.write() as session:
-            query = select(Measurement).where(Measurement.model_id == model.id, Measurement.kind == kind)
-            row = session.scalars(query.where(Measurement.place == HERE)).first()
+            row = session.scalars(_measurement(model, kind)).first()
             if row is None:
                 row = Measurement(model_id=model.id, kind=kind, place=HERE)
                 session.add(row)
             row.content, row.taken = content, self._now()
 
 
-def _cuts(made: PlanResult) -> Cuts:
-    return cut_sets(made.table)
+def _measurement(model: Model, kind: str) -> Select[Measurement]:
+    return select(Measurement).filter_by(model_id=model.id, kind=kind, place=HERE)
 
 
 def _medians(times: Mapping[str, LayerTime]) -> dict[str, float]:
@@ -389,15 +361,11 @@ def _codec_rows(samples: TensorMeasurements, measured: CodecMeasurements) -> lis
     for tensor, by_codec in measured.tensors.items():
         for codec, measures in by_codec.items():
             figures = {
-                "bytes": measures.cost.bytes,
-                "zstd_bytes": measures.packed.bytes,
-                "encode_s": measures.packed.encode_s[HERE],
-                "decode_s": measures.packed.decode_s[HERE],
-                "loss": measures.chosen.loss,
-                "confirmed_loss": measures.confirmed.loss,
-                "accuracy": measures.confirmed.accuracy,
-                "accuracy_raw": measures.confirmed.accuracy_raw,
-            }
+                "bytes": measures.cost.bytes, "zstd_bytes": measures.packed.bytes,
+                "encode_s": measures.packed.encode_s[HERE], "decode_s": measures.packed.decode_s[HERE],
+                "loss": measures.chosen.loss, "confirmed_loss": measures.confirmed.loss,
+                "accuracy": measures.confirmed.accuracy, "accuracy_raw": measures.confirmed.accuracy_raw,
+            }  # fmt: skip
             rows.append({"tensor": tensor, "codec": codec, "raw_bytes": samples.tensors[tensor].bytes, **figures})
     return rows
 

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from sqlalchemy import select
@@ -48,7 +47,7 @@ from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.blobs import BlobLost, BlobStore
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
-from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE
+from edgesplit_controller.tuf.repository import RELEASE_KEY_ELSEWHERE, Repository
 from edgesplit_partitioner.costs.from_telemetry import FieldMeasurements
 from edgesplit_partitioner.edgetpu import CompiledCut, compiled_cuts, is_edge_tpu
 from edgesplit_partitioner.ir.graph import LayerGraph
@@ -60,64 +59,13 @@ CACHED_MANIFESTS = 8
 """Manifests kept in memory."""
 
 
-class ReleaseSigner(Protocol):
-    """The part of the TUF repository that is needed here."""
-
-    @property
-    def root_bytes(self) -> bytes:
-        """The root metadata with which devices bootstrap trust."""
-        ...
-
-    def add_release(self, raw_manifest: bytes) -> str:
-        """Sign the manifest as a target and return its digest. Conflict if the release key is not on this
-        controller."""
-        ...
-
-    def add_signed(self, raw_targets: bytes, raw_manifests: Sequence[bytes]) -> None:
-        """Publish targets metadata (the list of releases) that was signed elsewhere."""
-        ...
-
-    def releases(self) -> Sequence[str]:
-        """Digests of releases signed with the release key."""
-        ...
-
-    def add_recut(self, raw_manifest: bytes) -> str:
-        """Sign the manifest with the planner key as a recut of a release; return its digest."""
-        ...
-
-    def add_anatomy(self, raw: bytes) -> None:
-        """Store a model's fingerprint (fingerprint file), to which its manifest refers."""
-        ...
-
-    @property
-    def signs_releases(self) -> bool:
-        """Whether the release key is on this controller."""
-        ...
-
-    def recuts(self) -> Sequence[str]:
-        """Digests of recuts signed with the planner key."""
-        ...
-
-    def proof(self, digest: str) -> Mapping[str, bytes]:
-        """The metadata that leads from the root to that release."""
-        ...
-
-
 class ReleaseBuilder:
     """The releases of one controller."""
 
     def __init__(
-        self,
-        database: Database,
-        blobs: BlobStore,
-        registry: Registry,
-        planning: PlanningService,
-        repository: ReleaseSigner,
-        *,
-        offload_releases: Path,
-        content_keys: ContentKeys,
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, blobs: BlobStore, registry: Registry, planning: PlanningService,
+        repository: Repository, *, offload_releases: Path, content_keys: ContentKeys, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._blobs = blobs
         self._registry = registry
@@ -130,15 +78,9 @@ class ReleaseBuilder:
         self._lock = threading.Lock()
 
     def prepare(
-        self,
-        model: Model,
-        links: Mapping[str, Link],
-        options: PlanOptions,
-        *,
-        recut: bool = False,
-        gateways: Mapping[str, GatewayHop] | None = None,
-        measured: Mapping[str, FieldMeasurements] | None = None,
-    ) -> tuple[str, Manifest]:
+        self, model: Model, links: Mapping[str, Link], options: PlanOptions, *, recut: bool = False,
+        gateways: Mapping[str, GatewayHop] | None = None, measured: Mapping[str, FieldMeasurements] | None = None,
+    ) -> tuple[str, Manifest]:  # fmt: skip
         """Digest and manifest of a release of `model`, to be signed; with `recut` as another cut of the model's newest
         release, to be signed by the planner.
 
@@ -155,15 +97,11 @@ class ReleaseBuilder:
         loaded = self._registry.load(model)
         planned = {
             device_class: self._planning.plan(
-                model,
-                device_class,
-                link,
-                options,
-                (gateways or {}).get(device_class),
+                model, device_class, link, options, (gateways or {}).get(device_class),
                 (measured or {}).get(device_class),
             )
             for device_class, link in links.items()
-        }
+        }  # fmt: skip
         tables = {
             device_class: msgspec.structs.replace(
                 result.table, offload=options.offload, providers=device_profile(device_class).providers
@@ -183,10 +121,9 @@ class ReleaseBuilder:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        fingerprint = (
-            b"" if options.encrypt else anatomy_of(loaded)
-        )  # digests of weights would reveal the encrypted ones
         # Anatomy: fingerprints of the model's weights by which devices check a recut against its base (`check_recut`).
+        # Digests of weights would reveal the encrypted ones.
+        fingerprint = b"" if options.encrypt else anatomy_of(loaded)
         made = msgspec.structs.replace(
             made,
             compiled=tuple(half.compiled for half in compiled),
@@ -212,14 +149,9 @@ class ReleaseBuilder:
         return None if newest is None else (newest, self.manifest(newest))
 
     def _recut(
-        self,
-        model: Model,
-        loaded: LoadedModel,
-        base_release: tuple[str, Manifest],
-        tables: Mapping[str, Plan],
-        layer_s: Mapping[str, Mapping[str, float]],
-        options: PlanOptions,
-    ) -> tuple[str, Manifest]:
+        self, model: Model, loaded: LoadedModel, base_release: tuple[str, Manifest], tables: Mapping[str, Plan],
+        layer_s: Mapping[str, Mapping[str, float]], options: PlanOptions,
+    ) -> tuple[str, Manifest]:  # fmt: skip
         """A recut of the base with other plan tables: over its own slices where every row is a union of them, else
         newly cut. Returns the base itself if nothing differs. UsageError if the planner key may not sign it."""
         digest, base = base_release
@@ -235,13 +167,9 @@ class ReleaseBuilder:
         if reuses_slices and plans == base.plans:
             return digest, base
         recut = msgspec.structs.replace(
-            base,
-            slices=tuple(cut_slice.slice for cut_slice in cut),
-            plans=plans,
-            compiled=base.compiled if reuses_slices else (),
-            fingerprint=None,
-            recut_of=digest,
-        )
+            base, slices=tuple(cut_slice.slice for cut_slice in cut), plans=plans,
+            compiled=base.compiled if reuses_slices else (), fingerprint=None, recut_of=digest,
+        )  # fmt: skip
         raw_anatomy = self._blobs.get(base.fingerprint.sha256) if base.fingerprint else b""
         if base.fingerprint and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
             raise UsageError(
@@ -460,16 +388,12 @@ def make_manifest(
 ) -> Manifest:
     """The release's manifest, without its date."""
     return Manifest(
-        model=model.ref,
-        model_sha256=model.sha256,
-        created="",
-        input_spec=loaded.spec,
+        model=model.ref, model_sha256=model.sha256, created="", input_spec=loaded.spec,
         inputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.inputs),
         outputs=tuple(_spec(loaded.graph, name) for name in loaded.graph.outputs),
-        slices=tuple(cut_slice.slice for cut_slice in cut),
-        plans=dict(plans),
+        slices=tuple(cut_slice.slice for cut_slice in cut), plans=dict(plans),
         golden=tuple(_golden(pair) for pair in pairs),
-    )
+    )  # fmt: skip
 
 
 def iso_time(seconds: float) -> str:

@@ -10,7 +10,7 @@ device restored from a backup is left alone until the device has shown that it h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -20,8 +20,8 @@ from edgesplit.limits import LIMITS
 from edgesplit.mqtt import messages
 from edgesplit.release.manifest import DesiredRelease, Signed, Statement
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.fleet.gateways import GatewayAssignments, NoGateways
-from edgesplit_controller.storage.database import Database
+from edgesplit_controller.fleet.gateways import Gateways
+from edgesplit_controller.storage.database import Database, batched
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 from edgesplit_controller.tuf.repository_signer import is_ahead, next_version
 
@@ -31,8 +31,8 @@ WrapKeys = Callable[[Device, str], bytes]
 
 log = logging.getLogger(__name__)
 
-NAMES_PER_QUERY = 500
-"""Names in one query, because databases bound the number of parameters."""
+COMMANDED = (Device.statement.is_not(None), Device.revoked.is_(None), Device.restored.is_(None))
+"""Conditions for devices that have a statement which may be replaced."""
 
 
 def no_keys(_device: Device, _release: str) -> bytes:
@@ -44,20 +44,13 @@ class Director:
     """Issues the statements of one installation; `sign` signs with the director key."""
 
     def __init__(
-        self,
-        database: Database,
-        sign: Sign,
-        *,
-        statement_s: int,
-        now: Callable[[], float],
-        wrap: WrapKeys = no_keys,
-        wrap_for_gateway: WrapKeys = no_keys,
-        tiers: GatewayAssignments | None = None,
-    ) -> None:
+        self, database: Database, sign: Sign, *, statement_s: int, now: Callable[[], float], wrap: WrapKeys = no_keys,
+        wrap_for_gateway: WrapKeys = no_keys, gateways: Gateways | None = None,
+    ) -> None:  # fmt: skip
         """`wrap_for_gateway` wraps the keys of what a gateway runs of a release. `statement_s` is the life of a
         statement in seconds."""
         self._wrap_for_gateway = wrap_for_gateway
-        self._tiers = tiers or NoGateways()
+        self._gateways = gateways or Gateways(database, now=now, model_if_split=lambda release: "")
         self._database = database
         self._sign = sign
         self._wrap = wrap
@@ -75,14 +68,14 @@ class Director:
     def statements(self, devices: Collection[str] | None) -> dict[str, bytes]:
         """Stored statement of each of these devices (None: of all) that was not restored from a backup; empty bytes for
         revoked devices."""
-        query = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
-        columns = query.order_by(Device.name)
+        columns = select(Device.name, Device.revoked, Device.statement).where(Device.restored.is_(None))
+        columns = columns.order_by(Device.name)
         with self._database.read() as session:
             if devices is None:
                 rows = list(session.execute(columns))
             else:
-                batches = batched(sorted(devices), NAMES_PER_QUERY)
-                rows = [row for batch in batches for row in session.execute(columns.where(Device.name.in_(batch)))]
+                queries = (columns.where(Device.name.in_(batch)) for batch in batched(devices))
+                rows = [row for query in queries for row in session.execute(query)]
         statements = {name: b"" if revoked else statement for name, revoked, statement in rows}
         return {name: statement for name, statement in statements.items() if statement is not None}
 
@@ -90,12 +83,7 @@ class Director:
         """Sign new statements for devices whose statement is past half its life; return the devices."""
         with self._database.write() as session:
             now = self._now()
-            due = select(Device).where(
-                Device.statement.is_not(None),
-                Device.revoked.is_(None),
-                Device.restored.is_(None),
-                Device.statement_expires < now + self._statement_s / 2,
-            )
+            due = select(Device).where(*COMMANDED, Device.statement_expires < now + self._statement_s / 2)
             devices = session.scalars(due.order_by(Device.name)).all()
             for device in devices:
                 self._sign_statement(session, device, now, self._wrap_if_possible)
@@ -109,11 +97,10 @@ class Director:
             if device is None or device.revoked or device.statement is None or device.restored is not None:
                 return False
             wanted = session.scalars(select(Desired).where(Desired.device == name)).all()
-            stored_for_others = self._tiers.releases_kept_by(session, device)
+            stored_for_others = self._gateways.releases_kept_by(session, device)
             keys = [self._wrap_if_possible(device, row.release) for row in wanted]
-            if not any(
-                [*keys, *(self._wrap_for_gateway_if_possible(device, release) for _, release in stored_for_others)]
-            ):
+            keys += [_wrap_or_log(self._wrap_for_gateway, device, release) for _, release in stored_for_others]
+            if not any(keys):
                 return False
             self._sign_statement(session, device, self._now(), self._wrap_if_possible)
             return True
@@ -123,19 +110,14 @@ class Director:
         device must not stop the others."""
         return _wrap_or_log(self._wrap, device, release)
 
-    def _wrap_for_gateway_if_possible(self, device: Device, release: str) -> bytes:
-        return _wrap_or_log(self._wrap_for_gateway, device, release)
-
     def refresh_gateway_statements(self) -> list[str]:
         """Sign new statements where the releases stored on gateways, or the gateway of a device, have changed; return
         the devices, gateways first."""
         with self._database.write() as session:
             due = []
-            for device in self._tiers.affected_devices(session):
-                reached, stored_for_others = (
-                    self._tiers.gateway_of(session, device),
-                    self._tiers.releases_kept_by(session, device),
-                )
+            for device in self._gateways.affected_devices(session):
+                reached = self._gateways.gateway_of(session, device)
+                stored_for_others = self._gateways.releases_kept_by(session, device)
                 current = _decode_statement(device.statement)
                 if (current is None and not stored_for_others) or device.restored is not None:
                     continue
@@ -159,9 +141,7 @@ class Director:
         With `signed_by`, only statements that none of these keys signed.
         """
         with self._database.write() as session:
-            query = select(Device).where(
-                Device.statement.is_not(None), Device.revoked.is_(None), Device.restored.is_(None)
-            )
+            query = select(Device).where(*COMMANDED)
             devices = [
                 device
                 for device in session.scalars(query.order_by(Device.name))
@@ -177,12 +157,7 @@ class Director:
         with self._database.write() as session:
             now = self._now()
             acted_upon = Device.reported["statement_counter"].as_integer()
-            ahead = select(Device).where(
-                Device.statement.is_not(None),
-                Device.revoked.is_(None),
-                Device.restored.is_(None),
-                acted_upon > Device.counter,
-            )
+            ahead = select(Device).where(*COMMANDED, acted_upon > Device.counter)
             concerned = []
             for device in session.scalars(ahead.order_by(Device.name).with_for_update(key_share=True)).all():
                 counter = int((device.reported or {})["statement_counter"])
@@ -197,14 +172,6 @@ class Director:
         """Every deployment, oldest first."""
         with self._database.read() as session:
             return session.scalars(select(Deployment).order_by(Deployment.id)).all()
-
-    def desired(self) -> dict[str, list[Desired]]:
-        """Desired releases, by device."""
-        with self._database.read() as session:
-            by_device: dict[str, list[Desired]] = {}
-            for row in session.scalars(select(Desired).order_by(Desired.device, Desired.model)):
-                by_device.setdefault(row.device, []).append(row)
-            return by_device
 
     def _sign_statement(self, session: Session, device: Device, now: float, wrap: WrapKeys | None = None) -> None:
         """Sign the device's desired rows as a statement with a higher counter. Conflict if the statement is too
@@ -224,10 +191,12 @@ class Director:
             ),
             counter=device.counter,
             expires=int(device.statement_expires),
-            gateway=self._tiers.gateway_of(session, device),
+            gateway=self._gateways.gateway_of(session, device),
             gateway_releases=tuple(
-                DesiredRelease(model, release, fetch_now=True, keys=self._wrap_for_gateway_if_possible(device, release))
-                for model, release in self._tiers.releases_kept_by(session, device)
+                DesiredRelease(
+                    model, release, fetch_now=True, keys=_wrap_or_log(self._wrap_for_gateway, device, release)
+                )
+                for model, release in self._gateways.releases_kept_by(session, device)
             ),
         )
         signed = device.statement = self._sign(statement)
@@ -256,11 +225,6 @@ def _decode_statement(statement: bytes | None) -> Statement | None:
 def _signers(statement: bytes) -> set[str]:
     """Ids of the keys that signed it."""
     return {signature.keyid for signature in messages.decode(statement, Signed).signatures}
-
-
-def batched(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """The names in batches of at most `size`."""
-    return (names[at : at + size] for at in range(0, len(names), size))
 
 
 def _is_urgent(session: Session, row: Desired) -> bool:

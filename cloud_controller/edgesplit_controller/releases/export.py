@@ -24,10 +24,11 @@ from edgesplit.release.manifest import Manifest, Slice, remote_slices
 from edgesplit.release_store import StoredRelease, open_release
 from edgesplit_controller.errors import not_found
 from edgesplit_controller.model_registry.registry import Registry
-from edgesplit_controller.releases.build import ReleaseBuilder, ReleaseSigner
+from edgesplit_controller.releases.build import ReleaseBuilder
 from edgesplit_controller.releases.content_keys import ContentKeys
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.core import ReleaseRow as Made
+from edgesplit_controller.tuf.repository import Repository
 from edgesplit_partitioner.onnx_format.export import SlicePart, check_exportable, merge_slices, wire_signature
 
 SHORTEST_PREFIX = 6
@@ -38,16 +39,9 @@ class Exporter:
     """Exports of one controller's releases."""
 
     def __init__(
-        self,
-        database: Database,
-        registry: Registry,
-        releasing: ReleaseBuilder,
-        repository: ReleaseSigner,
-        content_keys: ContentKeys,
-        *,
-        offload_releases: Path,
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, registry: Registry, releasing: ReleaseBuilder, repository: Repository,
+        content_keys: ContentKeys, *, offload_releases: Path, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._releasing = releasing
@@ -63,16 +57,13 @@ class Exporter:
         manifest = self._releasing.manifest(digest)
         rows = [
             {
-                "device_class": device_class,
-                "row": row.name,
-                "split_after": row.split_after,
-                "name": oip.remote_name(digest, device_class, row.name),
-                **_half_view(manifest, row),
+                "device_class": device_class, "row": row.name, "split_after": row.split_after,
+                "name": oip.remote_name(digest, device_class, row.name), **_half_view(manifest, row),
             }
             for device_class, plan in manifest.plans.items()
             for row in plan.rows
             if not row.is_local
-        ]
+        ]  # fmt: skip
         return {"release": digest, "model": manifest.model, "encrypted": manifest.is_encrypted, "halves": rows}
 
     def export_half(self, reference: str, device_class: str, row_name: str, *, decrypt: bool = False) -> bytes:

@@ -33,17 +33,9 @@ class KeyManagement:
     """The keys of one controller, and the components that must follow when they change."""
 
     def __init__(
-        self,
-        repository: Repository,
-        rotation: Rotation,
-        database: Database,
-        releasing: ReleaseBuilder,
-        director: Director,
-        notifier: StatementNotifier,
-        *,
-        offload_root: Path,
-        now: Callable[[], float],
-    ) -> None:
+        self, repository: Repository, rotation: Rotation, database: Database, releasing: ReleaseBuilder,
+        director: Director, notifier: StatementNotifier, *, offload_root: Path, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._repository = repository
         self._rotation = rotation
         self._database = database

@@ -100,16 +100,10 @@ def compare_tables(
     # At least three quarters of the devices must not lose, unless a broken limit is repaired.
     is_fair = whole.low >= 0.0 or whole.repairs_limit
     return Verdict(
-        moves=all(is_worthwhile) and is_fair,
-        gain=whole.gain,
-        gain_low=whole.low,
-        gain_high=whole.high,
-        broken_before=whole.broken[0],
-        broken_after=whole.broken[1],
-        old_s=whole.seconds[0],
-        new_s=whole.seconds[1],
+        moves=all(is_worthwhile) and is_fair, gain=whole.gain, gain_low=whole.low, gain_high=whole.high,
+        broken_before=whole.broken[0], broken_after=whole.broken[1], old_s=whole.seconds[0], new_s=whole.seconds[1],
         reason=_why(whole, is_worthwhile, is_fair, doubt),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,14 +75,11 @@ def drift(plan: Plan, measured: FieldMeasurements, layers: Mapping[str, tuple[st
     ]
     return [
         {
-            "what": what,
-            "unit": unit,
-            "assumed": assumed_value,
-            "measured": measured_value,
+            "what": what, "unit": unit, "assumed": assumed_value, "measured": measured_value,
             "factor": measured_value / assumed_value if assumed_value > 0 else None,
         }
         for what, unit, assumed_value, measured_value in pairs
-    ]
+    ]  # fmt: skip
 
 
 def _device_pairs(
@@ -120,15 +117,11 @@ def row_views(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Rows as JSON: where they cut and their costs."""
     return [
         {
-            "name": row.name,
-            "split_after": row.split_after,
-            "device_s": row.device_s,
-            "remote_s": row.remote_s,
-            "up_bytes": row.up_bytes,
-            **({"codecs": row.codecs} if row.codecs else {}),
+            "name": row.name, "split_after": row.split_after, "device_s": row.device_s, "remote_s": row.remote_s,
+            "up_bytes": row.up_bytes, **({"codecs": row.codecs} if row.codecs else {}),
         }
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
 def finding_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
@@ -136,21 +129,13 @@ def finding_view(finding: Finding, layers: Mapping[str, tuple[str, ...]]) -> dic
     unit, seen = finding.unit, finding.measured
     verdict = {} if finding.verdict is None else verdict_view(finding.verdict)
     return {
-        "model": unit.model.ref,
-        "release": unit.release,
-        "device_class": unit.device_class,
-        "group": unit.policy.group or None,
-        "policy": unit.policy.mode,
-        "devices": unit.names,
-        "heard": seen.devices if seen else 0,
-        "basis": seen.basis if seen else None,
-        "drift": drift(finding.plan, seen, layers) if seen else [],
-        "note": finding.note,
-        "moves": bool(finding.verdict and finding.verdict.moves),
-        **verdict,
-        "rows": row_views(finding.plan.rows),
+        "model": unit.model.ref, "release": unit.release, "device_class": unit.device_class,
+        "group": unit.policy.group or None, "policy": unit.policy.mode, "devices": unit.names,
+        "heard": seen.devices if seen else 0, "basis": seen.basis if seen else None,
+        "drift": drift(finding.plan, seen, layers) if seen else [], "note": finding.note,
+        "moves": bool(finding.verdict and finding.verdict.moves), **verdict, "rows": row_views(finding.plan.rows),
         "proposed_rows": row_views(finding.table.rows) if finding.table else [],
-    }
+    }  # fmt: skip
 
 
 def verdict_view(verdict: Verdict) -> dict[str, Any]:

@@ -34,15 +34,9 @@ class PlanInspector:
     """Inspection of the releases in use by one installation."""
 
     def __init__(
-        self,
-        database: Database,
-        planning: PlanningService,
-        releasing: ReleaseBuilder,
-        gateways: Gateways,
-        policies: Policies,
-        *,
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, planning: PlanningService, releasing: ReleaseBuilder, gateways: Gateways,
+        policies: Policies, *, now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._planning = planning
         self._releasing = releasing

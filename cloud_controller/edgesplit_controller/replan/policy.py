@@ -7,7 +7,7 @@ A policy applies to a model, to a group of devices, or to both. The narrower one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import select
@@ -18,7 +18,6 @@ from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.replan import PolicyRow
 
 Mode = Literal["auto", "propose", "off"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,9 +103,7 @@ def compare_costs(
 def used_row(table: PricedTable, moment: Observation, now: Conditions) -> Row | None:
     """The row that the device used in that window, with its measured costs; the best one where it used several."""
     window = moment.window
-    return (
-        table.best(now) if window.switches or window.row not in table.measured_rows else table.measured_rows[window.row]
-    )
+    return table.best(now) if window.switches else table.measured_rows.get(window.row) or table.best(now)
 
 
 def _average(prices: Sequence[tuple[float, float, bool]]) -> DeviceCosts:

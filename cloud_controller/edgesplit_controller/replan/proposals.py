@@ -13,6 +13,8 @@ from edgesplit_controller.replan.finding import Unit
 from edgesplit_controller.storage.database import Database, record_event
 from edgesplit_controller.storage.tables.replan import ProposalRow
 
+NEWEST = 200
+"""Proposals that are listed."""
 CONTROLLER = "replan"
 """Name recorded as the decider where the controller decided by itself."""
 OPEN, APPLIED, DISMISSED, WITHDRAWN, SUPERSEDED, FAILED = (
@@ -26,9 +28,9 @@ class Proposals:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def all(self, *, open_only: bool = False, newest: int = 200) -> list[ProposalRow]:
+    def all(self, *, open_only: bool = False) -> list[ProposalRow]:
         """The newest proposals, oldest first."""
-        query = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(newest)
+        query = select(ProposalRow).order_by(ProposalRow.id.desc()).limit(NEWEST)
         with self._database.read() as session:
             rows = session.scalars(query.where(ProposalRow.state == OPEN) if open_only else query).all()
         return list(reversed(rows))
@@ -93,19 +95,10 @@ class Proposals:
 def proposal_view(row: ProposalRow) -> dict[str, Any]:
     """A proposal as JSON."""
     return {
-        "id": row.id,
-        "state": row.state,
-        "model": row.model,
-        "release": row.release,
-        "device_class": row.device_class,
-        "group": row.group or None,
-        "devices": row.devices,
-        "created": row.created,
-        "decided": row.decided,
-        "who": row.who or None,
-        "result": row.result or None,
-        **row.summary,
-    }
+        "id": row.id, "state": row.state, "model": row.model, "release": row.release, "device_class": row.device_class,
+        "group": row.group or None, "devices": row.devices, "created": row.created, "decided": row.decided,
+        "who": row.who or None, "result": row.result or None, **row.summary,
+    }  # fmt: skip
 
 
 def _query(unit: Unit) -> Any:

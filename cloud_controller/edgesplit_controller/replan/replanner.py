@@ -56,16 +56,9 @@ class Replanner:
     """Replanning for one installation."""
 
     def __init__(
-        self,
-        database: Database,
-        registry: Registry,
-        planning: PlanningService,
-        releasing: ReleaseBuilder,
-        gateways: Gateways,
-        *,
-        roll_out: Callable[[RolloutSpec], CreatedRollout],
-        now: Callable[[], float],
-    ) -> None:
+        self, database: Database, registry: Registry, planning: PlanningService, releasing: ReleaseBuilder,
+        gateways: Gateways, *, roll_out: Callable[[RolloutSpec], CreatedRollout], now: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._database = database
         self._registry = registry
         self._planning = planning
@@ -109,10 +102,8 @@ class Replanner:
             raise UsageError(
                 f"{device.name} is not to run {model.ref}: `edgectl deploy {model.name} --to {device.name}`"
             )
-        measurements, layers = (
-            self.inspector.measurements_of_device(unit, device.name, plan),
-            self.inspector.layers(unit),
-        )
+        measurements = self.inspector.measurements_of_device(unit, device.name, plan)
+        layers = self.inspector.layers(unit)
         if measurements is None or not measurements.slice_s:
             raise UsageError(
                 f"{device.name} has not told yet what {model.ref} takes there: it does so once each slice has run five"
@@ -170,9 +161,8 @@ class Replanner:
     def dismiss(self, number: int) -> dict[str, Any]:
         """Reject a proposal: the table stays, and none is proposed for a while."""
         row = self._visible_proposal(number)
-        return proposals.proposal_view(
-            self.proposals.decide(row.id, proposals.DISMISSED, current_operator(), self._now())
-        )
+        dismissed = self.proposals.decide(row.id, proposals.DISMISSED, current_operator(), self._now())
+        return proposals.proposal_view(dismissed)
 
     def _visible_proposal(self, number: int) -> ProposalRow:
         """The proposal of that number; NotFound if its devices are not visible to the caller."""
@@ -223,14 +213,10 @@ class Replanner:
         if not verdict.moves:
             self._evaluated[unit.key] = now, measured
             # Hysteresis: an open proposal is withdrawn only when its gain has fallen to half the threshold.
-            if (
-                open_proposal is not None
-                and verdict.gain < unit.policy.doubt.least_gain / 2
-                and not verdict.broken_before
-            ):
-                self.proposals.decide(
-                    open_proposal.id, proposals.WITHDRAWN, proposals.CONTROLLER, now, why=verdict.reason
-                )
+            is_poor = verdict.gain < unit.policy.doubt.least_gain / 2 and not verdict.broken_before
+            if open_proposal is not None and is_poor:
+                number, state = open_proposal.id, proposals.WITHDRAWN
+                self.proposals.decide(number, state, proposals.CONTROLLER, now, why=verdict.reason)
             return
         # Cool-down per earlier proposal of this unit, by how it ended (dismissed and failed ones count longest).
         doubt = unit.policy.doubt
@@ -255,13 +241,9 @@ class Replanner:
         try:
             gateways = self.inspector.gateways_by_class(unit)
             digest, _ = self._releasing.prepare(
-                unit.model,
-                {device_class: measured.planned_link},
-                plan_options,
-                recut=True,
-                gateways=gateways,
+                unit.model, {device_class: measured.planned_link}, plan_options, recut=True, gateways=gateways,
                 measured={device_class: measured},
-            )
+            )  # fmt: skip
         except (UsageError, InfeasibleLimits, ModelRefused) as error:
             self.proposals.decide(number, proposals.FAILED, who, self._now(), why=str(error))
             raise

@@ -4,7 +4,7 @@ does not apply, naming one that does."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -12,7 +12,6 @@ from edgesplit_controller.errors import Conflict
 from edgesplit_controller.rollout.states import Rollout
 
 Verb = Literal["pause", "resume", "approve", "abort", "rollback"]
-VERBS: tuple[Verb, ...] = get_args(Verb)
 
 
 def command(rollout: Rollout, verb: Verb, who: str) -> Rollout:
@@ -64,9 +63,5 @@ def _conflict(rollout: Rollout, what: str) -> Conflict:
 
 
 COMMANDS: Mapping[Verb, Callable[[Rollout, str], Rollout]] = {
-    "pause": _pause,
-    "resume": _resume,
-    "approve": _approve,
-    "abort": _abort,
-    "rollback": _rollback,
-}
+    "pause": _pause, "resume": _resume, "approve": _approve, "abort": _abort, "rollback": _rollback,
+}  # fmt: skip

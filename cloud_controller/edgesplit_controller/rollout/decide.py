@@ -27,6 +27,7 @@ from edgesplit_controller.rollout.states import (
     MemberState,
     Rollout,
     Tally,
+    count_states,
 )
 from edgesplit_controller.rollout.terms import BATCH, MOST_FETCHING, allowance, consume
 
@@ -304,12 +305,12 @@ def _check_end(look: _StepBuilder) -> None:
     elif rollout.state == "running" and rollout.stage == rollout.stages - 1 and not rollout.following:
         _end_by_result(look)
     if look.rollout.has_ended:
-        look.add_event(f"rollout.{look.rollout.state.replace(' ', '_')}", **_state_counts(look))
+        look.add_event(f"rollout.{look.rollout.state.replace(' ', '_')}", **count_states(look.tallies.values()))
 
 
 def _end_by_result(look: _StepBuilder) -> None:
     """End a running rollout by its result."""
-    total = _state_counts(look)
+    total = count_states(look.tallies.values())
     last = look.tallies.get(look.rollout.stages - 1, EMPTY_TALLY)
     threshold = look.rollout.terms.next_when_succeeded
     if total.get("superseded") and not (last.succeeded or last.failures or last.lenient):
@@ -321,13 +322,6 @@ def _end_by_result(look: _StepBuilder) -> None:
         look.update_rollout(state="finished", reason="", ended=look.now)
     else:
         look.update_rollout(state="failed", reason="no device runs it", ended=look.now)
-
-
-def _state_counts(look: _StepBuilder) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for tally in look.tallies.values():
-        total.update({str(state): count for state, count in tally.states.items() if count})
-    return dict(total)
 
 
 def _moved(tally: Tally, old: Member, new: Member) -> Tally:

@@ -50,11 +50,9 @@ def _apply_report(
 ) -> Member:
     """Apply the device's report and its gates."""
     # A report on an older statement says nothing about this assignment (it may be still in flight).
-    if (
-        report is None
-        or report.statement_counter < member.counter
-        or rollout.release not in (report.desired_release, report.release)
-    ):
+    if report is None or report.statement_counter < member.counter:
+        return member
+    if rollout.release not in (report.desired_release, report.release):
         return member
     if report.state in REFUSED_STATES and report.desired_release == rollout.release:
         return fail(member, report.detail or report.state, failure_kind(report))

@@ -277,9 +277,8 @@ class Rollouts:
             return evidences.get(member.name) or Evidence(model=rollout.model, release=rollout.release)
 
         fetching = store.count_fetching(session, rollout.id, now)
-        return next_step(
-            rollout, members, store.tallies(session, rollout.id), facts.__getitem__, evidence_of, now, fetching
-        )
+        tallies = store.tallies(session, rollout.id)
+        return next_step(rollout, members, tallies, facts.__getitem__, evidence_of, now, fetching)
 
     def _step(self, session: Session, row: RolloutRow, now: float, since: float | None = None) -> _StepResult:
         """Decide and write one step, in the caller's transaction."""
@@ -319,9 +318,8 @@ class Rollouts:
             log.error("%s is not told of release %s: %s", name, rollout.release[:12], why)
             members[name] = fail(members[name], f"it cannot be told: {why}", "it cannot be told")
             members[name] = msgspec.structs.replace(members[name], sent_back=True, rolls_back=False)
-        return _StepResult(
-            list(members.values()), [name for name in releases if name not in refused], planned_step.has_more
-        )
+        announced = [name for name in releases if name not in refused]
+        return _StepResult(list(members.values()), announced, planned_step.has_more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +377,7 @@ def _row(deployment: Deployment, model: str, terms: Terms, who: str, now: float)
     return RolloutRow(
         id=deployment.id, model=model, release=deployment.release, terms=msgspec.to_builtins(terms), state="scheduled",
         stage=-1, approved=-1, excused=-1, reason="", outcome="", following=terms.follow, superseded_by=0,
-        rate_state={},
-        who=who, created=now, began=0.0, ended=0.0, changed=now,
+        rate_state={}, who=who, created=now, began=0.0, ended=0.0, changed=now,
     )  # fmt: skip
 
 
@@ -405,9 +402,8 @@ def _add_new_devices(session: Session, row: RolloutRow, fits: Fits, now: float) 
         return
     members = select(RolloutDeviceRow.device).where(RolloutDeviceRow.rollout == row.id)
     others = select(Device).where(Device.revoked.is_(None), Device.name.not_in(members))
-    if (
-        groups := deployment.options.get("groups")
-    ) is not None:  # groups of the operator who created it: `all` means all of these
+    # Groups of the operator who created it: `all` means all of these.
+    if (groups := deployment.options.get("groups")) is not None:
         others = others.where(Device.group.in_(groups))
     selectors = [parse_selector(target) for target in deployment.targets]
     new = [

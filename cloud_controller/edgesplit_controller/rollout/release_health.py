@@ -15,21 +15,17 @@ from sqlalchemy.orm import Session
 from edgesplit.release.agent_release import AGENT_MODEL
 from edgesplit_controller.rollout.gates import Evidence
 from edgesplit_controller.rollout.states import Member, Rollout
+from edgesplit_controller.storage.database import batched
 from edgesplit_controller.storage.tables.device_state import RunningRow
-
-DEVICES_PER_QUERY = 500
-"""Devices in one query."""
 
 
 def evidence_by_device(session: Session, devices: Collection[str], model: str, release: str) -> dict[str, Evidence]:
     """Evidence on that release of `model` (a name without a version), by device."""
     evidences: dict[str, Evidence] = {}
-    names = sorted(devices)
-    for start in range(0, len(names), DEVICES_PER_QUERY):
-        batch = names[start : start + DEVICES_PER_QUERY]
+    for batch in batched(devices):
         query = select(RunningRow).where(RunningRow.model == model, RunningRow.device.in_(batch))
         evidences.update({row.device: evidence_from_row(row, release) for row in session.scalars(query)})
-    return {name: evidences.get(name) or Evidence(model=model, release=release) for name in names}
+    return {name: evidences.get(name) or Evidence(model=model, release=release) for name in sorted(devices)}
 
 
 def evidence_of_members(session: Session, rollout: Rollout, members: Collection[Member]) -> dict[str, Evidence]:
@@ -44,10 +40,9 @@ def _evidence_of_agents(session: Session, release: str, members: Collection[Memb
     serves, as reported since it runs."""
     evidences: dict[str, list[Evidence]] = {member.name: [] for member in members}
     since = {member.name: member.ran_at for member in members}
-    names = sorted(evidences)
-    for start in range(0, len(names), DEVICES_PER_QUERY):
-        some = RunningRow.device.in_(names[start : start + DEVICES_PER_QUERY])
-        for row in session.scalars(select(RunningRow).where(some, RunningRow.model != AGENT_MODEL)):
+    for batch in batched(evidences):
+        query = select(RunningRow).where(RunningRow.device.in_(batch), RunningRow.model != AGENT_MODEL)
+        for row in session.scalars(query):
             if row.health and since[row.device] and (row.health_at or 0.0) > since[row.device]:
                 evidences[row.device].append(evidence_from_health(row.model, row.health))
     return {name: combined(release, every) for name, every in evidences.items()}
@@ -57,20 +52,20 @@ def combined(release: str, evidences: Sequence[Evidence]) -> Evidence:
     """Evidence on an agent from the models it serves: counts are added, of other figures the worst is taken."""
 
     def worst(figures: Iterable[float | None]) -> float | None:
-        return max((evidence_of_model for evidence_of_model in figures if evidence_of_model is not None), default=None)
+        return max((figure for figure in figures if figure is not None), default=None)
 
     if not evidences:
         return Evidence(model=AGENT_MODEL, release=release)
     return Evidence(
         model=AGENT_MODEL,
         release=release,
-        requests=sum(evidence_of_model.requests or 0 for evidence_of_model in evidences),
-        failed=sum(evidence_of_model.failed or 0 for evidence_of_model in evidences),
-        fallbacks=sum(evidence_of_model.fallbacks or 0 for evidence_of_model in evidences),
-        latency_p95_s=worst(evidence_of_model.latency_p95_s for evidence_of_model in evidences),
-        memory_bytes=sum(evidence_of_model.memory_bytes or 0 for evidence_of_model in evidences) or None,
-        celsius=worst(evidence_of_model.celsius for evidence_of_model in evidences),
-        joules=worst(evidence_of_model.joules for evidence_of_model in evidences),
+        requests=sum(model.requests or 0 for model in evidences),
+        failed=sum(model.failed or 0 for model in evidences),
+        fallbacks=sum(model.fallbacks or 0 for model in evidences),
+        latency_p95_s=worst(model.latency_p95_s for model in evidences),
+        memory_bytes=sum(model.memory_bytes or 0 for model in evidences) or None,
+        celsius=worst(model.celsius for model in evidences),
+        joules=worst(model.joules for model in evidences),
     )
 
 
@@ -86,19 +81,12 @@ def evidence_from_row(row: RunningRow, release: str) -> Evidence:
 def evidence_from_health(model: str, health: Mapping[str, Any]) -> Evidence:
     """Evidence from one stored `telemetry.ReleaseHealth`; a missing count is 0, a missing figure is unknown."""
     return Evidence(
-        model=model,
-        release=str(health["release"]),
-        requests=int(health.get("requests", 0)),
-        failed=int(health.get("failed", 0)),
-        fallbacks=int(health.get("fallbacks", 0)),
-        latency_p95_s=health.get("latency_p95_s"),
-        memory_bytes=health.get("memory_bytes"),
-        celsius=health.get("celsius"),
-        joules=health.get("joules"),
-        drift=health.get("drift"),
-        golden_ok=health.get("golden_ok"),
-        active_s=float(health.get("active_s", 0.0)),
-    )
+        model=model, release=str(health["release"]), requests=int(health.get("requests", 0)),
+        failed=int(health.get("failed", 0)), fallbacks=int(health.get("fallbacks", 0)),
+        latency_p95_s=health.get("latency_p95_s"), memory_bytes=health.get("memory_bytes"),
+        celsius=health.get("celsius"), joules=health.get("joules"), drift=health.get("drift"),
+        golden_ok=health.get("golden_ok"), active_s=float(health.get("active_s", 0.0)),
+    )  # fmt: skip
 
 
 def _golden_failed(row: RunningRow) -> bool:

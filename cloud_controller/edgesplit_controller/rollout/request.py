@@ -16,14 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from edgesplit.errors import UsageError
-from edgesplit.quantities import (
-    ABOVE_ZERO,
-    DAY_S,
-    parse_daily_span,
-    parse_duration,
-    parse_frequency,
-    parse_percentage,
-)
+from edgesplit.quantities import ABOVE_ZERO, DAY_S, parse_daily_span, parse_duration, parse_frequency, parse_percentage
 from edgesplit_controller.fleet.selector import parse_selector
 from edgesplit_controller.rollout.gates import Gates, parse_gates
 from edgesplit_controller.rollout.terms import MOST_DEVICES, MOST_STAGES, Hours, Portion, Rate, Terms, parse_zone

@@ -127,6 +127,14 @@ class Tally(msgspec.Struct, frozen=True):
 EMPTY_TALLY = Tally({})
 
 
+def count_states(tallies: Iterable[Tally]) -> dict[str, int]:
+    """Number of devices by state, without states that no device is in."""
+    total: Counter[str] = Counter()
+    for tally in tallies:
+        total.update({str(state): count for state, count in tally.states.items() if count})
+    return dict(total)
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout of a release: its terms and its state."""
 
@@ -157,21 +165,3 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     def has_ended(self) -> bool:
         """Whether the rollout does nothing by itself any more."""
         return self.state in ENDED
-
-
-def tally_by_stage(members: Iterable[Member]) -> dict[int, Tally]:
-    """Tally of each stage."""
-    by_stage: dict[int, list[Member]] = {}
-    for member in members:
-        by_stage.setdefault(member.stage, []).append(member)
-    return {stage: _tally(members_of_stage) for stage, members_of_stage in by_stage.items()}
-
-
-def _tally(members: list[Member]) -> Tally:
-    return Tally(
-        states=Counter(member.state for member in members),
-        failures=sum(member.counts for member in members),
-        lenient=sum(member.state == "timed out" and not member.counts for member in members),
-        judged=sum(member.state == "succeeded" and not member.unjudged for member in members),
-        open=sum(member.is_open for member in members),
-    )

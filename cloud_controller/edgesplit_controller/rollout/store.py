@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Select, case, func, or_, select, update
 from sqlalchemy.orm import Session, load_only
 
-from edgesplit_controller.releases.director import NAMES_PER_QUERY, batched
 from edgesplit_controller.rollout.decide import states_to_load
 from edgesplit_controller.rollout.states import (
     ENDED,
@@ -24,6 +23,7 @@ from edgesplit_controller.rollout.states import (
     Tally,
 )
 from edgesplit_controller.rollout.terms import BATCH, FETCHING_S, RateState, Terms
+from edgesplit_controller.storage.database import batched
 from edgesplit_controller.storage.tables.core import Deployment, Desired, Device
 from edgesplit_controller.storage.tables.device_state import DeviceSessionRow
 from edgesplit_controller.storage.tables.rollout import RolloutDeviceRow, RolloutRow, RolloutStageRow
@@ -43,14 +43,9 @@ def rollout_from_row(row: RolloutRow) -> Rollout:
     fields: dict[str, Any] = {name: getattr(row, name) for name in _ROLLOUT_FIELDS}
     pace = msgspec.convert(row.rate_state, RateState)
     return Rollout(
-        id=row.id,
-        model=row.model,
-        release=row.release,
-        terms=terms,
-        stages=len(terms.stages),
-        rate_state=pace,
+        id=row.id, model=row.model, release=row.release, terms=terms, stages=len(terms.stages), rate_state=pace,
         **fields,
-    )
+    )  # fmt: skip
 
 
 def save_rollout(session: Session, row: RolloutRow, rollout: Rollout, now: float) -> None:
@@ -117,14 +112,10 @@ def _only_changed(
     is_lost = Device.revoked.is_not(None) | (Desired.deployment > rollout.id)
     return joined.outerjoin(Desired, desired).where(
         or_(
-            DeviceSessionRow.reported_at >= since,
-            _Device.state == "trial",
-            _Device.rolls_back,
-            is_overdue,
-            needs_rollback,
-            is_lost,
+            DeviceSessionRow.reported_at >= since, _Device.state == "trial", _Device.rolls_back, is_overdue,
+            needs_rollback, is_lost,
         )
-    )
+    )  # fmt: skip
 
 
 def count_fetching(session: Session, rollout: int, now: float) -> int:
@@ -161,7 +152,7 @@ def tallies(session: Session, rollout: int) -> dict[int, Tally]:
 def load_facts(session: Session, rollout: Rollout, names: Collection[str]) -> dict[str, DeviceFacts]:
     """Facts about these devices, by name."""
     facts: dict[str, DeviceFacts] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         rows = session.execute(
             select(Device.name, Device.revoked, Device.reported, Desired.deployment)
             .outerjoin(Desired, (Desired.device == Device.name) & (Desired.model == rollout.model))
@@ -184,12 +175,9 @@ def _report(reported: Mapping[str, Any] | None, model: str) -> ModelReport | Non
     for entry in reported.get("models", ()):
         if entry["model"] == model:
             return ModelReport(
-                int(reported["statement_counter"]),
-                entry["state"],
-                entry["release"],
-                entry["desired_release"],
+                int(reported["statement_counter"]), entry["state"], entry["release"], entry["desired_release"],
                 entry.get("detail", ""),
-            )
+            )  # fmt: skip
     return None
 
 
@@ -197,7 +185,7 @@ def rollback_releases(session: Session, model: str, names: Collection[str]) -> d
     """The release to which each device would be rolled back from here: its desired release; or, if that has not proved
     itself yet, the one to which the rollout that assigned it would roll back."""
     releases: dict[str, str] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         rows = session.execute(
             select(Desired.device, Desired.release, _Device.previous, _Device.state, _Device.sent_back)
             .outerjoin(_Device, (_Device.rollout == Desired.deployment) & (_Device.device == Desired.device))
@@ -219,7 +207,7 @@ def active_rollouts(session: Session) -> list[int]:
 def overlapping(session: Session, model: str, names: Collection[str]) -> dict[int, int]:
     """Number of these devices that are still open in other rollouts of the model, by rollout."""
     counts: dict[int, int] = {}
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         query = (
             select(_Device.rollout, func.count())
             .join(RolloutRow, RolloutRow.id == _Device.rollout)
@@ -242,12 +230,10 @@ def supersede(session: Session, rollout: Rollout) -> list[int]:
     touched = select(_Device.rollout).where(_Device.rollout.in_(older), _Device.device.in_(own_devices)).distinct()
     superseded = list(session.scalars(touched))
     queued = (_Device.rollout.in_(superseded), _Device.device.in_(own_devices), _Device.state == "queued")
-    session.execute(
-        update(_Device).where(*queued).values(state="superseded").execution_options(synchronize_session=False)
-    )
-    session.execute(
-        update(RolloutRow).where(RolloutRow.id.in_(superseded)).values(following=False, superseded_by=rollout.id)
-    )
+    devices = update(_Device).where(*queued).values(state="superseded")
+    session.execute(devices.execution_options(synchronize_session=False))
+    rollouts = update(RolloutRow).where(RolloutRow.id.in_(superseded))
+    session.execute(rollouts.values(following=False, superseded_by=rollout.id))
     return sorted(superseded)
 
 
@@ -257,7 +243,7 @@ def lock_and_prefetch(session: Session, names: Collection[str]) -> list[object]:
     two cannot deadlock."""
     rows: list[object] = []
     deployments: set[int] = set()
-    for batch in _batches(sorted(names)):
+    for batch in batched(names):
         devices = select(Device).where(Device.name.in_(batch)).order_by(Device.name)
         rows += session.scalars(devices.with_for_update(key_share=True)).all()
         wanted = session.scalars(select(Desired).where(Desired.device.in_(batch))).all()
@@ -281,7 +267,3 @@ def extend_timeouts(session: Session, seconds: float) -> None:
         "ran_at": case((_Device.ran_at > 0, _Device.ran_at + seconds), else_=0.0),
     }
     session.execute(update(_Device).where(*conditions).values(shifted).execution_options(synchronize_session=False))
-
-
-def _batches(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return batched(names, NAMES_PER_QUERY)

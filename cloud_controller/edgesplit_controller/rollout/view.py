@@ -31,49 +31,31 @@ def rollout_view(session: Session, row: RolloutRow, now: float) -> dict[str, Any
     states = [tally.states for tally in tallies.values()]
     origins = _origins_by_stage(session, row.id)
     return {
-        "id": row.id,
-        "state": row.state,
-        "reason": row.reason,
-        "waits_for": reason_to_wait(rollout, tallies, now),
-        "model": deployment.model,
-        "release": row.release,
-        "targets": deployment.targets,
-        "who": row.who,
-        "created": row.created,
-        "began": row.began or None,
-        "ended": row.ended or None,
-        "changed": row.changed,
-        "following": row.following,
-        "superseded_by": row.superseded_by or None,
-        "stage": row.stage + 1,
+        "id": row.id, "state": row.state, "reason": row.reason, "waits_for": reason_to_wait(rollout, tallies, now),
+        "model": deployment.model, "release": row.release, "targets": deployment.targets, "who": row.who,
+        "created": row.created, "began": row.began or None, "ended": row.ended or None, "changed": row.changed,
+        "following": row.following, "superseded_by": row.superseded_by or None, "stage": row.stage + 1,
         "devices": sum(tally.size for tally in tallies.values()),
         **{kind: sum(counts[kind] for counts in origins.values()) for kind in ORIGINS},
         "states": {state: sum(counts_of_stage.get(state, 0) for counts_of_stage in states) for state in MEMBER_STATES},
-        "stages": _stages(session, rollout, tallies, origins),
-        "failures": _failures(session, row.id),
+        "stages": _stages(session, rollout, tallies, origins), "failures": _failures(session, row.id),
         "terms": terms_view(rollout.terms),
-    }
+    }  # fmt: skip
 
 
 def terms_view(terms: Terms) -> dict[str, Any]:
     """The terms as JSON, spelt so that they can be used in a new request."""
     gates = terms.gates
     return {
-        "stages": [str(stage) for stage in terms.stages],
-        "rate": str(terms.rate) if terms.rate else None,
+        "stages": [str(stage) for stage in terms.stages], "rate": str(terms.rate) if terms.rate else None,
         "abort_when_failed": str(terms.abort_when_failed) if terms.abort_when_failed else None,
         "next_when_succeeded": str(terms.next_when_succeeded) if terms.next_when_succeeded else None,
-        "device_timeout": format_duration(terms.device_timeout_s),
-        "timeouts_count": terms.timeouts_count,
-        "approve": [stage + 1 for stage in terms.approve],
-        "starts_at": terms.starts_at or None,
-        "between": str(terms.hours) if terms.hours else None,
-        "gates": [gate.text for gate in gates.gates],
+        "device_timeout": format_duration(terms.device_timeout_s), "timeouts_count": terms.timeouts_count,
+        "approve": [stage + 1 for stage in terms.approve], "starts_at": terms.starts_at or None,
+        "between": str(terms.hours) if terms.hours else None, "gates": [gate.text for gate in gates.gates],
         "gate_after": f"{gates.requests} requests / {format_duration(gates.seconds)}" if gates.gates else None,
-        "prefer": terms.prefer,
-        "follow": terms.follow,
-        "when_failed": terms.when_failed,
-    }
+        "prefer": terms.prefer, "follow": terms.follow, "when_failed": terms.when_failed,
+    }  # fmt: skip
 
 
 def device_views(
@@ -89,23 +71,13 @@ def device_views(
     results = session.execute(rows.order_by(RolloutDeviceRow.position).limit(most))
     return [
         {
-            "device": row.device,
-            "emulated": bool(emulated),
-            "simulated": bool(simulated),
-            "position": row.position,
-            "stage": row.stage + 1,
-            "state": row.state,
-            "cause": row.cause,
-            "kind": row.kind,
-            "previous": row.previous or None,
-            "counter": row.counter,
-            "assigned_at": row.assigned_at or None,
-            "ran_at": row.ran_at or None,
-            "rolls_back": row.rolls_back,
-            "counts": row.counts,
+            "device": row.device, "emulated": bool(emulated), "simulated": bool(simulated), "position": row.position,
+            "stage": row.stage + 1, "state": row.state, "cause": row.cause, "kind": row.kind,
+            "previous": row.previous or None, "counter": row.counter, "assigned_at": row.assigned_at or None,
+            "ran_at": row.ran_at or None, "rolls_back": row.rolls_back, "counts": row.counts,
         }
         for row, emulated, simulated in results
-    ]
+    ]  # fmt: skip
 
 
 def _origins_by_stage(session: Session, number: int) -> Mapping[int, Counter[str]]:
@@ -133,18 +105,13 @@ def _stages(
         tally = tallies.get(row.number, Tally({}))
         views.append(
             {
-                "number": row.number + 1,
-                "size": row.size,
-                "devices": tally.size,
-                **{kind: origins[row.number][kind] for kind in ORIGINS},
-                "began": row.began or None,
-                "states": dict(tally.states),
-                "succeeded": tally.succeeded,
-                "failures": tally.failures,
+                "number": row.number + 1, "size": row.size, "devices": tally.size,
+                **{kind: origins[row.number][kind] for kind in ORIGINS}, "began": row.began or None,
+                "states": dict(tally.states), "succeeded": tally.succeeded, "failures": tally.failures,
                 "open": tally.open,
                 "needs_approval": row.number in rollout.terms.approve and rollout.approved < row.number,
             }
-        )
+        )  # fmt: skip
     return views
 
 

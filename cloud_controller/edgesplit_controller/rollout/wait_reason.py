@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
 from edgesplit.quantities import format_duration
-from edgesplit_controller.rollout.states import Rollout, Tally
+from edgesplit_controller.rollout.states import Rollout, Tally, count_states
 
 
 def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -> str:
@@ -20,7 +19,7 @@ def reason_to_wait(rollout: Rollout, tallies: Mapping[int, Tally], now: float) -
         return f"approval of stage {rollout.stage + 2}: `edgectl rollout approve {rollout.id}`"
     if rollout.state == "paused":
         return f"an operator: `edgectl rollout resume {rollout.id}`"
-    count = _state_counts(tallies)
+    count = count_states(tallies.values())
     if rollout.state in ("aborting", "rolling back"):
         return f"devices to go back: {sum(tally.open for tally in tallies.values())}"
     return "; ".join(_reasons_while_running(rollout, tallies, count, now))
@@ -45,13 +44,6 @@ def _reasons_while_running(
 
 
 STATE_LABELS = (("assigned", "assigned"), ("fetching", "fetching"), ("trial", "on trial"))
-
-
-def _state_counts(tallies: Mapping[int, Tally]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for tally in tallies.values():
-        total.update({str(state): count for state, count in tally.states.items()})
-    return total
 
 
 def format_time(at: float) -> str:

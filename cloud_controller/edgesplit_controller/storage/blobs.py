@@ -11,13 +11,16 @@ import mmap
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from edgesplit.atomic_files import sync_folder
 from edgesplit.errors import EdgeError, UsageError
 from edgesplit.file_hash import file_sha256
 from edgesplit.identifiers import sha256_hex
+
+T = TypeVar("T", bound=bytes | mmap.mmap)
 
 
 class BlobLost(EdgeError):
@@ -80,19 +83,16 @@ class BlobStore:
 
     def get(self, sha256: str) -> bytes:
         """The blob's bytes, verified; BlobLost if it is missing or damaged."""
-        try:
-            data = self.path(sha256).read_bytes()
-        except OSError as error:
-            raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise BlobLost(f"blob {sha256[:12]} is damaged on disk")
-        return data
+        return self._verified(sha256, Path.read_bytes)
 
     def mapped(self, sha256: str) -> bytes | mmap.mmap:
         """The blob's bytes, verified and memory-mapped, so that the kernel can reclaim their memory; BlobLost if it is
         missing or damaged."""
+        return self._verified(sha256, map_file)
+
+    def _verified(self, sha256: str, read: Callable[[Path], T]) -> T:
         try:
-            data = map_file(self.path(sha256))
+            data = read(self.path(sha256))
         except OSError as error:
             raise BlobLost(f"blob {sha256[:12]} cannot be read: {error.strerror}") from error
         if hashlib.sha256(data).hexdigest() != sha256:

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import (
-    Engine,
-    select,
-)
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, defer, sessionmaker
 from sqlalchemy.orm.util import identity_key
@@ -32,6 +29,8 @@ from edgesplit_controller.storage.engines import (
 from edgesplit_controller.storage.schema import migrate
 from edgesplit_controller.storage.tables.core import Device, Event
 
+NAMES_PER_QUERY = 500
+"""Names in one query, because databases bound the number of parameters."""
 _DEFERRED = tuple(defer(column) for column in (Device.birth, Device.reported, Device.telemetry, Device.labels))
 """Large columns that concurrent write transactions do not load."""
 
@@ -124,9 +123,14 @@ def lock_device(session: Session, device: str) -> Device | None:
     return session.get(Device, device, with_for_update={"key_share": True})
 
 
+def batched(names: Iterable[str]) -> Iterator[list[str]]:
+    """The names, sorted, in batches of at most `NAMES_PER_QUERY`."""
+    ordered = sorted(names)
+    return (ordered[at : at + NAMES_PER_QUERY] for at in range(0, len(ordered), NAMES_PER_QUERY))
+
+
 def record_event(session: Session, at: float, who: str, what: str, subject: str, /, **detail: Any) -> None:
     """Add an event to the audit trail, in the caller's transaction. The actor `operator` stands for the authenticated
     caller."""
-    session.add(
-        Event(at=at, who=current_operator() if who == OWNER else who, what=what, subject=subject, detail=detail)
-    )
+    actor = current_operator() if who == OWNER else who
+    session.add(Event(at=at, who=actor, what=what, subject=subject, detail=detail))

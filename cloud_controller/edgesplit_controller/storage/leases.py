@@ -58,14 +58,9 @@ class Lease:
     with `keep_renewed` a thread does so, for work that takes long."""
 
     def __init__(
-        self,
-        database: Database,
-        name: str,
-        *,
-        life_s: float = LEASE_S,
-        clock: Callable[[Session], float] = database_time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, database: Database, name: str, *, life_s: float = LEASE_S,
+        clock: Callable[[Session], float] = database_time, monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.name = name
         self._database = database
         self._life_s = life_s

@@ -91,8 +91,7 @@ def _refuse_unknown(step: str, steps: ScriptDirectory, engine: Engine) -> None:
     if step and step not in known:
         raise UsageError(
             f"{display_name(engine)} was changed by a newer edgesplit (its tables are at step {step}, this program"
-            " knows up to"
-            f" {max(known)}): install that version again, or restore a backup made before"
+            f" knows up to {max(known)}): install that version again, or restore a backup made before"
         )
 
 
@@ -104,6 +103,5 @@ def _refuse_older_than_first(connection: Connection, engine: Engine) -> None:
         if missing := sorted({column.name for column in table.columns} - columns):
             raise UsageError(
                 f"the table {table.name} of {display_name(engine)} lacks {', '.join(missing)}: it was made by an"
-                " edgesplit"
-                " before 0.1; begin with an empty data folder"
+                " edgesplit before 0.1; begin with an empty data folder"
             )

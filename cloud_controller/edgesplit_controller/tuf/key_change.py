@@ -22,12 +22,9 @@ from edgesplit.release.manifest import release_digest
 from edgesplit.trust.verification import DIRECTOR, PLANNER, target_path
 
 LIFE: Final = {
-    "root": timedelta(days=3650),
-    "targets": timedelta(days=365),
-    PLANNER: timedelta(days=90),
-    "snapshot": timedelta(days=90),
-    "timestamp": timedelta(days=7),
-}
+    "root": timedelta(days=3650), "targets": timedelta(days=365), PLANNER: timedelta(days=90),
+    "snapshot": timedelta(days=90), "timestamp": timedelta(days=7),
+}  # fmt: skip
 """Validity of new metadata, by role."""
 TOP_LEVEL: Final = ("root", "targets", "snapshot", "timestamp")
 DELEGATED: Final = (DIRECTOR, PLANNER)
@@ -163,12 +160,9 @@ def is_fulfilled(root: Root, change: KeyChange) -> bool:
 
 
 def next_targets(
-    targets: Targets,
-    manifests: Iterable[bytes],
-    version: int,
-    expires: datetime,
+    targets: Targets, manifests: Iterable[bytes], version: int, expires: datetime,
     delegates: Mapping[str, Key] | None = None,
-) -> Targets:
+) -> Targets:  # fmt: skip
     """The targets metadata that follows `targets`: with these manifests added, and with these keys for its delegated
     roles."""
     following = Targets(version, None, expires, dict(targets.targets), targets.delegations)
@@ -216,14 +210,9 @@ def check_root_step(root: Root, following: Root, change: KeyChange, now: float) 
 
 
 def check_targets_step(
-    targets: Targets,
-    following: Targets,
-    manifests: Sequence[bytes],
-    now: float,
-    *,
-    delegates: Mapping[str, Key] | None = None,
-    replaced: bool = False,
-) -> None:
+    targets: Targets, following: Targets, manifests: Sequence[bytes], now: float, *,
+    delegates: Mapping[str, Key] | None = None, replaced: bool = False,
+) -> None:  # fmt: skip
     """Raise TrustError unless `following` is exactly `targets` with these releases added. Called before it is signed.
 
     `replaced`: the release key changed too, so that versions may begin anew (a thief of the old key may have counted

@@ -99,14 +99,9 @@ class MetadataStore:
         snapshot = self._load(f"{timestamp.snapshot_meta.version}.snapshot.json", Snapshot)
         name = f"{snapshot.meta[TARGETS_FILE].version}.{TARGETS_FILE}"
         return PublishedMetadata(
-            self.root(),
-            self.role_versions(),
-            self._load(name, Targets),
-            self.metadata(name),
-            self._planner(snapshot),
-            snapshot,
-            timestamp,
-        )
+            self.root(), self.role_versions(), self._load(name, Targets), self.metadata(name), self._planner(snapshot),
+            snapshot, timestamp,
+        )  # fmt: skip
 
     def role_versions(self) -> dict[str, list[int]]:
         """Versions on disk of each role that may be published, oldest first."""

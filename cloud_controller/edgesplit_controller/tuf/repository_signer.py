@@ -18,16 +18,7 @@ from typing import Final, TypeVar
 
 from securesystemslib.signer import Key
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import (
-    DelegatedRole,
-    Delegations,
-    Metadata,
-    MetaFile,
-    Root,
-    Snapshot,
-    Targets,
-    Timestamp,
-)
+from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
 
 from edgesplit import identifiers
@@ -150,13 +141,9 @@ class RepositorySigner:
     # What follows what is published
 
     def next_targets(
-        self,
-        published: PublishedMetadata,
-        manifests: Iterable[bytes] = (),
-        *,
-        delegates: Mapping[str, Key] | None = None,
-        is_rekeyed: bool = False,
-    ) -> Targets:
+        self, published: PublishedMetadata, manifests: Iterable[bytes] = (), *,
+        delegates: Mapping[str, Key] | None = None, is_rekeyed: bool = False,
+    ) -> Targets:  # fmt: skip
         """The list of releases that follows, with these releases added, and these keys for its delegated roles;
         `is_rekeyed` where its own key changes."""
         version = self._next_version(published, "targets", published.targets.version, is_rekeyed=is_rekeyed)
@@ -216,9 +203,8 @@ class RepositorySigner:
     def renew_timestamp(self, published: PublishedMetadata) -> Publication:
         """Sign the timestamp again, for the same snapshot."""
         assert published.timestamp is not None
-        return Publication(
-            {"timestamp.json": self._sign_timestamp(published, published.timestamp.snapshot_meta, [published.root])}
-        )
+        raw = self._sign_timestamp(published, published.timestamp.snapshot_meta, [published.root])
+        return Publication({"timestamp.json": raw})
 
     def sign_statement(self, statement: Statement) -> bytes:
         """Sign a statement with the director's keys; returns the encoded message."""
@@ -229,13 +215,9 @@ class RepositorySigner:
         return messages.encode(Signed(payload, tuple(Signature(part.keyid, part.signature) for part in signatures)))
 
     def _publication(
-        self,
-        published: PublishedMetadata,
-        targets: Targets,
-        raw_targets: bytes,
-        roots: Sequence[Root],
+        self, published: PublishedMetadata, targets: Targets, raw_targets: bytes, roots: Sequence[Root],
         planner: Targets | None,
-    ) -> Publication:
+    ) -> Publication:  # fmt: skip
         """The files that lead devices to these targets. The keys of snapshot and timestamp are always stored here. The
         planner's keys are those that `targets` delegates to."""
         # The order of writes is the inverse of the order in which devices read (TUF 5.4 to 5.6): targets, planner,
@@ -255,9 +237,8 @@ class RepositorySigner:
         snapshot = Snapshot(version, None, self.expiry("snapshot"), meta)
         raw_snapshot = self._sign(snapshot, _keyids("snapshot", roots))
         files[f"{version}.snapshot.json"] = raw_snapshot
-        files["timestamp.json"] = self._sign_timestamp(
-            published, MetaFile.from_data(version, raw_snapshot, ["sha256"]), roots
-        )
+        snapshot_meta = MetaFile.from_data(version, raw_snapshot, ["sha256"])
+        files["timestamp.json"] = self._sign_timestamp(published, snapshot_meta, roots)
         current = {"targets": targets.version, "snapshot": version}
         if PLANNER_FILE in meta:
             current[PLANNER] = meta[PLANNER_FILE].version

@@ -193,14 +193,11 @@ class Rotation:
             raise NotFound("no change of the keys waits for signatures")
         root, targets = self._repository.published_metadata()
         return {
-            "change": msgspec.to_builtins(pending.change),
-            "root": root.decode(),
-            "targets": targets.decode(),
-            "next_root": pending.root,
-            "next_targets": pending.targets,
+            "change": msgspec.to_builtins(pending.change), "root": root.decode(), "targets": targets.decode(),
+            "next_root": pending.root, "next_targets": pending.targets,
             "delegates": {role: msgspec.to_builtins(key) for role, key in pending.online.items() if role in DELEGATED},
             **self._pending_view(pending),
-        }
+        }  # fmt: skip
 
     def _pending_view(self, pending: Pending) -> dict[str, Any]:
         """Begin, effects and missing signatures of a pending change, as JSON."""
@@ -307,11 +304,8 @@ class Rotation:
         return parse_metadata(pending.root.encode(), Root, "the pending root") if pending.root else None
 
     def _targets_of(self, pending: Pending) -> Metadata[Targets] | None:
-        return (
-            parse_metadata(pending.targets.encode(), Targets, "the pending list of releases")
-            if pending.targets
-            else None
-        )
+        raw = pending.targets.encode()
+        return parse_metadata(raw, Targets, "the pending list of releases") if raw else None
 
     def _require_pending(self) -> Pending:
         self._complete_if_possible()

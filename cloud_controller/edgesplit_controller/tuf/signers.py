@@ -7,7 +7,8 @@ may be protected by a passphrase, which securesystemslib itself does not support
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -41,12 +42,9 @@ from edgesplit.errors import EdgeError, TrustError, UsageError
 FILE: Final = CryptoSigner.SCHEME
 """URI scheme of a key file."""
 EXTRAS: Final = {
-    AWSSigner.SCHEME: "awskms",
-    AzureSigner.SCHEME: "azurekms",
-    GCPSigner.SCHEME: "gcpkms",
-    HSMSigner.SCHEME: "hsm",
+    AWSSigner.SCHEME: "awskms", AzureSigner.SCHEME: "azurekms", GCPSigner.SCHEME: "gcpkms", HSMSigner.SCHEME: "hsm",
     VaultSigner.SCHEME: "vault",
-}
+}  # fmt: skip
 """The extra of securesystemslib that a scheme needs, by scheme."""
 
 REFUSED: Final = {"gnupg": "devices have no GnuPG", "tkey": "devices do not know ML-DSA keys"}
@@ -83,32 +81,23 @@ def signer_uri(text: str) -> str:
 def open_signer(uri: str, key: Key, secret: AskSecret = no_secret, folder: Path | None = None) -> Signer:
     """The signer at `uri`, whose public part is `key`. A relative file path is resolved against `folder`. UsageError if
     it cannot be used."""
-    try:
+    with _translated(uri):
         if _scheme(uri) == FILE:
             if not isinstance(key, SSlibKey):
                 raise UsageError(f"{uri}: a key file has no key of the type {key.keytype}")
             return CryptoSigner(_private_key(_file(uri, folder), secret), key)
         return Signer.from_priv_key_uri(uri, key, secret)
-    except EdgeError:
-        raise
-    except Exception as error:  # each kind of signer fails in its own way
-        raise _translate(uri, error) from error
 
 
 def public_key(uri: str, secret: AskSecret = no_secret) -> Key:
     """The public part of the key at `uri`, read from the file, token or KMS. UsageError if it cannot be read."""
-    try:
+    with _translated(uri):
         if _scheme(uri) == FILE:
             return CryptoSigner(_private_key(_file(uri, None), secret)).public_key
         import_key = _IMPORTS.get(_scheme(uri))
         if import_key is None:
             raise UsageError(f"{uri}: the public key cannot be read from a signer of this kind; use another")
-        key: Key = import_key(uri.partition(":")[2], secret)[1]
-        return key
-    except EdgeError:
-        raise
-    except Exception as error:  # each kind of signer fails in its own way
-        raise _translate(uri, error) from error
+        return import_key(uri.partition(":")[2], secret)[1]
 
 
 def sign(uri: str, payload: bytes, keys: Mapping[str, Key], secret: AskSecret = no_secret) -> Signature | None:
@@ -120,14 +109,11 @@ def sign(uri: str, payload: bytes, keys: Mapping[str, Key], secret: AskSecret = 
     refusal: WrongKey | None = None
     for key in _candidates(uri, keys, secret):
         try:
-            signature = open_signer(uri, key, secret).sign(payload)
+            with _translated(uri):  # a wrong PIN is not retried: tokens lock after a few attempts
+                signature = open_signer(uri, key, secret).sign(payload)
         except WrongKey as error:
             refusal = error
             continue
-        except EdgeError:
-            raise
-        except Exception as error:  # such as a wrong PIN, which is not retried: tokens lock after a few attempts
-            raise _translate(uri, error) from error
         if _verifies(key, signature, payload):
             return signature
     if refusal is not None:
@@ -202,15 +188,21 @@ def _file(uri: str, folder: Path | None) -> Path:
     return folder.resolve() / path if folder is not None else path
 
 
-def _translate(uri: str, error: Exception) -> UsageError:
-    extra = EXTRAS.get(_scheme(uri))
-    if isinstance(error, UnsupportedLibraryError) and extra:
-        return UsageError(
-            f"signing key {uri}: this kind of signer is not installed: `pip install 'securesystemslib[{extra}]'`"
-        )
-    # securesystemslib raises ValueError for a key of a type that the token cannot hold.
-    kind = WrongKey if isinstance(error, ValueError) else UsageError
-    return kind(f"signing key {uri}: {error or type(error).__name__}")
+@contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """Raise the errors of a signer as UsageError, those for a key that it cannot hold as WrongKey."""
+    try:
+        yield
+    except EdgeError:
+        raise
+    except Exception as error:  # each kind of signer fails in its own way
+        extra = EXTRAS.get(_scheme(uri))
+        if isinstance(error, UnsupportedLibraryError) and extra:
+            install = f"this kind of signer is not installed: `pip install 'securesystemslib[{extra}]'`"
+            raise UsageError(f"signing key {uri}: {install}") from error
+        # securesystemslib raises ValueError for a key of a type that the token cannot hold.
+        kind = WrongKey if isinstance(error, ValueError) else UsageError
+        raise kind(f"signing key {uri}: {error or type(error).__name__}") from error
 
 
 def _from_hsm(rest: str, secret: AskSecret) -> tuple[str, Key]:

@@ -28,12 +28,9 @@ UPLOAD = {
 
 @certified.post("/agents", responses=json_response(PushedAgent), openapi_extra=UPLOAD)
 async def push_agent(
-    request: Request,
-    version: Annotated[str, Query(max_length=40)],
-    python: Annotated[str, Query(max_length=8)],
-    machine: Annotated[str, Query(max_length=16)],
-    extra: Annotated[list[str] | None, Query(max_length=16)] = None,
-) -> dict[str, Any]:
+    request: Request, version: Annotated[str, Query(max_length=40)], python: Annotated[str, Query(max_length=8)],
+    machine: Annotated[str, Query(max_length=16)], extra: Annotated[list[str] | None, Query(max_length=16)] = None,
+) -> dict[str, Any]:  # fmt: skip
     """Upload the wheels of an agent version for one Python version and machine type."""
     set_audit_subject(request, version)
     push = controller_of(request).agents.push
@@ -51,9 +48,8 @@ def agents(request: Request) -> list[dict[str, Any]]:
 async def deploy_agent(request: Request, body: DeployAgentBody) -> dict[str, Any]:
     """Sign an agent version as a release and roll it out to devices."""
     set_audit_subject(request, body.version, *body.to[:8])
-    deploy = partial(
-        controller_of(request).deploy_agent, elsewhere=body.elsewhere, now=body.now, asked=body.rollout.to_request()
-    )
+    call, asked = controller_of(request).deploy_agent, body.rollout.to_request()
+    deploy = partial(call, elsewhere=body.elsewhere, now=body.now, asked=asked)
     return await run_heavy(request, deploy, body.version, body.to)
 
 

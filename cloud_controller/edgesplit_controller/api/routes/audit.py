@@ -10,7 +10,7 @@ from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 
 from edgesplit_controller.access.audit_log import AuditLog
-from edgesplit_controller.api.authorisation import admin_routes
+from edgesplit_controller.api.authorisation import admin_routes, authenticator_of
 from edgesplit_controller.api.response_models import AuditLine, Verdict, binary_response, json_response
 
 admins = admin_routes()
@@ -43,5 +43,4 @@ def export_audit(request: Request) -> StreamingResponse:
 
 
 def _audit(request: Request) -> AuditLog:
-    audit: AuditLog = request.app.state.gate.audit
-    return audit
+    return authenticator_of(request).audit

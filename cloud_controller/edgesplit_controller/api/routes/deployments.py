@@ -30,9 +30,8 @@ certified = operator_routes(certificate=True)
 async def plan(request: Request, body: PlanBody) -> dict[str, Any]:
     """Plan a model for a device profile and a link."""
     set_audit_subject(request, body.model)
-    return await run_heavy(
-        request, controller_of(request).plan, body.model, body.device, body.link or "", body.to_options()
-    )
+    plan = controller_of(request).plan
+    return await run_heavy(request, plan, body.model, body.device, body.link or "", body.to_options())
 
 
 @operators.post("/deployments", responses=json_response(Deployed))

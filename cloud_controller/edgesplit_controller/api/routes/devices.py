@@ -30,14 +30,10 @@ def claim(request: Request, body: ClaimBody) -> dict[str, Any]:
     set_audit_subject(request, body.device)
     groups = caller_of(request).groups or frozenset()
     claim_request = ClaimRequest(
-        device=body.device,
-        device_class=body.device_class,
-        group=body.group or (next(iter(groups)) if len(groups) == 1 else ""),
-        labels=body.labels,
-        link=body.link or "",
-        expires_s=body.expires_s,
-        replace=body.replace,
-    )
+        device=body.device, device_class=body.device_class,
+        group=body.group or (next(iter(groups)) if len(groups) == 1 else ""), labels=body.labels, link=body.link or "",
+        expires_s=body.expires_s, replace=body.replace,
+    )  # fmt: skip
     return controller_of(request).claim(claim_request, body.gateway)
 
 

@@ -69,9 +69,8 @@ def gateway_certificate(request: Request, body: GatewayBody) -> dict[str, Any]:
 def revoked_for(request: Request) -> Response:
     """The certificate revocation list, for a gateway, which must present its client certificate."""
     peer = _require_peer(request)
-    return Response(
-        controller_of(request).revocation_list_for(peer.name, peer.serial), media_type="application/x-pem-file"
-    )
+    revoked = controller_of(request).revocation_list_for(peer.name, peer.serial)
+    return Response(revoked, media_type="application/x-pem-file")
 
 
 def _require_peer(request: Request) -> Peer:

@@ -6,8 +6,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 
 from edgesplit.errors import EdgeError
-from edgesplit_controller.access.authenticator import Authenticator
-from edgesplit_controller.api.authorisation import caller_of, parse_credentials, viewer_routes
+from edgesplit_controller.api.authorisation import authenticator_of, caller_of, parse_credentials, viewer_routes
 from edgesplit_controller.caller import Caller
 from edgesplit_controller.fleet.live_events import LiveEventHub
 
@@ -28,9 +27,8 @@ async def follow_live(request: Request) -> StreamingResponse:
 
 def _is_still_allowed(request: Request, caller: Caller) -> bool:
     """Whether the caller is still authenticated and has the same groups."""
-    gate: Authenticator = request.app.state.gate
     try:
-        now = gate.authenticate(parse_credentials(request))
+        now = authenticator_of(request).authenticate(parse_credentials(request))
     except EdgeError:
         return False
     return (now.operator, now.groups) == (caller.operator, caller.groups)

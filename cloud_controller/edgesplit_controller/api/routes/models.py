@@ -60,20 +60,18 @@ def model(request: Request, reference: str) -> dict[str, Any]:
 @certified.get("/models/{reference}/file", responses=MODEL_FILE)
 def model_file(request: Request, reference: str) -> FileResponse:
     """The model file as it was pushed."""
-    return FileResponse(
-        controller_of(request).model_file(reference, optimised=False), media_type="application/octet-stream"
-    )
+    return _model_file(request, reference, optimised=False)
 
 
-@certified.get(
-    "/models/{reference}/optimised",
-    responses=MODEL_FILE,
-)
+@certified.get("/models/{reference}/optimised", responses=MODEL_FILE)
 def optimised_file(request: Request, reference: str) -> FileResponse:
     """The model file after graph optimisation, which is what is measured and sliced."""
-    return FileResponse(
-        controller_of(request).model_file(reference, optimised=True), media_type="application/octet-stream"
-    )
+    return _model_file(request, reference, optimised=True)
+
+
+def _model_file(request: Request, reference: str, *, optimised: bool) -> FileResponse:
+    path = controller_of(request).model_file(reference, optimised=optimised)
+    return FileResponse(path, media_type="application/octet-stream")
 
 
 @operators.post("/models/{reference}/samples", responses=json_response(SamplesShape))
@@ -102,12 +100,9 @@ async def profile(request: Request, reference: str, body: ProfileBody | None = N
 
 @operators.get("/models/{reference}/costs", responses=json_response(CostsShape))
 async def costs(
-    request: Request,
-    reference: str,
-    device: str,
-    lossy: bool = False,
+    request: Request, reference: str, device: str, lossy: bool = False,
     tier: Annotated[list[str] | None, Query(max_length=8)] = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The costs file for one device profile (docs/costs.md), with further tiers as in `tier=edge=jetson-nano`."""
     tiers = {name: profile for name, _, profile in (word.partition("=") for word in tier or [])}
     return await run_heavy(request, controller_of(request).costs, reference, device, lossy, tiers)

@@ -30,12 +30,9 @@ def rollout(request: Request, number: Number) -> dict[str, Any]:
 
 @viewers.get("/rollouts/{number}/devices", responses=json_response(list[RolloutDeviceShape]))
 def rollout_devices(
-    request: Request,
-    number: Number,
-    state: Annotated[list[str] | None, Query(max_length=10)] = None,
-    after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
-    most: Annotated[int, Query(ge=1, le=1_000)] = 200,
-) -> list[dict[str, Any]]:
+    request: Request, number: Number, state: Annotated[list[str] | None, Query(max_length=10)] = None,
+    after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1, most: Annotated[int, Query(ge=1, le=1_000)] = 200,
+) -> list[dict[str, Any]]:  # fmt: skip
     """The devices of a rollout in the order of delivery, a page at a time: those after the position `after`."""
     return controller_of(request).rollouts.device_views(number, states=state or (), after=after, most=most)
 

@@ -8,11 +8,11 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from edgesplit_controller.access.authenticator import Authenticator
 from edgesplit_controller.access.operators import to_caller as caller_of_row
 from edgesplit_controller.access.sessions import csrf_token
 from edgesplit_controller.api.authorisation import (
     COOKIE,
+    authenticator_of,
     caller_of,
     open_routes,
     parse_credentials,
@@ -39,11 +39,10 @@ class LoginBody(Body):
 def log_in(request: Request, body: LoginBody) -> Response:
     """Open a session; the response sets its cookie. Sessions that were open in this browser end."""
     presented = parse_credentials(request)
-    opened = _authenticator(request).log_in(presented, body.code)
+    opened = authenticator_of(request).log_in(presented, body.code)
     set_audit_subject(request, opened.operator.name)
-    response = JSONResponse(
-        _to_dict(caller_of_row(opened.operator, serial="", address=presented.address), opened.secret)
-    )
+    caller = caller_of_row(opened.operator, serial="", address=presented.address)
+    response = JSONResponse(_to_dict(caller, opened.secret))
     response.set_cookie(COOKIE, opened.secret, path="/", secure=True, httponly=True, samesite="strict")
     return response
 
@@ -59,7 +58,7 @@ def session(request: Request) -> dict[str, Any]:
 def log_out(request: Request) -> Response:
     """End the session."""
     for secret in parse_credentials(request).session:
-        _authenticator(request).sessions.end(secret)
+        authenticator_of(request).sessions.end(secret)
     response = JSONResponse({"state": "ended"})
     response.delete_cookie(COOKIE, path="/", secure=True, httponly=True, samesite="strict")
     return response
@@ -68,13 +67,8 @@ def log_out(request: Request) -> Response:
 @certified.post("/session/codes", responses=json_response(LoginCode))
 def login_code(request: Request) -> dict[str, Any]:
     """A code that opens one browser session as the caller, within two minutes."""
-    code, expires = _authenticator(request).sessions.make_code(caller_of(request).operator)
+    code, expires = authenticator_of(request).sessions.make_code(caller_of(request).operator)
     return {"code": code, "expires": expires}
-
-
-def _authenticator(request: Request) -> Authenticator:
-    gate: Authenticator = request.app.state.gate
-    return gate
 
 
 def _to_dict(caller: Caller, secret: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import ColumnElement, ForeignKey, Index, UniqueConstraint, and_
 from sqlalchemy.orm import Mapped, mapped_column
 
 from edgesplit_controller.storage.tables.base import Json, Table
@@ -87,6 +87,11 @@ class ClaimRow(Table):
     public_key_sha256: Mapped[str | None]
     """Digest of the public key that used it. The same key may repeat the request while the claim is valid, because the
     response may have been lost."""
+
+    @classmethod
+    def is_open(cls, now: float) -> ColumnElement[bool]:
+        """Condition for claims that are neither used nor expired."""
+        return and_(cls.used.is_(None), cls.expires > now)
 
 
 class Device(Table):

@@ -36,7 +36,7 @@ class Bench:
         self.devices = Devices(self.database, stale_after_s=10.0, now=lambda: self.now)
         self.gateways = Gateways(self.database, now=lambda: self.now, model_if_split={THREE: "m", OTHER: "m"}.get)  # type: ignore[arg-type]
         self.director = Director(
-            self.database, self._sign, statement_s=1_000, now=lambda: self.now, tiers=self.gateways,
+            self.database, self._sign, statement_s=1_000, now=lambda: self.now, gateways=self.gateways,
             wrap_for_gateway=lambda device, release: f"{device.name} {release[:1]}".encode(),
         )  # fmt: skip
         self.authority = Authority(folder / "keys")

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from sqlalchemy import select
 
 from edgesplit_controller.errors import Conflict
-from edgesplit_controller.rollout.commands import VERBS, Verb
+from edgesplit_controller.rollout.commands import COMMANDS, Verb
 from edgesplit_controller.rollout.states import IN_PROGRESS
 from edgesplit_controller.rollout.terms import Portion
 from edgesplit_controller.storage.tables.core import Desired
@@ -98,7 +98,7 @@ class Rollouts(RuleBasedStateMachine):
             self.world.announce([self.names[place]])
 
     @precondition(lambda self: self.made)
-    @rule(data=st.data(), verb=st.sampled_from(VERBS))
+    @rule(data=st.data(), verb=st.sampled_from(sorted(COMMANDS)))
     def command(self, data: st.DataObject, verb: Verb) -> None:
         """An operator says something, fitting or not."""
         try:
