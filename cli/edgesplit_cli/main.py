@@ -32,8 +32,7 @@ COMMANDS = {
 
 
 @click.group(
-    commands=LazyCommands(COMMANDS),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    commands=LazyCommands(COMMANDS), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="edgectl")
 @click.option(

@@ -60,9 +60,7 @@ MAX_NAMED = 10
     help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
 )
 @click.option(
-    "--recut",
-    is_flag=True,
-    help="Sign with the planner's key: only another cut of a model that was released before.",
+    "--recut", is_flag=True, help="Sign with the planner's key: only another cut of a model that was released before."
 )
 @replan_option
 @wait_option

@@ -189,12 +189,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(health_line(health))
     if (old := record.get("last_telemetry")) and not record.get("telemetry"):
         out.print(Text(f"no telemetry since {ago_text(old.get('at'))}: the figures below are out of date", "yellow"))
-    out.print(
-        table(
-            ("model", "cut", *(">" + name for name in COLUMNS)),
-            window_rows(record),
-        )
-    )
+    out.print(table(("model", "cut", *(">" + name for name in COLUMNS)), window_rows(record)))
     for window in (record.get("telemetry") or {}).get("models", []):
         if window.get("phases") and window["requests"]:
             made_up = "simulated" if record.get("simulated") else "emulated"

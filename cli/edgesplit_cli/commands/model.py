@@ -68,13 +68,7 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
         upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
     ):
         stored = api.upload(
-            "/v1/models",
-            upload,
-            total,
-            on_progress,
-            name=name,
-            input=input_spec,
-            bind=list(bindings) or None,
+            "/v1/models", upload, total, on_progress, name=name, input=input_spec, bind=list(bindings) or None
         )
     if as_json:
         print_json(stored)

@@ -158,10 +158,7 @@ class Demo:
         self._command("device", "claim", device.name, *options, quiet=True)
         port = free_port()
         link = parse_link(device.link)
-        shaped = [
-            ShapedLink("127.0.0.1", self.offload_port, link),
-            ShapedLink("127.0.0.1", self.mqtt_port, link),
-        ]
+        shaped = [ShapedLink("127.0.0.1", self.offload_port, link), ShapedLink("127.0.0.1", self.mqtt_port, link)]
         for link_emulator in shaped:
             link_emulator.start()
         self.links[device.name] = shaped

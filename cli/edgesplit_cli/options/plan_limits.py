@@ -41,11 +41,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--keep-raw-input", is_flag=True, help="The raw input (frame or decoded picture) never leaves the device."
     ),
     click.option(
-        "--keep-first",
-        type=click.IntRange(0),
-        default=0,
-        metavar="N",
-        help="The first N layers stay on the device.",
+        "--keep-first", type=click.IntRange(0), default=0, metavar="N", help="The first N layers stay on the device."
     ),
     click.option(
         "--memory",

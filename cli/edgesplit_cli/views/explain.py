@@ -64,10 +64,7 @@ def sentences(reasons: Explanation) -> Iterator[str]:
 
 
 def _baselines(reasons: Explanation) -> Iterator[str]:
-    named = (
-        ("All on the device", reasons.all_local),
-        (f"All on {' or '.join(reasons.tiers[1:])}", reasons.all_remote),
-    )
+    named = (("All on the device", reasons.all_local), (f"All on {' or '.join(reasons.tiers[1:])}", reasons.all_remote))
     parts = [
         f"{name} {'takes ' + value_text(reasons, value) if value is not None else 'is not possible'}"
         for name, value in named

@@ -20,13 +20,7 @@ import msgspec
 import yaml
 
 from edgesplit.errors import UsageError
-from edgesplit.quantities import (
-    ABOVE_ZERO,
-    parse_duration,
-    parse_frequency,
-    parse_percentage,
-    parse_rate,
-)
+from edgesplit.quantities import ABOVE_ZERO, parse_duration, parse_frequency, parse_percentage, parse_rate
 
 FORMAT = "edgesplit.faults/1"
 MAX_BYTES = 1_000_000
