@@ -21,8 +21,9 @@ from edgesplit.errors import UsageError
 from edgesplit.identifiers import parse_label
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import chosen_credentials
+from edgesplit_provisioning.kit import Kit
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
-from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptions, Kit
+from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptions
 from edgesplit_provisioning.ssh.connection import Ssh
 from edgesplit_provisioning.ssh.decide import InstallMeans
 from edgesplit_provisioning.ssh.facts import DATA, PREFIX, MachineFacts
@@ -106,12 +107,15 @@ def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json:
         raise UsageError("--purge goes with --remove")
     alone = len(hosts) == 1 and sys.stdin.isatty()
     with tempfile.TemporaryDirectory(prefix="es-") as folder, _ProgressBars(hosts, quiet=as_json) as bars:
-        run = _prepare_run(data, options, Path(folder), ask=_password_source(options["ask_sudo_password"], alone))
+        ask_password = _password_source(options["ask_sudo_password"], alone)
+        adopter = _make_adopter(data, options, Path(folder), ask_password)
 
         def process(host: Host) -> AdoptionResult:
-            on_progress = run.with_progress(bars.callback_for(host))
+            with_progress = replace(adopter, on_progress=bars.callback_for(host))
             with Ssh(host, options["ssh_options"], may_ask=alone) as ssh:
-                return run.execute(on_progress, ssh)
+                if options["removes"]:
+                    return with_progress.remove(ssh, installer_path(), purge=options["purge"])
+                return with_progress.adopt(ssh)
 
         outcomes = run_parallel(hosts, process, bars.on_finished)
     if as_json:
@@ -125,27 +129,10 @@ def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json:
         raise failed[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class _AdoptRun:
-    """What is done with each machine: adopt it, or remove the agent."""
-
-    adoption: Adopter
-    removes: bool
-    purge: bool
-
-    def with_progress(self, on_progress: Callable[..., None]) -> Adopter:
-        return replace(self.adoption, on_progress=on_progress)
-
-    def execute(self, adoption: Adopter, ssh: Ssh) -> AdoptionResult:
-        return adoption.remove(ssh, installer_path(), purge=self.purge) if self.removes else adoption.adopt(ssh)
-
-
-def _prepare_run(data: Path, options: dict[str, Any], folder: Path, ask: Callable[[str], str]) -> _AdoptRun:
+def _make_adopter(data: Path, options: dict[str, Any], folder: Path, ask_password: Callable[[str], str]) -> Adopter:
     chosen = chosen_credentials(data)
     login = credentials.read(chosen) if chosen else credentials.from_data_folder(data)
-    make = kit_maker(
-        cache_folder(), options["extras"], options["interpreter"], options["wheelhouse"], lambda text: None
-    )
+    make = kit_maker(cache_folder(), options["extras"], options["interpreter"], options["wheelhouse"])
     coral = CoralPackages(options["coral_debs"]) if options["coral"] else None
 
     def kit_for(means: InstallMeans, facts: MachineFacts, coral_wanted: bool) -> Kit:
@@ -155,11 +142,10 @@ def _prepare_run(data: Path, options: dict[str, Any], folder: Path, ask: Callabl
         coral=options["coral"], interpreter=options["interpreter"] is not None,
         prefix=_checked_folder(options["prefix"], "--prefix"),
         data=_checked_folder(options["agent_data"], "--agent-data"), service=not options["no_service"],
-        replace=options["replaces"],
-        link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0, dry_run=options["dry_run"],
+        replace=options["replaces"], link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0,
+        dry_run=options["dry_run"],
     )  # fmt: skip
-    adoption = Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password=ask)
-    return _AdoptRun(adoption, options["removes"], options["purge"])
+    return Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password)
 
 
 def _checked_folder(text: str, option: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,15 @@ def bundle(
     out = console(quiet=as_json)
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task("bundle", total=None)
-        kit, kit_for = None, ""
+        kit_files: Mapping[str, Path] = {}
+        kit_for = ""
         if with_kit:
             target = Target(python=python, machine=machine)
-            kit = build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse,
-                            progress=lambda text: bar.update(task, description=text))  # fmt: skip
+            kit_files = build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse,
+                            progress=lambda text: bar.update(task, description=text)).files  # fmt: skip
             kit_for = str(target)
         bar.update(task, description="bundle")
-        request = BundleRequest(devices=devices, models=models, valid_s=int(valid), kit=kit, kit_for=kit_for)
+        request = BundleRequest(devices=devices, models=models, valid_s=int(valid), kit=kit_files, kit_for=kit_for)
         with open_sink(to) as bundle_sink:
             index = make_bundle(
                 connect(data), request, bundle_sink, lambda done, of: bar.update(task, completed=done, total=of)

@@ -43,11 +43,6 @@ class Disk:
         """True where this machine runs from it."""
         return any(mount_point in SYSTEM_MOUNTS for mount_point in self.used_for)
 
-    @property
-    def is_candidate(self) -> bool:
-        """True where it could be a card in a reader: it has a size, is writable and not in use."""
-        return self.size > 0 and not self.read_only and not self.used_for
-
 
 def list_disks(root: Path = Path("/")) -> list[Disk]:
     """Every disk, by name."""

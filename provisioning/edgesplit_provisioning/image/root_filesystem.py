@@ -24,7 +24,6 @@ class OperatingSystem:
     """ID of os-release, such as debian or ubuntu."""
     name: str = ""
     """PRETTY_NAME of os-release."""
-    codename: str = ""
     python: str = ""
     machine: str = ""
     boot_mount: str = ""
@@ -45,7 +44,6 @@ def read_operating_system(path: str, root: Partition | None) -> OperatingSystem:
     return OperatingSystem(
         identity=release.get("ID", ""),
         name=release.get("PRETTY_NAME", ""),
-        codename=release.get("VERSION_CODENAME", ""),
         python=match[1] if match else "",
         machine=elf_machine(files.read(program)[:20]) if match else "",
         boot_mount=boot_mount(files.read("/etc/fstab")),
@@ -73,8 +71,7 @@ class _Files:
         return self._debugfs(f'stat "{name}"')
 
     def _debugfs(self, request: str) -> bytes:
-        result = run(["debugfs", "-R", request, self._device])
-        return result.stdout
+        return run(["debugfs", "-R", request, self._device]).stdout
 
 
 def _resolve_link(files: _Files, link: str) -> str:
