@@ -91,7 +91,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("bundle flash_options kit os_release profiles wifi", "image jetson", "ssh"),
+    PROVISIONING: ("bundle flash_options kit os_release profiles", "wifi", "image jetson", "ssh"),
     SIMULATION: (
         "invariants releases",
         "controller device",

@@ -19,6 +19,7 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import parse_label
+from edgesplit_cli.options.types import FILE, FOLDER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import chosen_credentials
 from edgesplit_provisioning.kit import Kit
@@ -40,20 +41,18 @@ DRY_RUN_TEXT = {
     "install": "would be installed", "upgrade": "would be upgraded", "repair": "would be repaired",
     "nothing": "is up to date", "remove": "would be removed", "purge": "would be removed, with its identity",
 }  # fmt: skip
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[USER@]HOST...")
 @click.option(
     "--batch",
-    type=_FILE,
-    default=None,
+    type=FILE,
     help="Adopt the machines in this CSV file too: columns host, name,"
     " device_class, group, labels (K=V K=V), link, port, key.",
 )
-@click.option("-p", "--port", type=click.IntRange(1, 65535), default=None, help="Port of ssh on the machines.")
-@click.option("-i", "--key", type=_FILE, default=None, help="Private key for ssh.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of ssh on the machines.")
+@click.option("-i", "--key", type=FILE, help="Private key for ssh.")
 @click.option("-o", "ssh_options", multiple=True, metavar="OPTION", help="Passed to ssh with -o; repeatable.")
 @click.option("--name", default="", help="Name of the device. [default: the machine's host name]")
 @click.option("--device-class", default="", help="Device profile. [default: by the machine's device tree]")
@@ -72,22 +71,16 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--coral-deb",
     "coral_debs",
     multiple=True,
-    type=_FILE,
+    type=FILE,
     help="The libedgetpu1 package for that machine, and what it needs there; repeatable.",
 )
 @click.option(
     "--interpreter",
-    type=_FILE,
-    default=None,
+    type=FILE,
     help="A Python to install where the machine has none that fits"
     " (JetPack 5, Mendel): an install_only archive of python-build-standalone for it.",
 )
-@click.option(
-    "--wheelhouse",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=None,
-    help="Take wheels from this folder, and none from a package index.",
-)
+@click.option("--wheelhouse", type=FOLDER, help="Take wheels from this folder, and none from a package index.")
 @click.option("--extra", "extras", multiple=True, type=click.Choice(["tflite", "otel"]), help="Install this extra too.")
 @click.option("--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where the agent is installed there.")
 @click.option("--agent-data", default=DATA, show_default=True, metavar="DIR", help="Its data folder there.")

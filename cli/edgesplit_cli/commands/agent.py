@@ -24,6 +24,7 @@ from edgesplit_cli.options.rollout import (
     wait_option,
     yes_option,
 )
+from edgesplit_cli.options.types import FOLDER
 from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
@@ -36,7 +37,7 @@ def agent() -> None:
 
 
 @agent.command()
-@click.argument("kits", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[KIT]...")
+@click.argument("kits", nargs=-1, type=FOLDER, metavar="[KIT]...")
 @click.option("--build", is_flag=True, help="Build the kit of this version here instead of giving its folder.")
 @kit_options("With --build: ")
 @json_option

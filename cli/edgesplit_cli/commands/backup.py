@@ -15,6 +15,7 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.types import FILE, NEW_FILE
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.signing import ask_secret
 
@@ -27,15 +28,12 @@ database_option = click.option(
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=NEW_FILE, required=False)
 @click.option("--without-keys", is_flag=True, help="Leave private keys and tokens out; then the file is not encrypted.")
 @click.option("--without-blobs", is_flag=True, help="Leave models and chunks out: keep `blobs/` by other means.")
 @click.option("--to", default="", metavar="PUBLIC-KEY", help="Encrypt for this key instead of with a passphrase.")
 @click.option(
-    "--new-recipient",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Make a key for backups in this file, print its public part, and exit.",
+    "--new-recipient", type=NEW_FILE, help="Make a key for backups in this file, print its public part, and exit."
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @database_option
@@ -81,14 +79,8 @@ def backup(
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--key",
-    "key_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    help="The private key of a backup that was made with --to.",
-)
+@click.argument("file", type=FILE)
+@click.option("--key", "key_file", type=FILE, help="The private key of a backup that was made with --to.")
 @click.option(
     "--force",
     is_flag=True,

@@ -15,7 +15,7 @@ from edgesplit.controller_client.settings import cache_folder
 from edgesplit.quantities import format_size
 from edgesplit.release.bundle_format import BundleIndex
 from edgesplit_cli.options.kit import kit_options
-from edgesplit_cli.options.types import DURATION
+from edgesplit_cli.options.types import ANY_PATH, DURATION
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
@@ -25,11 +25,7 @@ from edgesplit_provisioning.kit import Target, build_kit
 
 @click.command()
 @click.option(
-    "--to",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR|FILE.tar",
-    help="Folder of a USB stick, or a tar file.",
+    "--to", type=ANY_PATH, required=True, metavar="DIR|FILE.tar", help="Folder of a USB stick, or a tar file."
 )
 @click.option(
     "--for",

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import NEW_FILE, POSITIVE, Number
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 
 
@@ -18,14 +18,9 @@ from edgesplit_cli.output import check_writable, console, json_option, print_jso
 @click.option(
     "--minutes", type=Number(0, 240, min_open=True), default=3.0, show_default=True, help="How long to measure."
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="File to write, .yaml or .json. [default: NAME.yaml]",
-)
+@click.option("--out", type=NEW_FILE, help="File to write, .yaml or .json. [default: NAME.yaml]")
 @click.option("--name", default="local", show_default=True, help="Name of the profile: the device class in plans.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that slices run with.")
+@click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads that slices run with.")
 @click.option(
     "--base",
     default="generic-x86",

@@ -15,6 +15,7 @@ from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
+from edgesplit_cli.options.types import EXISTING_PATH, FILE, POSITIVE
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
 
 if TYPE_CHECKING:
@@ -27,25 +28,16 @@ EXIT_NOT_FINE = 1
 
 @click.command()
 @click.argument("what", metavar="MODEL|FILE")
-@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
+@click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help=f"Real input, the first {MAX_SAMPLES} of it: a file or folder of JPEG, WAV or NPZ. [default: seeded noise]",
 )
-@click.option(
-    "--plan",
-    "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    help="Check the cuts of this plan's table too (`edgectl plan --json`).",
-)
+@click.option("--plan", "plan_file", type=FILE, help="Check the cuts of this plan's table too (`edgectl plan --json`).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the noise.")
-@click.option(
-    "--jobs", type=click.IntRange(1), default=None, help="Cuts tried at once. [default: one per core, up to 4]"
-)
+@click.option("--jobs", type=POSITIVE, help="Cuts tried at once. [default: one per core, up to 4]")
 @json_option
 @click.pass_context
 def check(

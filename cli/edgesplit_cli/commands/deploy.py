@@ -45,7 +45,6 @@ MAX_NAMED = 10
 )
 @click.option(
     "--edge-after",
-    default=None,
     metavar="LAYER",
     help="With --partition LAYER, behind a gateway: the last layer that runs on the gateway.",
 )

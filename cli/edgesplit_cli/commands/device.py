@@ -14,6 +14,7 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.identifiers import parse_label
 from edgesplit.terminal_text import printable
+from edgesplit_cli.options.types import NEW_FILE
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import (
@@ -48,7 +49,7 @@ def device() -> None:
     show_default=True,
     help="Link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
 )
-@click.option("--group", default=None, help="Group, for `--to group=NAME`.")
+@click.option("--group", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option(
     "--expires",
@@ -70,9 +71,7 @@ def device() -> None:
     help="It is a gateway: devices reach it there, and it finishes inferences for them. --link is then its own to the"
     " cloud.",
 )
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the claim to this file (0600)."
-)
+@click.option("--out", type=NEW_FILE, help="Write the claim to this file (0600).")
 @click.pass_obj
 def claim(
     data: Path,
@@ -109,12 +108,10 @@ def claim(
 @device.command("list")
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--group", default=None, help="Only devices of this group.")
+@click.option("--group", help="Only devices of this group.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="Only devices with this label; repeatable.")
-@click.option("--state", type=click.Choice(tuple(STATE_STYLE)), default=None, help="Only devices in this state.")
-@click.option(
-    "--condition", default=None, metavar="KIND", help="Only devices with this condition (see `edgectl fleet`)."
-)
+@click.option("--state", type=click.Choice(tuple(STATE_STYLE)), help="Only devices in this state.")
+@click.option("--condition", metavar="KIND", help="Only devices with this condition (see `edgectl fleet`).")
 @click.pass_obj
 def list_devices(
     data: Path,
@@ -202,9 +199,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
 
 @device.command("logs")
 @click.argument("name")
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the log bundle to this file."
-)
+@click.option("--out", type=NEW_FILE, help="Write the log bundle to this file.")
 @click.option(
     "--wait",
     "wait_s",
@@ -241,7 +236,7 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
 @device.command()
 @click.argument("name")
 @click.argument("labels", nargs=-1, metavar="[K=V|K-]...")
-@click.option("--group", default=None, help="Put it into this group.")
+@click.option("--group", help="Put it into this group.")
 @click.pass_obj
 def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> None:
     """Give NAME labels (K=V), remove labels (K-), or put it into another group. What it runs stays unchanged."""

@@ -14,6 +14,7 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_cli.export_files import SERVICE_FILE, inference_service, triton_config, write_model
+from edgesplit_cli.options.types import NEW_FOLDER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 
@@ -44,9 +45,7 @@ def _export_options(command: F) -> F:
     for option in reversed(
         (
             click.argument("model"),
-            click.option(
-                "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
-            ),
+            click.option("--out", type=NEW_FOLDER, required=True, help="Folder to write."),
             click.option("--device", "device_class", default="", help="Device class. [default: each in the release]"),
             click.option("--row", default="", help="A row of the plan, as in cut-1. [default: all that can be]"),
             click.option(

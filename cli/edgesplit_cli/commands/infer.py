@@ -16,7 +16,7 @@ from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_npz
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import FILE, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
@@ -27,13 +27,9 @@ MAX_DEADLINE_S = 3600.0
 
 @click.command()
 @click.argument("model")
-@click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--device", default=None, help="A device of this controller whose agent runs on this machine.")
-@click.option(
-    "--url",
-    default=None,
-    help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]",
-)
+@click.argument("source", metavar="INPUT", type=FILE)
+@click.option("--device", help="A device of this controller whose agent runs on this machine.")
+@click.option("--url", help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]")
 @click.option(
     "--deadline",
     "deadline_s",
@@ -42,9 +38,7 @@ MAX_DEADLINE_S = 3600.0
     show_default=True,
     help="Deadline of the request, in seconds.",
 )
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
-)
+@click.option("--out", type=NEW_FILE, help="Write the outputs to this .npz file.")
 @click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
 @json_option
 @click.pass_obj

@@ -15,6 +15,7 @@ import click
 from rich.text import Text
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.types import NEW_FOLDER
 from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE, SIGN_VARIABLE, connect
 
@@ -30,8 +31,7 @@ SHOWN_DIGITS = 8
 """Digits of a key id that are displayed."""
 folder_option = click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FOLDER,
     help="Where new keys are made: root-1.pem, … and release.pem (0600). Keys that it holds already are used.",
 )
 protect_option = click.option(
@@ -46,7 +46,6 @@ root_key_option = click.option(
 )
 release_key_option = click.option(
     "--release-key",
-    default=None,
     metavar="URI|new|controller",
     help="The release key: a file or URI, `new` for one in the folder, `controller` for one that the controller makes "
     "and keeps.",
@@ -82,8 +81,8 @@ def show(data: Path, as_json: bool) -> None:
 
 @keys.command()
 @folder_option
-@click.option("--root-keys", "count", type=click.IntRange(0, 16), default=None, help="How many to make. [default: 3]")
-@click.option("--threshold", type=click.IntRange(1, 16), default=None, help="How many of them must sign. [default: 2]")
+@click.option("--root-keys", "count", type=click.IntRange(0, 16), help="How many to make. [default: 3]")
+@click.option("--threshold", type=click.IntRange(1, 16), help="How many of them must sign. [default: 2]")
 @root_key_option
 @release_key_option
 @protect_option
@@ -159,9 +158,7 @@ def init(
 @sign_with_option
 @folder_option
 @click.option("--root-keys", "count", type=click.IntRange(0, 16), default=0, help="How many new root keys to make.")
-@click.option(
-    "--threshold", type=click.IntRange(1, 16), default=None, help="How many root keys must sign. [default: as now]"
-)
+@click.option("--threshold", type=click.IntRange(1, 16), help="How many root keys must sign. [default: as now]")
 @root_key_option
 @release_key_option
 @protect_option

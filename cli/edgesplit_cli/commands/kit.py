@@ -14,6 +14,7 @@ from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.quantities import format_size
 from edgesplit_cli.options.kit import kit_options
+from edgesplit_cli.options.types import FOLDER, NEW_FILE, NEW_FOLDER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
@@ -27,14 +28,11 @@ def kit() -> None:
 @kit_options()
 @click.option(
     "--interpreter",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FILE,
     help="A Python to include, where the device has another: an install_only archive of python-build-standalone.",
 )
 @click.option("--whole", is_flag=True, help="Keep wheels whole, with tests and headers. [default: only what runs]")
-@click.option(
-    "--to", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
-)
+@click.option("--to", "folder", type=NEW_FOLDER, required=True, help="Folder to write.")
 @json_option
 def build(
     folder: Path, as_json: bool, python: str, machine: str, extras: tuple[str, ...], whole: bool, **sources: Any
@@ -57,7 +55,7 @@ def build(
 
 
 @kit.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
 @json_option
 def check(folder: Path, as_json: bool) -> None:
     """Say what the kit in FOLDER is for, and whether every file in it is unchanged."""

@@ -10,12 +10,13 @@ import click
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import saved_credentials
+from edgesplit_cli.options.types import FILE
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_cli.settings import connect
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 def login(file: Path) -> None:
     """Use the credentials in FILE from now on, unless --data or --credentials names others."""
     login_data = credentials.read(file)

@@ -21,6 +21,7 @@ from edgesplit.quantities import format_size
 from edgesplit_cli.commands.replan import drift, replan_policy
 from edgesplit_cli.commands.upload_progress import upload_bar
 from edgesplit_cli.local.model import MAX_SAMPLES, read_labels
+from edgesplit_cli.options.types import EXISTING_PATH
 from edgesplit_cli.output import bold_head, console, fine_ms, json_option, ms, percent_text, print_json, table
 from edgesplit_cli.settings import connect
 
@@ -40,12 +41,11 @@ for command in (drift, replan_policy):
 
 
 @model.command()
-@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=EXISTING_PATH)
 @click.option("--name", required=True, help="Name to store it under; each new content becomes a new version.")
 @click.option(
     "--input",
     "input_spec",
-    default=None,
     help="What arrives, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255' or 'audio/pcm16 16k'.",
 )
 @click.option(
@@ -144,8 +144,7 @@ def show(data: Path, reference: str, as_json: bool) -> None:
 @click.argument("reference")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
     " answers. labels.json beside them (class by file name) adds accuracy.",
 )

@@ -14,17 +14,14 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.login import expiry_text
-from edgesplit_cli.options.types import DURATION
+from edgesplit_cli.options.types import DURATION, NEW_FILE
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import chosen_credentials, connect
 
 ROLES = ("viewer", "operator", "admin")
 COLUMNS = ("operator", "role", "groups", "state", "expires", "seen")
 out_option = click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Write the credentials to this file (0600). [default: NAME.credentials.json]",
+    "--out", type=NEW_FILE, help="Write the credentials to this file (0600). [default: NAME.credentials.json]"
 )
 
 
@@ -77,7 +74,7 @@ def list_operators(data: Path, as_json: bool) -> None:
 
 @operator.command()
 @click.argument("name", required=False)
-@click.option("--expires", type=DURATION, default=None, help="For how long from now. [default: as it was]")
+@click.option("--expires", type=DURATION, help="For how long from now. [default: as it was]")
 @out_option
 @click.pass_obj
 def rotate(data: Path, name: str | None, expires: float | None, out: Path | None) -> None:

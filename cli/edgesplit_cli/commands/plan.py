@@ -19,7 +19,7 @@ from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
-from edgesplit_cli.options.types import LINK, TIER
+from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan
@@ -46,7 +46,7 @@ class CostsSource:
 
 @click.command()
 @click.argument("what", metavar="MODEL|FILE|COSTS.json")
-@click.option("--device", default=None, help="Device profile, by name (see `edgectl profiles`) or file.")
+@click.option("--device", help="Device profile, by name (see `edgectl profiles`) or file.")
 @click.option(
     "--link",
     type=LINK,
@@ -65,8 +65,7 @@ class CostsSource:
 )
 @click.option(
     "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
+    type=FILE,
     help="Recorded uplink of the device, in mahimahi's format: for --objective p95, and for the true mean.",
 )
 @click.option(
@@ -81,12 +80,11 @@ class CostsSource:
 )
 @limit_options
 @offload_option
-@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
+@click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help="For a FILE: real input that prices what travels, a folder of JPEG, WAV or NPZ.",
 )
 @click.option(
@@ -97,8 +95,7 @@ class CostsSource:
 )
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FILE,
     metavar="FILE",
     help="Draw candidates and the best cost over bandwidth, as .svg, .png or .pdf.",
 )

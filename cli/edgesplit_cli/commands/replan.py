@@ -11,7 +11,7 @@ import click
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.quantities import format_duration, format_size
-from edgesplit_cli.options.types import DURATION, FRACTION
+from edgesplit_cli.options.types import DURATION, FRACTION, POSITIVE
 from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, table
 from edgesplit_cli.settings import connect
 
@@ -20,7 +20,6 @@ MODES = ("auto", "propose", "off")
 replan_option = click.option(
     "--replan",
     type=click.Choice(MODES),
-    default=None,
     help="When measured times or links drift from the plan: roll another table out, propose it, or nothing. Kept for "
     "the model, on the groups named by --to or everywhere. [default: propose]",
 )
@@ -41,12 +40,10 @@ def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: 
 @click.argument("model", default="")
 @click.argument("mode", type=click.Choice(MODES), required=False)
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; repeatable.")
-@click.option("--devices", type=click.IntRange(1), default=None, help="Number of devices that must agree. [default: 3]")
-@click.option("--gain", type=FRACTION, default=None, metavar="SHARE", help="Least predicted saving. [default: 10%]")
-@click.option("--observe", type=DURATION, default=None, help="How long to observe before a proposal. [default: 30m]")
-@click.option(
-    "--cool-down", type=DURATION, default=None, help="Least time between two changes of a table. [default: 6h]"
-)
+@click.option("--devices", type=POSITIVE, help="Number of devices that must agree. [default: 3]")
+@click.option("--gain", type=FRACTION, metavar="SHARE", help="Least predicted saving. [default: 10%]")
+@click.option("--observe", type=DURATION, help="How long to observe before a proposal. [default: 30m]")
+@click.option("--cool-down", type=DURATION, help="Least time between two changes of a table. [default: 6h]")
 @json_option
 @click.pass_obj
 def replan_policy(

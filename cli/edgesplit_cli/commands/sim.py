@@ -15,7 +15,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.quantities import ABOVE_ZERO, parse_percentage
-from edgesplit_cli.options.types import DURATION, SIZE, ParsedType
+from edgesplit_cli.options.types import DURATION, NEW_FOLDER, POSITIVE, SIZE, ParsedType
 from edgesplit_cli.output import json_option, print_json
 from edgesplit_cli.settings import connect
 
@@ -58,10 +58,7 @@ PROFILES = ParsedType("profiles", parse_profile_shares)
 )
 @click.option("--link", default="wifi", show_default=True, help="Link to the offload server: wifi, lte, 8mbit/40ms.")
 @click.option(
-    "--faults",
-    default=None,
-    metavar="FILE",
-    help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]",
+    "--faults", metavar="FILE", help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]"
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of everything random.")
 @click.option(
@@ -81,27 +78,20 @@ PROFILES = ParsedType("profiles", parse_profile_shares)
     help="Mean interval between two requests on a device; 0s: no requests.",
 )
 @click.option(
-    "--telemetry-every",
-    type=DURATION,
-    default=None,
-    help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]",
+    "--telemetry-every", type=DURATION, help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]"
 )
 @click.option(
     "--health",
     "health_s",
     type=DURATION,
-    default=None,
     help="Trial period of a release. [default: 10m in virtual time, 10s in real time]",
 )
-@click.option(
-    "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."
-)
+@click.option("--first", type=POSITIVE, default=1, help="Number of the first device, where several of these run.")
 @click.option("--prefix", default="sim", show_default=True, help="Prefix of the devices' names, at a real controller.")
 @click.option("--group", default="simulated", show_default=True, help="Group of the devices, at a real controller.")
 @click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FOLDER,
     help="Keep the devices' disks here: the next run finds them enrolled. [default: a new folder in memory]",
 )
 @click.option(

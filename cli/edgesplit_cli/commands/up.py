@@ -9,7 +9,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
-from edgesplit_cli.options.types import DURATION, METRICS, format_address
+from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -17,22 +17,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--api-port",
-    type=click.IntRange(0, 65535),
-    default=None,
-    help="Port of the HTTPS API; 0 chooses one. [default: 8443]",
-)
-@click.option(
-    "--mqtt-port",
-    type=click.IntRange(0, 65535),
-    default=None,
-    help="Port of the broker; 0 chooses one. [default: 8883]",
-)
-@click.option(
-    "--offload-port", type=click.IntRange(0, 65535), default=None, help="Port of the offload server. [default: 8500]"
-)
-@click.option("--bind", default=None, help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--api-port", type=PORT, help="Port of the HTTPS API; 0 chooses one. [default: 8443]")
+@click.option("--mqtt-port", type=PORT, help="Port of the broker; 0 chooses one. [default: 8883]")
+@click.option("--offload-port", type=PORT, help="Port of the offload server. [default: 8500]")
+@click.option("--bind", help="Address to listen on. [default: 127.0.0.1]")
 @click.option(
     "--host",
     "hosts",
@@ -56,16 +44,10 @@ if TYPE_CHECKING:
 @click.option(
     "--print-broker-config",
     type=click.Choice(get_args(BrokerKind)),
-    default=None,
     help="Write what your own broker at --broker needs into --out, and exit.",
 )
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for --print-broker-config.")
-@click.option(
-    "--installed-at",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Folder of these files on the broker's machine.",
-)
+@click.option("--out", type=ANY_PATH, help="Folder for --print-broker-config.")
+@click.option("--installed-at", type=ANY_PATH, help="Folder of these files on the broker's machine.")
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Processes that serve the API."
 )
@@ -76,10 +58,8 @@ if TYPE_CHECKING:
     "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
 )
 @click.option("--api-url", default="", help="URL of the API for devices, such as a load balancer's.")
-@click.option("--metrics", type=METRICS, default=None, help="Address of the controller's Prometheus metrics.")
-@click.option(
-    "--offload-metrics", type=METRICS, default=None, help="Address of the offload server's Prometheus metrics."
-)
+@click.option("--metrics", type=METRICS, help="Address of the controller's Prometheus metrics.")
+@click.option("--offload-metrics", type=METRICS, help="Address of the offload server's Prometheus metrics.")
 @click.option(
     "--offload-mode",
     type=click.Choice(["exact", "fast"]),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from edgesplit_cli.options.types import FOLDER
 from edgesplit_provisioning.kit.own_wheel import EXTRAS
 from edgesplit_provisioning.kit.target import MACHINES, PYTHONS
 
@@ -45,8 +45,7 @@ def kit_options(prefix: str = "") -> Callable[[F], F]:
         ),
         click.option(
             "--wheelhouse",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            default=None,
+            type=FOLDER,
             metavar="DIR",
             help=help_text(
                 "Take wheels from this folder alone: no network. [default: the package index pip is set up for]"

@@ -47,7 +47,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--memory",
         "memory_bytes",
         type=SIZE,
-        default=None,
         metavar="SIZE",
         help="Memory limit of the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
     ),
@@ -55,7 +54,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--energy",
         "energy_joules",
         type=ENERGY,
-        default=None,
         metavar="JOULES",
         help="Energy limit of the device per inference, as in 0.5J.",
     ),
@@ -63,7 +61,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--deadline",
         "deadline_s",
         type=DURATION,
-        default=None,
         metavar="TIME",
         help="Latency limit on this link, from the first input byte to the answer, as in 100ms.",
     ),
@@ -77,7 +74,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--allow-loss",
         type=FRACTION,
-        default=None,
         metavar="SHARE",
         help="Output error that lossy codecs may cause, as in 0.5%: measured on the model's samples, chosen on one"
         " half of them and confirmed on the other. [default: none, lossless]",
@@ -85,7 +81,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--codecs",
         type=CODECS,
-        default=None,
         metavar="LIST",
         help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss]",
     ),
