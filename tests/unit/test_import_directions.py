@@ -103,6 +103,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     CLI: (
         "export_files lazy_commands output settings",
+        "progress",
         "demo doctor flash local options signing",
         "main operator_keys views",
         "commands reference start",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
@@ -20,7 +20,8 @@ from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import parse_label
 from edgesplit_cli.options.types import FILE, FOLDER
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.progress import BYTES, make_bars
 from edgesplit_cli.settings import chosen_credentials
 from edgesplit_provisioning.kit import Kit
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
@@ -68,12 +69,9 @@ DRY_RUN_TEXT = {
 @click.option("--purge", is_flag=True, help="With --remove: delete its identity and data too.")
 @click.option("--coral", is_flag=True, help="There is a Coral Edge TPU: install libedgetpu too.")
 @click.option(
-    "--coral-deb",
-    "coral_debs",
-    multiple=True,
-    type=FILE,
+    "--coral-deb", "coral_debs", multiple=True, type=FILE,
     help="The libedgetpu1 package for that machine, and what it needs there; repeatable.",
-)
+)  # fmt: skip
 @click.option(
     "--interpreter",
     type=FILE,
@@ -188,9 +186,7 @@ class _ProgressBars:
     """One progress line for each machine."""
 
     def __init__(self, hosts: Sequence[Host], *, quiet: bool) -> None:
-        columns = (TextColumn("{task.fields[host]}"), BarColumn(), DownloadColumn(), TextColumn("{task.description}"))
-        out = console(quiet=quiet)
-        self._bars = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+        self._bars = make_bars(TextColumn("{task.fields[host]}"), *BYTES, TextColumn("{task.description}"), quiet=quiet)
         self._tasks = {id(host): self._bars.add_task("waiting", total=None, host=host.target) for host in hosts}
 
     def __enter__(self) -> _ProgressBars:

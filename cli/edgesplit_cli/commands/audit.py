@@ -14,7 +14,7 @@ from edgesplit.audit_chain import verify_chain
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.options.types import FILE, NEW_FILE
-from edgesplit_cli.output import check_writable, console, json_option, print_json, table
+from edgesplit_cli.output import check_writable, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
 
 COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
@@ -33,10 +33,7 @@ def audit() -> None:
 def show(data: Path, newest: int, as_json: bool) -> None:
     """Show the newest lines."""
     lines = connect(data).get("/v1/audit", newest=newest)
-    if as_json:
-        print_json(lines)
-        return
-    console().print(table(COLUMNS, [_row(line) for line in printable(lines)]))
+    print_result(lines, as_json, table(COLUMNS, [_row(line) for line in printable(lines)]))
 
 
 @audit.command()

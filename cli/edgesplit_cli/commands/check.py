@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
@@ -17,6 +16,7 @@ from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
 from edgesplit_cli.options.types import EXISTING_PATH, FILE, POSITIVE
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
+from edgesplit_cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.split_check.check import Cut, Report
@@ -41,16 +41,9 @@ EXIT_NOT_FINE = 1
 @json_option
 @click.pass_context
 def check(
-    context: click.Context,
-    what: str,
-    input_text: str | None,
-    bindings: tuple[str, ...],
-    samples: Path | None,
-    plan_file: Path | None,
-    seed: int,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
+    context: click.Context, what: str, input_text: str | None, bindings: tuple[str, ...], samples: Path | None,
+    plan_file: Path | None, seed: int, jobs: int | None, as_json: bool,
+) -> None:  # fmt: skip
     """Check that MODEL splits safely: cut it at every boundary, run both halves, and compare with the whole.
 
     Exit code 0 where every cut gives the whole model's answer, 1 where one does not, 3 where the model itself is
@@ -61,19 +54,12 @@ def check(
     model = open_model(context.obj, what, input_text, bindings)
     rows = read_rows(plan_file) if plan_file else ()
     inputs = read_samples(samples, model.loaded.spec, MAX_SAMPLES)
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=as_json or not console().is_terminal, transient=True) as bar:
-        task = bar.add_task(escape(f"checking {model.name}"), total=None)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bar(f"checking {model.name}", *columns, quiet=as_json) as update:
         report = check_model(
-            model.loaded.prepared,
-            model.loaded.graph,
-            model.loaded.spec,
-            samples=inputs,
-            rows=rows,
-            seed=seed,
-            jobs=jobs,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+            model.loaded.prepared, model.loaded.graph, model.loaded.spec, samples=inputs, rows=rows, seed=seed,
+            jobs=jobs, progress=lambda done, total: update(completed=done, total=total),
+        )  # fmt: skip
     if as_json:
         verdict = {"model": model.name, "is_safe": report.is_safe, "is_safe_fast": report.is_safe_fast}
         print_json(verdict | msgspec.to_builtins(report))

@@ -44,47 +44,31 @@ def device() -> None:
 @click.argument("name")
 @click.option("--profile", required=True, help="Its device profile (see `edgectl profiles`).")
 @click.option(
-    "--link",
-    default="wifi",
-    show_default=True,
+    "--link", default="wifi", show_default=True,
     help="Link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
-)
+)  # fmt: skip
 @click.option("--group", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option(
-    "--expires",
-    "expires_s",
-    type=click.IntRange(60),
-    default=3600,
-    show_default=True,
+    "--expires", "expires_s", type=click.IntRange(60), default=3600, show_default=True,
     help="Seconds until the token is void.",
-)
+)  # fmt: skip
 @click.option(
     "--replace",
     is_flag=True,
     help="NAME is an existing device: its name goes to other hardware; the old one is cut off then.",
 )
 @click.option(
-    "--gateway",
-    default="",
-    metavar="HOST:PORT",
+    "--gateway", default="", metavar="HOST:PORT",
     help="It is a gateway: devices reach it there, and it finishes inferences for them. --link is then its own to the"
     " cloud.",
-)
+)  # fmt: skip
 @click.option("--out", type=NEW_FILE, help="Write the claim to this file (0600).")
 @click.pass_obj
 def claim(
-    data: Path,
-    name: str,
-    profile: str,
-    link: str,
-    group: str | None,
-    labels: tuple[str, ...],
-    expires_s: int,
-    replace: bool,
-    gateway: str,
-    out: Path | None,
-) -> None:
+    data: Path, name: str, profile: str, link: str, group: str | None, labels: tuple[str, ...], expires_s: int,
+    replace: bool, gateway: str, out: Path | None,
+) -> None:  # fmt: skip
     """Make a one-time claim with which the device NAME enrols."""
     if out is not None:
         check_writable(out)  # request a claim only if it can be saved
@@ -114,14 +98,9 @@ def claim(
 @click.option("--condition", metavar="KIND", help="Only devices with this condition (see `edgectl fleet`).")
 @click.pass_obj
 def list_devices(
-    data: Path,
-    as_json: bool,
-    watch: bool,
-    group: str | None,
-    labels: tuple[str, ...],
-    state: str | None,
+    data: Path, as_json: bool, watch: bool, group: str | None, labels: tuple[str, ...], state: str | None,
     condition: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """List devices: state, running models, cut in use, latency."""
     api = connect(data)
     filters = {"group": group, "label": list(labels) or None, "state": state, "condition": condition}
@@ -201,13 +180,9 @@ def show(data: Path, name: str, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--out", type=NEW_FILE, help="Write the log bundle to this file.")
 @click.option(
-    "--wait",
-    "wait_s",
-    type=click.IntRange(1, 3_600),
-    default=60,
-    show_default=True,
+    "--wait", "wait_s", type=click.IntRange(1, 3_600), default=60, show_default=True,
     help="Seconds to wait for the device.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) -> None:

@@ -38,12 +38,9 @@ protect_option = click.option(
     "--protect", is_flag=True, help=f"Protect new key files by a passphrase (asked for, or ${PASSPHRASE_VARIABLE})."
 )
 root_key_option = click.option(
-    "--root-key",
-    "root_keys",
-    multiple=True,
-    metavar="URI|KEYID",
+    "--root-key", "root_keys", multiple=True, metavar="URI|KEYID",
     help="A root key that exists: a file, a securesystemslib URI, or the id of one of the present root's.",
-)
+)  # fmt: skip
 release_key_option = click.option(
     "--release-key",
     metavar="URI|new|controller",
@@ -89,15 +86,9 @@ def show(data: Path, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def init(
-    data: Path,
-    folder: Path | None,
-    count: int | None,
-    threshold: int | None,
-    root_keys: tuple[str, ...],
-    release_key: str | None,
-    protect: bool,
-    as_json: bool,
-) -> None:
+    data: Path, folder: Path | None, count: int | None, threshold: int | None, root_keys: tuple[str, ...],
+    release_key: str | None, protect: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Move the root, and if asked for the release key, away from the controller. Enrolled devices follow.
 
     Makes root keys here, has the controller's present root key sign the root that names them, publishes it, and has the
@@ -136,11 +127,9 @@ def init(
         raise UsageError(moved)
     release = external_release_key(release_key, folder, protect)
     change = KeyChange(
-        tuple(key for _, key in root),
-        needed,
-        release[1] if release else None,
+        tuple(key for _, key in root), needed, release[1] if release else None,
         ("targets",) if release_key == CONTROLLER else (),
-    )
+    )  # fmt: skip
     uris = [*(uri for uri, _ in root if uri), *([release[0]] if release else [])]
     result = apply_change(api, change, uris)
     _finish(result, folder, as_json)
@@ -165,17 +154,9 @@ def init(
 @json_option
 @click.pass_obj
 def rotate(
-    data: Path,
-    roles: tuple[str, ...],
-    sign_with: tuple[str, ...],
-    folder: Path | None,
-    count: int,
-    threshold: int | None,
-    root_keys: tuple[str, ...],
-    release_key: str | None,
-    protect: bool,
-    as_json: bool,
-) -> None:
+    data: Path, roles: tuple[str, ...], sign_with: tuple[str, ...], folder: Path | None, count: int,
+    threshold: int | None, root_keys: tuple[str, ...], release_key: str | None, protect: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Give roles new keys: root, targets (the release key), snapshot, timestamp, director, planner.
 
     The controller makes the online ones. For the root name all keys of the next one: those that stay by --root-key, new

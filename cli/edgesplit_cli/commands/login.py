@@ -11,7 +11,7 @@ from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import saved_credentials
 from edgesplit_cli.options.types import FILE
-from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
 
 
@@ -44,10 +44,8 @@ def whoami(data: Path, as_json: bool) -> None:
     """Show the operator and the controller of the credentials in use."""
     api = connect(data)
     session = api.get("/v1/session")
-    if as_json:
-        print_json({"url": api.url, **{name: session[name] for name in ("operator", "role", "groups")}})
-        return
-    click.echo(f"you are {_operator_text(session)} at {api.url}")
+    result = {"url": api.url, **{name: session[name] for name in ("operator", "role", "groups")}}
+    print_result(result, as_json, f"you are {_operator_text(session)} at {api.url}")
 
 
 def expiry_text(expires: float | None) -> str:

@@ -12,7 +12,7 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, LEVELS
 from edgesplit_cli.options.types import ANY_PATH, METRICS, NEW_FOLDER, PORT, POSITIVE, format_address
-from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_offload.main import main as serve_main
 
 
@@ -39,32 +39,24 @@ def offload() -> None:
 @click.option("--processes", type=POSITIVE, help="Serving processes behind the port. [default: by the cores]")
 @click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads of one run.")
 @click.option(
-    "--mode",
-    type=click.Choice(["exact", "fast"]),
-    default="exact",
-    show_default=True,
+    "--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
     help="exact: the whole model's bits on one machine. fast: onnxruntime may fuse further, and last digits differ.",
-)
+)  # fmt: skip
 @click.option(
     "--concurrent-runs", type=POSITIVE, help="Runs at once in each process. [default: all together the cores]"
 )
 @click.option("--memory", metavar="SIZE", help="Memory for all loaded models, as in 2GB. [default: no limit]")
 @click.option(
-    "--batching",
-    type=click.Choice(["auto", "off"]),
-    default="auto",
-    show_default=True,
+    "--batching", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
     help="auto: requests share runs where that is measured to gain and gives the same bits.",
-)
+)  # fmt: skip
 @click.option(
     "--connections", type=POSITIVE, default=256, show_default=True, help="Concurrent connections in each process."
 )
 @click.option(
-    "--not-ready-for",
-    type=click.FloatRange(0),
-    default=0.0,
+    "--not-ready-for", type=click.FloatRange(0), default=0.0,
     help="Seconds to go on serving after SIGTERM, reported as not ready.",
-)
+)  # fmt: skip
 @click.option(
     "--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds for running requests at the end."
 )
@@ -126,11 +118,8 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
     }
     for name, content in files.items():
         write_durably(out / name, content, mode=0o600 if name.endswith(".key") else 0o644)
-    if as_json:
-        print_json({"files": [str(out / name) for name in sorted(files)], "hosts": list(hosts)})
-        return
-    for name in sorted(files):
-        click.echo(out / name)
+    written = [str(out / name) for name in sorted(files)]
+    print_result({"files": written, "hosts": list(hosts)}, as_json, *written)
 
 
 def _to_option(name: str, value: object) -> list[str]:

@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 @click.option("--offload-port", type=PORT, help="Port of the offload server. [default: 8500]")
 @click.option("--bind", help="Address to listen on. [default: 127.0.0.1]")
 @click.option(
-    "--host",
-    "hosts",
-    multiple=True,
+    "--host", "hosts", multiple=True,
     help="Name or address that devices use to reach this machine; may be given several times.",
-)
+)  # fmt: skip
 @click.option("--no-offload", is_flag=True, help="Do not run the offload server here (see `edgectl offload serve`).")
 @click.option(
-    "--database",
-    envvar="EDGESPLIT_DATABASE",
-    default="",
+    "--database", envvar="EDGESPLIT_DATABASE", default="",
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
-)
+)  # fmt: skip
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
 @click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
 @click.option(
@@ -61,50 +57,25 @@ if TYPE_CHECKING:
 @click.option("--metrics", type=METRICS, help="Address of the controller's Prometheus metrics.")
 @click.option("--offload-metrics", type=METRICS, help="Address of the offload server's Prometheus metrics.")
 @click.option(
-    "--offload-mode",
-    type=click.Choice(["exact", "fast"]),
-    default="exact",
-    show_default=True,
-    help="exact: results are bit-identical to the whole model's. fast: more operators"
-    " are fused; last digits may differ.",
-)
+    "--offload-mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
+    help="exact: results are bit-identical to the whole model's. fast: more operators are fused; last digits may"
+    " differ.",
+)  # fmt: skip
 @click.option(
-    "--telemetry-every",
-    "telemetry_s",
-    type=DURATION,
-    default="2s",
-    show_default=True,
+    "--telemetry-every", "telemetry_s", type=DURATION, default="2s", show_default=True,
     help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
-)
+)  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
 )
 @click.pass_obj
 def up(
-    data: Path,
-    api_port: int | None,
-    mqtt_port: int | None,
-    offload_port: int | None,
-    bind: str | None,
-    hosts: tuple[str, ...],
-    no_offload: bool,
-    database: str,
-    broker: str,
-    advertised_broker: str,
-    on_revocation: str,
-    print_broker_config: BrokerKind | None,
-    out: Path | None,
-    installed_at: Path | None,
-    processes: int,
-    join: bool,
-    offload_url: str,
-    api_url: str,
-    metrics: tuple[str, int] | None,
-    offload_metrics: tuple[str, int] | None,
-    offload_mode: Optimise,
-    telemetry_s: float,
-    log_format: Format,
-) -> None:
+    data: Path, api_port: int | None, mqtt_port: int | None, offload_port: int | None, bind: str | None,
+    hosts: tuple[str, ...], no_offload: bool, database: str, broker: str, advertised_broker: str, on_revocation: str,
+    print_broker_config: BrokerKind | None, out: Path | None, installed_at: Path | None, processes: int, join: bool,
+    offload_url: str, api_url: str, metrics: tuple[str, int] | None, offload_metrics: tuple[str, int] | None,
+    offload_mode: Optimise, telemetry_s: float, log_format: Format,
+) -> None:  # fmt: skip
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
     from edgesplit_controller.app.main import run, write_external_broker
 

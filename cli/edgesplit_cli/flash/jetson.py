@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit_cli.flash.prompts import TerminalUser
-from edgesplit_cli.output import console, print_json
+from edgesplit_cli.output import print_json, print_result
+from edgesplit_cli.progress import progress_bar
 from edgesplit_provisioning.flash_options import JetsonOptions
 from edgesplit_provisioning.image import options
 from edgesplit_provisioning.image.device_config import check_name_is_free, request_claim, requested_device
@@ -112,14 +113,11 @@ def _kit(tree: BoardSupportPackage, flash: JetsonOptions) -> Kit:
             raise UsageError(f"the kit in {flash.kit_folder} is for {kit_text}, and {tree.name} needs another")
         return kit
     target = Target(python=tree.python or BUNDLED_PYTHON, machine="aarch64", glibc=tree.glibc)
-    out = console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("making the kit", total=None)
+    with progress_bar("making the kit", SpinnerColumn(), quiet=False) as update:
         return build_kit(
             target, extras=flash.extras, cache=cache_folder(), wheelhouse=flash.wheelhouse,
             interpreter=None if tree.python else flash.interpreter,
-            progress=lambda text: bar.update(task, description=text),
+            progress=lambda text: update(description=text),
         )  # fmt: skip
 
 
@@ -153,9 +151,5 @@ def _run_commands(order: JetsonFlash, yes: bool) -> None:
 def clean_tree(bsp: Path, as_json: bool) -> None:
     """Put NVIDIA's root file system back as it was."""
     kept = restore_files(bsp)
-    if as_json:
-        print_json({"tree": str(bsp), "left": kept})
-        return
-    click.echo(f"{bsp}: as it was before")
-    for path in kept:
-        click.echo(f"  rootfs/{path} was changed since, and is left")
+    left = [f"  rootfs/{path} was changed since, and is left" for path in kept]
+    print_result({"tree": str(bsp), "left": kept}, as_json, f"{bsp}: as it was before", *left)

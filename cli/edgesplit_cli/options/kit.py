@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 import click
 
-from edgesplit_cli.options.types import FOLDER
+from edgesplit_cli.options.types import FOLDER, F, option_group
 from edgesplit_provisioning.kit.own_wheel import EXTRAS
 from edgesplit_provisioning.kit.target import MACHINES, PYTHONS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kit_options(prefix: str = "") -> Callable[[F], F]:
@@ -21,7 +18,7 @@ def kit_options(prefix: str = "") -> Callable[[F], F]:
     def help_text(text: str) -> str:
         return prefix + (text[:1].lower() + text[1:] if prefix else text)
 
-    options = (
+    return option_group(
         click.option(
             "--python",
             type=click.Choice(PYTHONS),
@@ -52,10 +49,3 @@ def kit_options(prefix: str = "") -> Callable[[F], F]:
             ),
         ),
     )
-
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate

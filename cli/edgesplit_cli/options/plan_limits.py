@@ -5,30 +5,20 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from edgesplit import quantities
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit_cli.options.types import CODECS, DURATION, ENERGY, FRACTION, OBJECTIVE, SIZE
+from edgesplit_cli.options.types import CODECS, DURATION, ENERGY, FRACTION, OBJECTIVE, SIZE, option_group
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def limit_options(command: F) -> F:
-    """Add the options for the objective and for limits on where layers run and how tensors are sent."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-OPTIONS: tuple[Callable[[Any], Any], ...] = (
+limit_options = option_group(
     click.option(
         "--objective",
         type=OBJECTIVE,
@@ -98,26 +88,16 @@ def check_server(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 offload_option = click.option(
-    "--offload",
-    default="",
-    callback=check_server,
-    metavar="URL",
-    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for"
-    " any that speaks the"
-    " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
-)
+    "--offload", default="", callback=check_server, metavar="URL",
+    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any"
+    " that speaks the Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
+)  # fmt: skip
 
 
 def build_limits(
-    keep_raw_input: bool,
-    keep_first: int,
-    allow_loss: float | None = None,
-    *,
-    memory_bytes: float | None = None,
-    energy_joules: float | None = None,
-    deadline_s: float | None = None,
-    fallback: str = "warm",
-) -> dict[str, Any]:
+    keep_raw_input: bool, keep_first: int, allow_loss: float | None = None, *, memory_bytes: float | None = None,
+    energy_joules: float | None = None, deadline_s: float | None = None, fallback: str = "warm",
+) -> dict[str, Any]:  # fmt: skip
     """The limits in the form that the planner takes; limits that are not set are left out."""
     limits = {
         "keep_raw_input": keep_raw_input or None,

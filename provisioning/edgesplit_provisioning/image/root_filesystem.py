@@ -42,14 +42,11 @@ def read_operating_system(path: str, root: Partition | None) -> OperatingSystem:
     program = _resolve_link(files, "/usr/bin/python3")
     match = PYTHON.search(program)
     return OperatingSystem(
-        identity=release.get("ID", ""),
-        name=release.get("PRETTY_NAME", ""),
-        python=match[1] if match else "",
-        machine=elf_machine(files.read(program)[:20]) if match else "",
-        boot_mount=boot_mount(files.read("/etc/fstab")),
+        identity=release.get("ID", ""), name=release.get("PRETTY_NAME", ""), python=match[1] if match else "",
+        machine=elf_machine(files.read(program)[:20]) if match else "", boot_mount=boot_mount(files.read("/etc/fstab")),
         has_cloud_init=files.exists("/usr/bin/cloud-init"),
         has_first_run=files.exists("/usr/lib/raspberrypi-sys-mods/firstboot"),
-    )
+    )  # fmt: skip
 
 
 class _Files:

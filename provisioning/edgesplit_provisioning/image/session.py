@@ -25,7 +25,7 @@ from edgesplit_provisioning.image.device_config import (
     request_claim,
     requested_device,
     why_unreachable,
-)  # fmt: skip
+)
 from edgesplit_provisioning.image.installer import kit_for
 from edgesplit_provisioning.image.options import CardSettings, DeviceSettings
 from edgesplit_provisioning.image.target_checks import FlashTarget, resolve_target

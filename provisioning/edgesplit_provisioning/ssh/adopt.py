@@ -32,7 +32,7 @@ from edgesplit_provisioning.ssh.facts import (
     MachineFacts,
     gather_facts,
     parse_installed,
-)  # fmt: skip
+)
 from edgesplit_provisioning.ssh.inventory import Host, proposed_name
 from edgesplit_provisioning.ssh.sudo import AskPassword, RootShell
 

@@ -92,13 +92,9 @@ class Ssh:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(
-        self,
-        script: str,
-        *arguments: str,
-        content: bytes | Iterable[bytes] = b"",
-        timeout_s: float = COMMAND_TIMEOUT_S,
-        on_line: Callable[[str], None] = lambda line: None,
-    ) -> CommandResult:
+        self, script: str, *arguments: str, content: bytes | Iterable[bytes] = b"",
+        timeout_s: float = COMMAND_TIMEOUT_S, on_line: Callable[[str], None] = lambda line: None,
+    ) -> CommandResult:  # fmt: skip
         """Run a POSIX shell script there, with these arguments ($1 and so on) and `content` as its standard input.
 
         `on_line` receives each line of output as it arrives. LinkError where the connection is lost, a timeout passes

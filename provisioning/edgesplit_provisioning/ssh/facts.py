@@ -119,22 +119,16 @@ def parse_facts(raw: bytes) -> MachineFacts:
     values = parse_answers(raw)
     release = parse_os_release(values.get("os", b""))
     return MachineFacts(
-        os_id=release.get("ID", ""),
-        os_like=tuple(release.get("ID_LIKE", "").split()),
-        os_name=release.get("PRETTY_NAME", "") or release.get("ID", ""),
-        machine=_line(values, "machine"),
-        bits=_number(_line(values, "bits")),
-        libc=_libc(_line(values, "libc")),
+        os_id=release.get("ID", ""), os_like=tuple(release.get("ID_LIKE", "").split()),
+        os_name=release.get("PRETTY_NAME", "") or release.get("ID", ""), machine=_line(values, "machine"),
+        bits=_number(_line(values, "bits")), libc=_libc(_line(values, "libc")),
         model=_text(values.get("model", b"").split(b"\0")[0]),
         pythons=tuple(dict.fromkeys(re.findall(r"^3\.\d{1,2}$", _text(values.get("pythons", b"")), re.MULTILINE))),
-        host=_line(values, "host"),
-        home_free=_free_bytes(_line(values, "home_room")),
-        prefix_free=_free_bytes(_line(values, "prefix_room")),
-        systemd=_line(values, "systemd") == "yes",
-        uid=_number(_line(values, "uid"), 65_534),
-        has_sudo=_line(values, "has_sudo") == "yes",
+        host=_line(values, "host"), home_free=_free_bytes(_line(values, "home_room")),
+        prefix_free=_free_bytes(_line(values, "prefix_room")), systemd=_line(values, "systemd") == "yes",
+        uid=_number(_line(values, "uid"), 65_534), has_sudo=_line(values, "has_sudo") == "yes",
         sudo=_line(values, "sudo") == "yes",
-    )
+    )  # fmt: skip
 
 
 def parse_installed(raw: bytes) -> Installed:
