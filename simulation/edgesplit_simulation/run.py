@@ -105,7 +105,7 @@ def run_real(
 def _run_with_progress(
     fleet: SimulatedFleet | RealFleet, duration_s: float, on_progress: OnProgress, summarise: Callable[[], Summary]
 ) -> None:
-    """Let `lasts_s` of the fleet's time pass and pass a progress line to `on_progress` every `PROGRESS_INTERVAL_S`
+    """Let `duration_s` of the fleet's time pass and pass a progress line to `on_progress` every `PROGRESS_INTERVAL_S`
     seconds."""
     end, told_at = fleet.hub.monotonic() + duration_s, 0.0
 

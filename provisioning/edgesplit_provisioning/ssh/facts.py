@@ -65,7 +65,7 @@ echo {_END.decode()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """Facts about a machine. Texts come from the machine: pass them through `plain` before display."""
+    """Facts about a machine. Texts come from the machine: pass them through `printable` before display."""
 
     os_id: str
     os_like: tuple[str, ...]

@@ -36,8 +36,8 @@ class Disks:
         return override_sync(self.sync)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Called for every durable write. Raises OSError (ENOSPC) on a full disk and `Ended` where the device's power
-        fails."""
+        """Called for every durable write. Raises OSError (ENOSPC) on a full disk and `TaskKilled` where the device's
+        power fails."""
         device = self._device_of(path)
         if not device:
             return
