@@ -30,7 +30,7 @@ from edgesplit.plan import Conditions, Link, latency_s
 from edgesplit_partitioner import Costs, load_costs, plan
 from edgesplit_partitioner.calibration.calibrate import calibrate
 from edgesplit_partitioner.costs.build import build_costs
-from edgesplit_partitioner.costs.predict import predict_layers
+from edgesplit_partitioner.costs.predict import predict_intervals
 from edgesplit_partitioner.formulation.radio_energy import RADIOS, Radio
 from edgesplit_partitioner.profiling.layers import TensorMeasurements, measure_input, measure_layers, measure_samples
 
@@ -231,7 +231,8 @@ def scores(profile: DeviceProfile, count: int, runs: int) -> Iterator[Score | Sk
         if isinstance(model, Skipped):
             yield model
             continue
-        measured, predicted = _measured_layers(model, runs), predict_layers(model.graph, profile)
+        measured, intervals = _measured_layers(model, runs), predict_intervals(model.graph, profile)
+        predicted = {name: prediction.seconds for name, prediction in intervals.items()}
         print(
             f"{model.name} ({model.given}): layers predicted {sum(predicted.values()):.6f} s, "
             f"measured {sum(measured.values()):.6f} s"

@@ -125,7 +125,12 @@ def cases(name: str, model: PreparedModel, predictor: Predictor) -> list[tuple[l
 
 
 def _predict(predictor: Predictor, layers: Sequence[Layer], cut: CutSlice) -> Prediction:
-    return predictor.predict_slice(layers, len(cut.slice.inputs) + len(cut.slice.outputs))
+    """The slice's seconds with the cost of a run beyond its operators, which the sum over its layers leaves out."""
+    together, fit = predictor.predict_sum(layers), predictor.profile.fit
+    if fit is None:
+        return together
+    around_s = fit.run_s + max(len(cut.slice.inputs) + len(cut.slice.outputs) - 2, 0) * fit.tensor_s
+    return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
 
 
 def measure(slices: Sequence[tuple[list[Case], list[CutSlice]]], runs: int) -> None:

@@ -97,7 +97,7 @@ def validate(options: argparse.Namespace) -> argparse.Namespace:
     """`options`, validated. UsageError for values out of range."""
     for name, least in (("processes", 0), ("concurrent_runs", 0), ("threads", 1), ("connections", 1)):
         if getattr(options, name) < least:
-            raise UsageError(f"--{name} must be at least {least}")
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}")
     for name in ("not_ready_for", "drain", "hung_after"):
         if not 0 <= getattr(options, name) < 1e6:
             raise UsageError(f"--{name.replace('_', '-')} must be a number of seconds")

@@ -108,7 +108,7 @@ parse_energy = ENERGY.parse
 
 def parse_size(text: str, *, least: int = 1) -> int:
     """A size in whole bytes, as in 512MB, 1.5GiB or 4096."""
-    return int(SIZE.parse(text, least=least))
+    return int(SIZE.parse(text, least=least, most=1e15))
 
 
 def parse_rate(text: str) -> float:

@@ -233,7 +233,7 @@ def test_no_report_of_link_or_server_leads_beyond_the_signed_plan(said: list[tup
             "after_compute": (abs(value), 0.01),
         }
         meter = getattr(meter, what)(*sizes.get(what, (value,)))
-    now = meter.conditions(remote_ok=True)
+    now = meter.conditions(remote_usable=True)
     assert SLOWEST_BYTES_PER_S * 0.99 <= now.link.up_bytes_per_s <= FASTEST_BYTES_PER_S * 1.01
     assert 1.0 <= now.server_load <= 1_000.0 and 0.05 <= now.device_slowdown <= 50.0
     assert plan.choose_row(table, now) in table.rows

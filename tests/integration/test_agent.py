@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class SmallController:
         self.enrolling = Server(self._enrol, tls=credentials.server_context(client_required=False))
         self.offload = self._offload(0)
         self.delivery = Delivery(
-            Sources(self.repository.read, self._chunk, self._chunks_of, self.heard.extend, self._statements)
+            Sources(self.repository.read, self._chunk, self._chunks_of, self.ingest, self._statements)
         )
 
     def start(self) -> None:
@@ -145,6 +145,10 @@ class SmallController:
     def _offload(self, port: int) -> OffloadServer:
         tls = self.authority.issue_server("offload", ["localhost", HERE]).server_context()
         return OffloadServer(self.folder / "offload", self.repository.root_bytes, port=port, tls=tls)
+
+    def ingest(self, heard: Sequence[tuple[str, messages.Message]]) -> None:
+        """Record what devices said."""
+        self.heard.extend(heard)
 
     def restart_offload(self) -> None:
         self.offload = self._offload(self.offload.port)

@@ -85,7 +85,7 @@ def test_the_fleet_is_narrowed_by_typing_and_by_touching(dashboard: Dashboard, b
     browser.wait("only doors", lambda: _column(browser, "group") == {"doors"})
     search.send_keys(Keys.CONTROL, "a")
     search.send_keys(Keys.DELETE)
-    browser.one("section[aria-label='Trouble by cause'] button").click()
+    browser.one("section[aria-label='Problems by cause'] button").click()
     browser.wait("a cause in the filter", lambda: "cause=" in str(search.get_attribute("value")))
     assert "cause" in browser.run("return decodeURIComponent(location.hash)")
     browser.wait("troubled devices", lambda: all(_cells(browser, "cause")) and len(_cells(browser, "cause")) > 0)
@@ -133,7 +133,7 @@ def test_a_silent_device_is_not_shown_as_if_it_spoke(dashboard: Dashboard, brows
     with dashboard.database.write() as session:
         session.execute(update(Device).where(Device.name == name).values(last_seen=time.time() - 7_300, alive=True))
     browser.open(dashboard.page("devices", name))
-    browser.shows("Silent for 2 h")
+    browser.shows("No message for 2 h")
     assert "stale" in browser.text(".head")
     assert browser.all("dl.figures.old") != []
 
@@ -158,7 +158,7 @@ def test_a_rollout_is_watched_and_stopped_from_its_page(dashboard: Dashboard, br
     assert "16 simulated" in browser.text("section[aria-label=Stages]")
     assert "100%" in browser.text("section[aria-label=Stages]")
     browser.button("Approve the next stage").click()
-    browser.shows("16 devices will be told to run", "dialog")
+    browser.shows("16 devices will be assigned", "dialog")
     _leave_dialog(browser)
     assert dashboard.up.ok("GET", f"/v1/rollouts/{number}")["state"] == "waiting"
     browser.button("Abort").click()
@@ -181,7 +181,7 @@ def test_the_past_is_shown_by_hours_days_and_months(dashboard: Dashboard, browse
     browser.open(dashboard.page("models", dashboard.model))
     browser.button("12 months").click()
     browser.one("section[aria-label='Requests per month'] canvas")
-    browser.shows("100 % simulated", "section[aria-label='What devices made of it']")
+    browser.shows("100 % simulated", "section[aria-label='Measured on devices']")
 
 
 def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard, browser: Browser) -> None:
@@ -205,11 +205,11 @@ def test_a_proposal_says_what_drifted_and_waits_for_a_word(dashboard: Dashboard,
 
 def test_parts_that_are_not_well_say_what_to_do(dashboard: Dashboard, browser: Browser) -> None:
     """No offload server runs here: the fleet's page says so, and each part stands on the system's page."""
-    browser.shows("offload/offload.log", "section[aria-label=Parts]")
+    browser.shows("offload/offload.log", "section[aria-label=Components]")
     assert "broker" in browser.text(".parts-strip")
     browser.open(dashboard.page("system"))
     for name in ("broker", "database", "disk", "histories", "offload server", "processes"):
-        browser.shows(name, "section[aria-label=Parts] table")
+        browser.shows(name, "section[aria-label=Components] table")
     browser.shows("of them simulated", "section[aria-label=Devices]")
 
 

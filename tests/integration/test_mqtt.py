@@ -137,7 +137,7 @@ def test_a_lost_link_comes_back_with_its_subscriptions(world: BrokerHarness, lin
 
 def test_what_was_unsubscribed_stays_unsubscribed(world: BrokerHarness, link: ShapedLink) -> None:
     """A reconnection re-makes the subscriptions that are wanted now, not those of the start."""
-    fetched = "edgesplit/v1/cam-1/fetched"
+    fetched = "edgesplit/v1/cam-1/fetch_reply"
     device = through(link, world, DESIRED)
     device.session.unsubscribe([DESIRED])
     link.cut()

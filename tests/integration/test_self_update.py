@@ -56,9 +56,13 @@ class Version:
     """A release of the agent, as `Made` is one of a model."""
 
     def __init__(
-        self, folder: Path, version: str, change: Callable[[str, bytes], bytes] = lambda name, data: data
+        self,
+        folder: Path,
+        version: str,
+        change: Callable[[str, bytes], bytes] = lambda name, data: data,
+        tree: Path | None = None,
     ) -> None:
-        content = these_sources(version, change)
+        content = these_sources(version, change, tree)
         part = folder / f"{version}.tar"
         part.write_bytes(content)
         pieces = [content[at : at + size] for at, size in chunk_runs(part, version)]
@@ -88,11 +92,13 @@ class Device:
         self.going = folder / "going"
         self.shell: subprocess.Popen[bytes] | None = None
 
-    def start(self, *extra: str) -> None:
+    def start(self, *extra: str, tree: Path | None = None) -> None:
+        """Start the installed version: this one, or the one in another source tree."""
         self.going.touch()
         agent = [sys.executable, "-m", "edgesplit_agent.main", "launch", "--data", str(self.data)]
         agent += ["--claim", str(self.claim), "--port", "0", "--health-seconds", "0.2", *extra]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        rooms = [str(tree / room) for room in ("sdk", "agent", "offload")] if tree else []
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*rooms, *filter(None, sys.path)])}
         with self.log.open("ab") as log:
             self.shell = subprocess.Popen(
                 ["sh", "-c", SUPERVISOR, str(self.going), *agent],
@@ -125,7 +131,7 @@ class Device:
     def version(self) -> str:
         """Of the agent that was born last."""
         birth = self.controller.last(messages.Birth)
-        return birth.version if birth is not None else ""
+        return birth.agent_version if birth is not None else ""
 
     def answers(self) -> bool:
         """Applications are answered, by the model that was there all along."""

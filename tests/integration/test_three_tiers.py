@@ -109,7 +109,7 @@ class Tiers:
 
         def tried() -> Any:
             report = self.helped(jpeg)
-            return report if report.hop_server_s > 0 and not report.hop_cause else None
+            return report if report.next_tier_server_s > 0 and not report.next_tier_cause else None
 
         return eventually("the cloud's help behind the gateway", tried)
 
@@ -149,12 +149,12 @@ def test_a_plan_of_two_tiers_is_relayed_by_a_gateway(tiers: Tiers) -> None:
     and the gateway fetches nothing of it."""
     tiers.lead("none")
     made = tiers.deploy("cloud")
-    assert not made["plans"][0].get("tiers") and tiers.helped().hop_s == 0
+    assert not made["plans"][0].get("tiers") and tiers.helped().next_tier_s == 0
 
     tiers.lead("gw", "--link", "wifi")
 
     report = tiers.helped_by_both()
-    assert report.release == made["release"] and 0 < report.hop_server_s <= report.hop_s <= report.remote_s
+    assert report.release == made["release"] and 0 < report.next_tier_server_s <= report.next_tier_s <= report.remote_s
     assert tiers.kept == set()
     shown = {one["name"]: one.get("gateway") for one in tiers.cloud.json("device", "list")}
     assert shown == {"cam": "gw", "gw": None}
@@ -175,7 +175,7 @@ def test_a_part_on_each_tier_answers_as_the_whole_model(tiers: Tiers) -> None:
     assert far == set(plan["rows"][0]["remote"])
     for jpeg in JPEGS:
         report = tiers.helped_by_both(jpeg)
-        assert 0 < report.hop_server_s <= report.hop_s <= report.remote_s
+        assert 0 < report.next_tier_server_s <= report.next_tier_s <= report.remote_s
 
 
 def test_with_the_cloud_cut_off_the_gateway_finishes(tiers: Tiers) -> None:
@@ -187,10 +187,10 @@ def test_with_the_cloud_cut_off_the_gateway_finishes(tiers: Tiers) -> None:
 
     def alone() -> Any:
         report = tiers.helped()
-        return report if report.hop_cause else None
+        return report if report.next_tier_cause else None
 
     report = eventually("the gateway's own answer", alone)
-    assert report.hop_server_s == 0 and report.remote_s > 0
+    assert report.next_tier_server_s == 0 and report.remote_s > 0
     tiers.uplink.restore()
     tiers.helped_by_both()
 
@@ -221,7 +221,7 @@ def test_a_killed_gateway_leaves_the_device_answering(tiers: Tiers) -> None:
 
     with tiers.gateway_killed():
         eventually("its server has gone too, and the device is alone", alone)
-        assert all(tiers.answer(jpeg).hop_s == 0 for jpeg in JPEGS)
+        assert all(tiers.answer(jpeg).next_tier_s == 0 for jpeg in JPEGS)
 
     tiers.helped_by_both()
 
@@ -233,7 +233,7 @@ def test_all_on_the_gateway_needs_no_cloud(tiers: Tiers) -> None:
     eventually("the gateway keeps this one and no other", lambda: tiers.kept == {made["release"]})
     tiers.uplink.cut()
     try:
-        assert all(tiers.helped(jpeg).hop_s == 0 for jpeg in JPEGS)
+        assert all(tiers.helped(jpeg).next_tier_s == 0 for jpeg in JPEGS)
     finally:
         tiers.uplink.restore()
 
@@ -275,7 +275,7 @@ def test_a_device_can_be_led_to_the_cloud_again(tiers: Tiers) -> None:
 
     def direct() -> Any:
         report = tiers.helped()
-        return report if report.hop_s == 0 and not report.hop_cause else None
+        return report if report.next_tier_s == 0 and not report.next_tier_cause else None
 
     assert eventually("the cloud's help without a gateway", direct).release == made["release"]
     eventually("the gateway keeps nothing", lambda: not tiers.kept)

@@ -57,7 +57,7 @@ def listening(device: Device, *kinds: messages.TopicKind) -> None:
 def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored(up: Up, tmp_path: Path) -> None:
     """Under its own name, in its own time, once; what it measures now is what is shown."""
     device = enrolled(up, "pi-late", tmp_path)
-    listening(device, "kept")
+    listening(device, "ack")
     device.say("telemetry", telemetry(0))
     kept = messages.decode(device.next(topic("pi-late", "ack"))[0], Ack)
     assert (kept.session, kept.sequence) == (1, 0)
@@ -70,7 +70,7 @@ def test_what_a_device_measured_without_a_link_is_acknowledged_once_it_is_stored
         ),
     )
     for _ in range(2):
-        device.say("late", batch, qos=1)
+        device.say("backlog", batch, qos=1)
         assert messages.decode(device.next(topic("pi-late", "ack"))[0], Ack).batch == 4
     history = up.ok("GET", "/v1/telemetry/pi-late")
     assert [(one["session"], one["sequence"], one["from_backlog"]) for one in history] == [
@@ -127,8 +127,8 @@ def test_a_devices_log_is_asked_for_and_comes_in_pieces(up: Up, tmp_path: Path) 
     digest = hashlib.sha256(content).hexdigest()
     for offset, data in ((half, content[half:]), (0, content[:half])):
         piece = LogPiece(id=job.id, offset=offset, total=len(content), sha256=digest, data=data)
-        other.say("bundle", piece, qos=1)
-        device.say("bundle", piece, qos=1)
+        other.say("log", piece, qos=1)
+        device.say("log", piece, qos=1)
 
     def here() -> Any:
         found = up.ok("GET", f"/v1/devices/pi-log/logs/{job.id}")

@@ -6,16 +6,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
 import site
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-import edgesplit
 from edgesplit_provisioning.kit import own_wheel
 
 FITNESS = """
@@ -57,15 +57,17 @@ def archive(*wheels: tuple[str, bytes]) -> bytes:
     return made.getvalue()
 
 
-def these_sources(version: str, change: Callable[[str, bytes], bytes] = lambda name, data: data) -> bytes:
-    """`wheels.tar` of the agent as it is here, under another version number and with some files changed. What it needs
-    beside itself is what is installed here."""
-    real = own_wheel._sources
+def these_sources(
+    version: str, change: Callable[[str, bytes], bytes] = lambda name, data: data, tree: Path | None = None
+) -> bytes:
+    """`wheels.tar` of the agent as it is here, or as it is in another source tree, under another version number and
+    with some files changed. What it needs beside itself is what is installed here."""
+    real = own_wheel._sources if tree is None else lambda: _sources_in(tree)
 
     def changed():  # type: ignore[no-untyped-def]
         for name, data in real():
             if name == "edgesplit/__init__.py":
-                numbered = data.replace(f'"{edgesplit.__version__}"'.encode(), f'"{version}+device"'.encode())
+                numbered = re.sub(rb'(?m)^__version__ = ".*"$', f'__version__ = "{version}+device"'.encode(), data)
                 assert numbered != data
                 data = numbered
             yield name, change(name, data)
@@ -76,6 +78,14 @@ def these_sources(version: str, change: Callable[[str, bytes], bytes] = lambda n
         made = own_wheel.write(Path(folder))
         own = made.name, made.read_bytes()
     return archive(own, wheel("surroundings", "1.0", {"surroundings.pth": "\n".join(site.getsitepackages()) + "\n"}))
+
+
+def _sources_in(tree: Path) -> Iterator[tuple[str, bytes]]:
+    """Files of the packages that run on devices, in a source tree."""
+    for room in ("sdk/edgesplit", "agent/edgesplit_agent", "offload/edgesplit_offload"):
+        for path in sorted((tree / room).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield str(path.relative_to(tree / room.partition("/")[0])), path.read_bytes()
 
 
 def _digest(data: bytes) -> str:

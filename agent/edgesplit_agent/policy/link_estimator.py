@@ -85,10 +85,11 @@ class LinkEstimate(msgspec.Struct, frozen=True):
             up_bytes_per_s=1.0 / self.up_s_per_byte, down_bytes_per_s=1.0 / self.down_s_per_byte, rtt_s=self.rtt_s
         )
 
-    def conditions(self, remote_ok: bool) -> Conditions:
-        """The conditions by which a plan's row is chosen; `remote_ok` False excludes rows that offload."""
+    def conditions(self, remote_usable: bool) -> Conditions:
+        """The conditions by which a plan's row is chosen; `remote_usable` False excludes rows that offload."""
         return Conditions(
-            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown, remote_usable=remote_ok,
+            link=self.link, server_load=self.server_load, device_slowdown=self.device_slowdown,
+            remote_usable=remote_usable,
             further=self.further.link if self.further is not None else None,
         )  # fmt: skip
 

@@ -83,7 +83,7 @@ class SelectionContext:
     estimate: LinkEstimate
     now: float
     """Current monotonic time."""
-    remote_ok: bool = True
+    remote_usable: bool = True
     """The offload target accepts requests (circuit breaker)."""
     may_hedge: bool = True
     """The budget allows the device to finish a request that was sent away."""
@@ -108,7 +108,7 @@ class SelectionContext:
 
     def conditions(self) -> Conditions:
         """The conditions for the plan's cost functions, with the clock cap applied."""
-        seen = self.estimate.conditions(self.remote_ok)
+        seen = self.estimate.conditions(self.remote_usable)
         return msgspec.structs.replace(seen, device_slowdown=seen.device_slowdown * self.slowdown)
 
 
@@ -128,7 +128,7 @@ def select_row(
     weighted = _with_mode_weights(affordable_plan, power_mode.mode, conditions, context.deadline_s)
     local = plan.local
     # 3. A race needs both a local row and a reachable target.
-    if local is None or not context.remote_ok:
+    if local is None or not context.remote_usable:
         row = _with_hysteresis(weighted, conditions, held, context.now)
         return RowChoice(row, why=why) if row is not None else None
     local_s = plans.latency_s(local, conditions)

@@ -93,7 +93,7 @@ def _devices_text(cause: Mapping[str, Any]) -> str:
 def _bar(stage: Mapping[str, Any], reached: int) -> Text:
     """A stage as a line: `2  50%  ████▒▒░░  12 of 40`."""
     states, devices = stage["states"], stage["devices"]
-    line = Text(f"  {stage['number']:>2}  {stage['asked']:>6}  ", "" if stage["number"] <= reached else "dim")
+    line = Text(f"  {stage['number']:>2}  {stage['size']:>6}  ", "" if stage["number"] <= reached else "dim")
     drawn = 0
     for sign, names, style in BAR_PARTS:
         count = sum(states.get(name, 0) for name in names)

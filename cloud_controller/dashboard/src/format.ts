@@ -1,4 +1,4 @@
-// Figures as people read them. Each says its unit; what is not known is an en dash, never a nought.
+// Figures as text, each with its unit; an unknown value is an en dash, never zero.
 
 export const NONE = "–";
 
@@ -17,7 +17,7 @@ export function seconds(value: number | null | undefined): string {
   return Math.abs(value) < 1 ? `${figure(value * 1e3)} ms` : `${figure(value)} s`;
 }
 
-/** Bytes per second as Mbit/s, as links are spelt everywhere else. */
+/** Bytes per second as Mbit/s, the unit of links everywhere. */
 export function rate(bytesPerSecond: number | null | undefined): string {
   if (bytesPerSecond === null || bytesPerSecond === undefined) return NONE;
   const mbit = bytesPerSecond * 8e-6;
@@ -31,7 +31,7 @@ export function bytes(value: number | null | undefined): string {
   return value < 1e9 ? `${figure(value / 1e6)} MB` : `${figure(value / 1e9)} GB`;
 }
 
-/** How long ago, in one unit. */
+/** Time since a moment, in a single unit. */
 export function age(at: number | null | undefined, now: number): string {
   if (at === null || at === undefined) return NONE;
   const passed = Math.max(0, now - at);
@@ -64,7 +64,7 @@ export function moment(at: number | null | undefined): string {
   return `${day} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
-/** The beginning of a digest: enough to tell releases apart by eye. */
+/** The first characters of a digest, enough to distinguish releases. */
 export function short(digest: string): string {
   return digest.length > 12 ? digest.slice(0, 8) : digest;
 }
@@ -75,6 +75,6 @@ export function cutName(row: { name: string; split_after: string; local: boolean
   return row.split_after === "" ? "all remote" : `after ${row.split_after}`;
 }
 
-export function plural(number: number, one: string, several = `${one}s`): string {
-  return `${count(number)} ${number === 1 ? one : several}`;
+export function plural(number: number, singular: string, several = `${singular}s`): string {
+  return `${count(number)} ${number === 1 ? singular : several}`;
 }

@@ -29,14 +29,18 @@ from edgesplit.input_spec import parse_input_spec
 from edgesplit_partitioner.calibration import operator_grid
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
 from edgesplit_partitioner.calibration.networks import calibration_networks
-from edgesplit_partitioner.costs.regression import COVERAGE, FamilyPredictor, fit_family, fit_plane, residual_interval
+from edgesplit_partitioner.costs.regression import (
+    COVERAGE,
+    fit_family,
+    fit_plane,
+    predictors_by_family,
+    residual_interval,
+)
 from edgesplit_partitioner.ir.graph import OperatorWork
-from edgesplit_partitioner.onnx_format import nodes, operator_features
-from edgesplit_partitioner.profiling.layers import synthetic_frame
+from edgesplit_partitioner.onnx_format import nodes
+from edgesplit_partitioner.onnx_format.operator_features import FEATURES
+from edgesplit_partitioner.profiling.layers import Progress, synthetic_frame
 from edgesplit_partitioner.sandbox.child_process import ChildFailed, run_child
-
-Progress = Callable[[int, int], None]
-"""Called with the number of measured batches and the number of all batches."""
 
 CHILD: Final = "edgesplit_partitioner.calibration.child"
 """Module of the child process."""
@@ -220,10 +224,7 @@ def _operator_fits(works: Mapping[int, OperatorWork], seconds: Mapping[int, floa
 
 def _network_times(times: CalibrationTimes, operators: Sequence[OperatorFit], run_s: float) -> list[NetworkTime]:
     """Times of the networks all of whose operator families were measured; UsageError with fewer than `MIN_NETWORKS`."""
-    predictors = {
-        operator.family: FamilyPredictor(operator, operator_features.FEATURES.get(operator.family, ("elements",)))
-        for operator in operators
-    }
+    predictors = predictors_by_family(operators, FEATURES)
     networks = []
     for index, seconds in sorted(times.networks.items()):
         model = onnx.load_model_from_string(calibration_networks()[index])

@@ -17,8 +17,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgesplit_partitioner.ir.graph import OperatorWork
-from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
-from edgesplit_partitioner.onnx_format.operator_work import element_bytes, work_of
+from edgesplit_partitioner.onnx_format.operator_work import graph_lookup, work_of
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 Shape = tuple[int, ...]
 FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
@@ -116,15 +116,8 @@ def point_work(point: Point) -> OperatorWork:
 def model_work(model: onnx.ModelProto) -> list[OperatorWork]:
     """Work of every node of a model whose shapes can be inferred."""
     graph = onnx.shape_inference.infer_shapes(model).graph
-    shapes: dict[str, Shape] = {}
-    sizes: dict[str, int] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        shapes[value.name] = tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-        sizes[value.name] = element_bytes(value.type.tensor_type.elem_type)
-    weights = onnx_nodes.initializers(graph)
-    for name, tensor in weights.items():
-        shapes[name], sizes[name] = tuple(tensor.dims), element_bytes(tensor.data_type)
-    return [work_of(node, shapes.get, lambda name: sizes.get(name, 4), weights.__contains__) for node in graph.node]
+    lookup = graph_lookup(graph, TensorLookup(lambda _: None, lambda _: 4, lambda _: False))
+    return [work_of(node, lookup) for node in graph.node]
 
 
 def copies_of(point: Point) -> int:
@@ -392,43 +385,15 @@ def _reshape(u: float, *rest: float) -> Point:
 
 
 _FAMILIES: Final[tuple[tuple[int, Callable[..., Point]], ...]] = (
-    (156, _conv1),
-    (150, _convk),
-    (40, _conv_line),
-    (90, _depthwise),
-    (24, _grouped),
-    (16, _transposed_conv),
-    (80, _gemm),
-    (24, _matmul),
-    (16, _lstm),
-    (14, _elements("Relu")),
-    (8, _elements("LeakyRelu", alpha=0.1)),
-    (8, _elements("Clip")),
-    (14, _elements("Sigmoid")),
-    (10, _elements("Tanh")),
-    (8, _elements("Erf")),
-    (8, _elements("Exp")),
-    (8, _elements("Pow")),
-    (8, _elements("HardSwish")),
-    (8, _elements("Cast", HALF, to=FLOAT)),
-    (14, _two_inputs("Add")),
-    (14, _two_inputs("Mul")),
-    (10, _two_inputs("Div")),
-    (28, _broadcast),
-    (8, _batch_norm),
-    (26, _pool("MaxPool")),
-    (16, _pool("AveragePool")),
-    (24, _reduction),
-    (14, _rows("Softmax", 0)),
-    (10, _rows("LayerNormalization", 2)),
-    (24, _concat),
-    (12, _split),
-    (26, _slice),
-    (10, _pad),
-    (28, _transpose),
-    (14, _resize("nearest")),
-    (12, _resize("linear")),
-    (10, _gather),
-    (3, _reshape),
-)
+    (156, _conv1), (150, _convk), (40, _conv_line), (90, _depthwise), (24, _grouped), (16, _transposed_conv),
+    (80, _gemm), (24, _matmul), (16, _lstm),
+    (14, _elements("Relu")), (8, _elements("LeakyRelu", alpha=0.1)), (8, _elements("Clip")), (14, _elements("Sigmoid")),
+    (10, _elements("Tanh")), (8, _elements("Erf")), (8, _elements("Exp")), (8, _elements("Pow")),
+    (8, _elements("HardSwish")), (8, _elements("Cast", HALF, to=FLOAT)),
+    (14, _two_inputs("Add")), (14, _two_inputs("Mul")), (10, _two_inputs("Div")), (28, _broadcast), (8, _batch_norm),
+    (26, _pool("MaxPool")), (16, _pool("AveragePool")), (24, _reduction),
+    (14, _rows("Softmax", 0)), (10, _rows("LayerNormalization", 2)),
+    (24, _concat), (12, _split), (26, _slice), (10, _pad), (28, _transpose),
+    (14, _resize("nearest")), (12, _resize("linear")), (10, _gather), (3, _reshape),
+)  # fmt: skip
 """Number of points and maker of each family."""

@@ -14,7 +14,7 @@ from edgesplit.device_profile import DeviceProfile
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import FRAME
 from edgesplit_partitioner import edgetpu
-from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, RelativeInterval, TensorCost, check_costs
+from edgesplit_partitioner.costs.model import Costs, LayerCost, RelativeInterval, TensorCost, check_costs
 from edgesplit_partitioner.costs.predict import (
     Prediction,
     Predictor,
@@ -89,34 +89,22 @@ def build_costs(
 def costs_for_device(costs: Costs, graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> Costs:
     """Costs of the same model for another device: the measurements of the last tier and of the tensors are kept, the
     device's figures are predicted from `profile`."""
-    last_tier = costs.tiers[-1]
-    tensors = {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
-    measured = {name: _measured_at(last_tier, cost) for name, cost in tensors.items()}
-    basis = {CLOUD: costs.basis[last_tier]} if last_tier in costs.basis else {}
+    last_tier, tensors = costs.tiers[-1], costs.tensors
+
+    def measured(seconds: Mapping[str, float]) -> dict[str, float]:
+        # Seconds on other tiers were scaled from those of the last one, by another device's profile.
+        return {CLOUD: seconds[last_tier]} if last_tier in seconds else {}
+
     return build_costs(
         costs.model,
         graph,
         profile=profile,
         cloud_s={layer.name: layer.seconds[last_tier] for layer in costs.layers},
-        tensors=measured,
+        tensors={name: cost.with_codec_seconds(measured) for name, cost in tensors.items()},
         frame_bytes=tensors[FRAME].bytes if FRAME in tensors else 0,
-        basis=basis,
+        basis={CLOUD: costs.basis[last_tier]} if last_tier in costs.basis else {},
         model_format=model_format,
     )
-
-
-def _measured_at(tier: str, cost: TensorCost) -> TensorCost:
-    """The tensor's costs with the codec seconds measured on `tier` only; those scaled from it for other tiers are
-    dropped."""
-    codecs = {
-        name: msgspec.structs.replace(
-            codec,
-            encode_s={CLOUD: codec.encode_s[tier]} if tier in codec.encode_s else {},
-            decode_s={CLOUD: codec.decode_s[tier]} if tier in codec.decode_s else {},
-        )
-        for name, codec in cost.codecs.items()
-    }
-    return msgspec.structs.replace(cost, codecs=codecs)
 
 
 def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile, model_format: str = "onnx") -> Costs:
@@ -135,29 +123,19 @@ def with_tier(costs: Costs, graph: LayerGraph, name: str, profile: DeviceProfile
     def scaled(by_tier: Mapping[str, float]) -> dict[str, float]:
         return {**by_tier, name: by_tier[last_tier] * slowdown} if last_tier in by_tier else dict(by_tier)
 
-    def sized(cost: TensorCost) -> TensorCost:
-        codecs = {
-            codec: msgspec.structs.replace(
-                codec_cost, encode_s=scaled(codec_cost.encode_s), decode_s=scaled(codec_cost.decode_s)
-            )
-            for codec, codec_cost in cost.codecs.items()
-        }
-        return msgspec.structs.replace(cost, codecs=codecs)
-
+    sized = costs.with_tensors(lambda _, tensor: tensor.with_codec_seconds(scaled))
     layers = tuple(
         msgspec.structs.replace(
             layer,
             seconds={**layer.seconds, name: predicted[layer.name].seconds},
             between={**layer.between, name: _seconds_range(predicted[layer.name])},
-            writes={tensor: sized(cost) for tensor, cost in layer.writes.items()},
         )
-        for layer in costs.layers
+        for layer in sized.layers
     )
     extended = msgspec.structs.replace(
-        costs,
+        sized,
         tiers=(*costs.tiers[:-1], name, last_tier),
         layers=layers,
-        inputs={tensor: sized(cost) for tensor, cost in costs.inputs.items()},
         basis={**costs.basis, name: predicted_basis(graph, effective_profile, model_format)},
         intervals={**costs.intervals, name: _whole_model_factors(effective_profile, model_format)},
     )
@@ -192,24 +170,11 @@ def _tensor_cost(
     graph: LayerGraph, name: str, tensors: Mapping[str, TensorCost], frame_bytes: int, profile: DeviceProfile
 ) -> TensorCost:
     """The tensor's sizes, with the device's codec seconds scaled from this machine's."""
-    measured = tensors.get(name)
-    if measured is None:
-        return TensorCost(bytes=frame_bytes if name == FRAME and frame_bytes else graph.tensors[name].bytes)
-    slowdown = profile.zstd_slowdown.value
-    codecs = {
-        codec: CodecCost(
-            bytes=cost.bytes,
-            encode_s=_with_device_seconds(cost.encode_s, slowdown),
-            decode_s=_with_device_seconds(cost.decode_s, slowdown),
-            loss=cost.loss,
-            confirmed_loss=cost.confirmed_loss,
-        )
-        for codec, cost in measured.codecs.items()
-    }
-    return TensorCost(bytes=frame_bytes if name == FRAME and frame_bytes else measured.bytes, codecs=codecs)
 
+    def with_device(seconds: Mapping[str, float]) -> dict[str, float]:
+        """With the device's own seconds where they were measured, else this machine's times the profile's slowdown."""
+        scaled = {DEVICE: seconds[CLOUD] * profile.zstd_slowdown.value} if CLOUD in seconds else {}
+        return {**scaled, **seconds}
 
-def _with_device_seconds(seconds: Mapping[str, float], slowdown: float) -> dict[str, float]:
-    """The device's own seconds where they were measured, else this machine's times the profile's slowdown."""
-    scaled = {DEVICE: seconds[CLOUD] * slowdown} if CLOUD in seconds else {}
-    return {**scaled, **seconds}
+    cost = tensors.get(name, TensorCost(bytes=graph.tensors[name].bytes)).with_codec_seconds(with_device)
+    return msgspec.structs.replace(cost, bytes=frame_bytes) if name == FRAME and frame_bytes else cost

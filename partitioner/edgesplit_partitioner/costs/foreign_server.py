@@ -18,28 +18,22 @@ import msgspec
 from edgesplit.errors import ModelRefused
 from edgesplit.foreign_server import ForeignServer
 from edgesplit.input_spec import INPUT_LAYER
+from edgesplit.release.boundary_codecs import ZSTD_SUFFIX
 from edgesplit.release.manifest import SliceFormat
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost
 
-ZSTD_SUFFIX = "+zstd"
-"""Suffix of codec names in a compressed request."""
 GZIP_BYTES_FACTOR, GZIP_ENCODE_FACTOR, GZIP_DECODE_FACTOR = 1.02, 5.1, 3.1
 """Factors from zstd to gzip: bytes, seconds of compression, seconds of decompression."""
 
 
 def costs_for_foreign_server(costs: Costs, server: ForeignServer) -> Costs:
     """The same model's costs with that server as offload target."""
-    device = costs.tiers[0]
-    layers = tuple(
-        msgspec.structs.replace(
-            layer,
-            writes={name: _adapt_tensor(tensor, server) for name, tensor in layer.writes.items()},
-            tiers=(device,) if layer.name == INPUT_LAYER else layer.tiers,
-        )
-        for layer in costs.layers
+    adapted = costs.with_tensors(lambda _, tensor: _adapt_tensor(tensor, server))
+    layers = (
+        msgspec.structs.replace(layer, tiers=costs.tiers[:1]) if layer.name == INPUT_LAYER else layer
+        for layer in adapted.layers
     )
-    inputs = {name: _adapt_tensor(tensor, server) for name, tensor in costs.inputs.items()}
-    return msgspec.structs.replace(costs, inputs=inputs, layers=layers)
+    return msgspec.structs.replace(adapted, layers=tuple(layers))
 
 
 def check_servable(model: str, kind: SliceFormat) -> None:

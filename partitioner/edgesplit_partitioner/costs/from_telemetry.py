@@ -16,12 +16,11 @@ from msgspec import Meta
 
 from edgesplit.input_spec import FRAME
 from edgesplit.plan import Link
-from edgesplit_partitioner.costs.model import RAW, Costs, LayerCost, TensorCost
+from edgesplit.release.boundary_codecs import ZSTD_SUFFIX
+from edgesplit_partitioner.costs.model import RAW, Costs, LayerCost, TensorCost, without_tier
 
 NOISE_RATIO = 0.1
 """A factor that is within this ratio of 1 counts as 1."""
-ZSTD_SUFFIX = "+zstd"
-"""Suffix of codec names in a compressed request."""
 MAX_FACTOR = 50.0
 """A factor beyond this, or below its inverse, cannot be a measurement of these layers and is clipped."""
 
@@ -96,29 +95,25 @@ def with_measurements(costs: Costs, measured: FieldMeasurements) -> Costs:
     factors = layer_factors(costs, device, measured.device)
     remote_factor = _ignore_noise(_overall_factor(costs, remote, measured.remote))
     size_factors = _size_factors(costs, measured.sent)
-    inputs = {name: _with_size_factors(cost, name, size_factors) for name, cost in costs.inputs.items()}
+    sized = costs.with_tensors(lambda name, cost: _with_size_factors(cost, name, size_factors))
     layers = tuple(
         msgspec.structs.replace(
             layer,
-            writes={name: _with_size_factors(cost, name, size_factors) for name, cost in layer.writes.items()},
             seconds=_scaled(_scaled(layer.seconds, device, factors[layer.name]), remote, remote_factor),
             joules=_scaled(layer.joules, device, factors[layer.name]),
-            between=_without(layer.between, device, measured=bool(measured.device)),
+            between=without_tier(layer.between, device) if measured.device else layer.between,
         )
-        for layer in costs.layers
+        for layer in sized.layers
     )
     if not measured.device:
-        return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
-    basis_text = f"{measured.basis}: at work, on {measured.devices} of {costs.device_class}"
-    intervals = {tier: interval for tier, interval in costs.intervals.items() if tier != device}
-    return msgspec.structs.replace(
-        costs, layers=layers, inputs=inputs, basis={**costs.basis, device: basis_text}, intervals=intervals
-    )
+        return msgspec.structs.replace(sized, layers=layers)
+    basis = {**costs.basis, device: f"{measured.basis}: at work, on {measured.devices} of {costs.device_class}"}
+    return msgspec.structs.replace(sized, layers=layers, basis=basis, intervals=without_tier(costs.intervals, device))
 
 
 def planned_transfer_bytes(costs: Costs, tensors: Iterable[str], codecs: Mapping[str, str], *, compress: bool) -> float:
     """Bytes of these tensors together by the costs, sent with these codecs; 0 where any of them is not in the costs."""
-    sizes = _costs_by_tensor(costs)
+    sizes = costs.tensors
     total = 0.0
     for name in tensors:
         cost = sizes.get(name)
@@ -134,7 +129,7 @@ def planned_transfer_bytes(costs: Costs, tensors: Iterable[str], codecs: Mapping
 def _size_factors(costs: Costs, transfers: Iterable[TransferMeasurement]) -> dict[tuple[str, str], float]:
     """Factor of measured over planned bytes, by tensor and codec key. Only compressed tensors and frames get one: the
     size of anything else is fixed by its shape."""
-    factors, sizes = {}, _costs_by_tensor(costs)
+    factors, sizes = {}, costs.tensors
     for transfer in transfers:
         planned_bytes = planned_transfer_bytes(costs, transfer.tensors, transfer.codecs, compress=transfer.compress)
         for name in transfer.tensors if planned_bytes else ():
@@ -160,10 +155,6 @@ def _codec_key(cost: TensorCost, codec: str, compress: bool) -> str:
     return codec + ZSTD_SUFFIX if compress and codec + ZSTD_SUFFIX in cost.codecs else codec
 
 
-def _costs_by_tensor(costs: Costs) -> dict[str, TensorCost]:
-    return {**costs.inputs, **{name: cost for layer in costs.layers for name, cost in layer.writes.items()}}
-
-
 def layer_factors(costs: Costs, tier: str, groups: Iterable[SliceMeasurement]) -> dict[str, float]:
     """Factor of measured over planned seconds on that tier, by layer."""
     groups = tuple(groups)
@@ -180,13 +171,8 @@ def layer_factors(costs: Costs, tier: str, groups: Iterable[SliceMeasurement]) -
 def _overall_factor(costs: Costs, tier: str, groups: Iterable[SliceMeasurement]) -> float:
     """Measured over planned seconds of all groups together; 1 where there are none."""
     by_layer = {layer.name: layer for layer in costs.layers}
-    pairs = [(group.seconds, _planned_s(by_layer, tier, group)) for group in groups]
-    planned_total_s = sum(planned_s for _, planned_s in pairs if planned_s > 0.0)
-    return (
-        sum(seconds for seconds, planned_s in pairs if planned_s > 0.0) / planned_total_s
-        if planned_total_s > 0.0
-        else 1.0
-    )
+    pairs = [(group.seconds, planned_s) for group in groups if (planned_s := _planned_s(by_layer, tier, group)) > 0.0]
+    return sum(seconds for seconds, _ in pairs) / sum(planned_s for _, planned_s in pairs) if pairs else 1.0
 
 
 def _planned_s(by_layer: Mapping[str, LayerCost], tier: str, group: SliceMeasurement) -> float:
@@ -204,9 +190,3 @@ def _ignore_noise(factor: float) -> float:
 
 def _scaled(by_tier: Mapping[str, float], tier: str, factor: float) -> dict[str, float]:
     return {name: value * factor if name == tier else value for name, value in by_tier.items()}
-
-
-def _without(
-    between: Mapping[str, tuple[float, float]], tier: str, *, measured: bool
-) -> dict[str, tuple[float, float]]:
-    return {name: value_range for name, value_range in between.items() if not (measured and name == tier)}

@@ -9,14 +9,16 @@ import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from edgesplit.errors import UsageError
+
+T = TypeVar("T")
 
 FORMAT: Final = "edgesplit.costs/1"
 """Format identifier that a costs file states."""
@@ -56,6 +58,14 @@ class TensorCost(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int
     codecs: dict[str, CodecCost] = {}
+
+    def with_codec_seconds(self, change: Callable[[Mapping[str, float]], dict[str, float]]) -> TensorCost:
+        """The tensor's costs with what `change` returns for each codec's seconds by tier, of encoding and decoding."""
+        codecs = {
+            name: msgspec.structs.replace(codec, encode_s=change(codec.encode_s), decode_s=change(codec.decode_s))
+            for name, codec in self.codecs.items()
+        }
+        return msgspec.structs.replace(self, codecs=codecs)
 
 
 class RelativeInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,14 +115,28 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """By predicted tier: the prediction interval of whole networks, an error that all layers share."""
 
     @property
-    def tensors(self) -> tuple[TensorCost, ...]:
-        """Every tensor, inputs first, then those that the layers write, in order."""
-        return (*self.inputs.values(), *(cost for layer in self.layers for cost in layer.writes.values()))
+    def tensors(self) -> dict[str, TensorCost]:
+        """Every tensor by name: inputs first, then those that the layers write, in order."""
+        return self.inputs | {name: cost for layer in self.layers for name, cost in layer.writes.items()}
+
+    def with_tensors(self, change: Callable[[str, TensorCost], TensorCost]) -> Costs:
+        """The costs with what `change` returns for each tensor's name and cost."""
+
+        def changed(tensors: Mapping[str, TensorCost]) -> dict[str, TensorCost]:
+            return {name: change(name, cost) for name, cost in tensors.items()}
+
+        layers = tuple(msgspec.structs.replace(layer, writes=changed(layer.writes)) for layer in self.layers)
+        return msgspec.structs.replace(self, inputs=changed(self.inputs), layers=layers)
 
     @property
     def raw(self) -> frozenset[str]:
         """Names of the tensors that the limit `keep_raw_input` keeps on the device."""
         return frozenset(self.raw_inputs or self.inputs)
+
+
+def without_tier(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
+    """The mapping without the tier."""
+    return {name: value for name, value in by_tier.items() if name != tier}
 
 
 def load_costs(source: str | Path | Mapping[str, Any]) -> Costs:

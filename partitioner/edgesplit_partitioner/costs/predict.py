@@ -10,12 +10,12 @@ convolutions differ by more than ten times. docs/device-profiles.md shows the er
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgesplit.device_profile import CalibrationFit, DeviceProfile, Interval
-from edgesplit_partitioner.costs.regression import FamilyPredictor, predictors_by_family
+from edgesplit.device_profile import DeviceProfile, Interval
+from edgesplit_partitioner.costs.regression import predictors_by_family
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 
@@ -23,8 +23,6 @@ FUSIBLE_MAIN: frozenset[OperatorClass] = frozenset({"conv", "depthwise", "gemm"}
 """Classes after which the layer's elementwise operators work on data that is still in the cache."""
 TFLITE_RUNTIMES: Final = ("libedgetpu", "LiteRT")
 """Prefixes of `CalibrationFit.runtime` in profiles that were calibrated with a runtime for TFLite."""
-CLASS_SIZES: Final = ("elements", "elements")
-"""Columns of `class:...` fits: operations and bytes."""
 UNKNOWN_ERROR: Final = Interval(
     low=0.4,
     high=2.5,
@@ -61,10 +59,11 @@ class Predictor:
     def __init__(self, profile: DeviceProfile, model_format: str = "onnx") -> None:
         self.profile = profile
         self._rate_error = profile.error or UNKNOWN_ERROR
-        self._whole_interval = profile.fit.whole if profile.fit else self._rate_error
+        self.whole_interval = profile.fit.whole if profile.fit else self._rate_error
+        """The interval of whole networks."""
         if model_format == "tflite" and not (profile.fit and profile.fit.runtime.startswith(TFLITE_RUNTIMES)):
-            self._rate_error = self._whole_interval = OTHER_RUNTIME
-        self._predictors: Mapping[str, FamilyPredictor] = _predictors_by_family(profile.fit) if profile.fit else {}
+            self._rate_error = self.whole_interval = OTHER_RUNTIME
+        self._predictors = predictors_by_family(profile.fit.operators, FEATURES) if profile.fit else {}
 
     def layer_s(self, layer: Layer) -> float:
         """Seconds of the layer's operators, one after the other. Without a fit, operators fused into the main one count
@@ -81,7 +80,7 @@ class Predictor:
         total_s = sum(part[0] for part in parts) + self.weight_fetch_s(layers)
         if self.profile.fit is None or not total_s:
             return Prediction(total_s, total_s * self._rate_error.low, total_s * self._rate_error.high)
-        whole = self._whole_interval
+        whole = self.whole_interval
         # A sum T of independent terms t_i has d ln T = sum of (t_i / T) d ln t_i, so squares of the weighted errors of
         # the logarithms add up (propagation of uncertainty: GUM, JCGM 100:2008, section 5.1.2). The error of whole
         # networks is common to all terms: it does not average out and enters once, with weight 1.
@@ -91,11 +90,6 @@ class Predictor:
         )
         return Prediction(total_s, total_s * math.exp(-log_below), total_s * math.exp(log_above))
 
-    @property
-    def whole_interval(self) -> Interval:
-        """The interval of whole networks."""
-        return self._whole_interval
-
     def weight_fetch_s(self, layers: Sequence[Layer], running: Sequence[Layer] = ()) -> float:
         """Seconds to fetch the layers' weights from memory in every run; 0 where the weights of all layers in `running`
         (by default `layers`) fit into the caches."""
@@ -103,15 +97,6 @@ class Predictor:
         if fit is None or sum(layer.weight_bytes for layer in running or layers) <= fit.cached_bytes:
             return 0.0
         return fit.uncached_s_per_byte * sum(layer.weight_bytes for layer in layers)
-
-    def predict_slice(self, layers: Sequence[Layer], tensors: int = 2) -> Prediction:
-        """Seconds of these layers as one slice with `tensors` inputs and outputs in all. Includes the cost of a run
-        beyond its operators, which the sum of its layers leaves out."""
-        together = self.predict_sum(layers)
-        if self.profile.fit is None:
-            return together
-        around_s = self.profile.fit.run_s + max(tensors - 2, 0) * self.profile.fit.tensor_s
-        return Prediction(together.seconds + around_s, together.low_s + around_s, together.high_s + around_s)
 
     def _operator_times(self, layer: Layer) -> list[tuple[float, float, float]]:
         """Per operator: seconds, and the low and high factor of its interval."""
@@ -121,7 +106,7 @@ class Predictor:
             is_unfused = self.profile.fit is not None or not (has_main and work.operator == "elementwise")
             roofline = roofline_s if is_unfused else arithmetic_s
             parts.append(
-                self._time_by_fit(work) or (roofline(work, self.profile), self._rate_error.low, self._rate_error.high),
+                self._time_by_fit(work) or (roofline(work, self.profile), self._rate_error.low, self._rate_error.high)
             )
             has_main = has_main or work.operator in FUSIBLE_MAIN  # operators after it find its output in the cache
         return parts
@@ -141,11 +126,6 @@ class Predictor:
         if predictor is None:
             return None
         return predictor.seconds(sizes) * fit.correction, min(predictor.low, 1.0), max(predictor.high, 1.0)
-
-
-def predict_layers(graph: LayerGraph, profile: DeviceProfile) -> dict[str, float]:
-    """Seconds by layer on a device with this profile."""
-    return {name: prediction.seconds for name, prediction in predict_intervals(graph, profile).items()}
 
 
 def predict_intervals(graph: LayerGraph, profile: DeviceProfile, model_format: str = "onnx") -> dict[str, Prediction]:
@@ -188,19 +168,6 @@ def predicted_basis(graph: LayerGraph, profile: DeviceProfile, model_format: str
 def predict_joules(seconds: dict[str, float], profile: DeviceProfile) -> dict[str, float]:
     """Joules by layer: the board's active watts for as long as the layer takes."""
     return {name: profile.active_watts.value * layer_seconds for name, layer_seconds in seconds.items()}
-
-
-def _predictors_by_family(fit: CalibrationFit) -> Mapping[str, FamilyPredictor]:
-    """Predictors of the profile's fits, by family."""
-    columns = {
-        **FEATURES,
-        **{
-            operator_fit.family: CLASS_SIZES
-            for operator_fit in fit.operators
-            if operator_fit.family.startswith("class:")
-        },
-    }
-    return predictors_by_family(fit.operators, columns)
 
 
 def roofline_s(work: OperatorWork, profile: DeviceProfile) -> float:

@@ -13,11 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
+from edgesplit.release.boundary_codecs import ZSTD_SUFFIX
 from edgesplit_partitioner.arrays import Floats, Ints, Mask
 from edgesplit_partitioner.costs.model import RAW, ZSTD, CodecCost, Costs, TensorCost
-
-COMPRESSED = "+zstd"
-"""Suffix of a codec's name in the costs where it was measured in a compressed request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class CostModel:
     @cached_property
     def tensors(self) -> dict[str, TensorCost]:
         """Costs of every tensor by name, in order."""
-        return tensors_of(self.costs)
+        return self.costs.tensors
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
@@ -207,11 +205,11 @@ class CostModel:
         Unlike the keys of `transfers` this counts every codec, lossy ones too.
         """
         measured = any(
-            name.endswith(COMPRESSED) and name in self.codecs
+            name.endswith(ZSTD_SUFFIX) and name in self.codecs
             for tensor in self.tensors.values()
             for name in tensor.codecs
         )
-        plain = any(not name.endswith(COMPRESSED) for name in self.codecs)
+        plain = any(not name.endswith(ZSTD_SUFFIX) for name in self.codecs)
         return (False, True) if measured and plain else (True,) if measured else (False,)
 
     def transfer_options(
@@ -223,7 +221,7 @@ class CostModel:
         """
         lower, upper = self.tiers[link], self.tiers[link + 1]
         options: list[TransferOption] = []
-        names = {name.removesuffix(COMPRESSED) for name in self.codecs if compress or not name.endswith(COMPRESSED)}
+        names = {name.removesuffix(ZSTD_SUFFIX) for name in self.codecs if compress or not name.endswith(ZSTD_SUFFIX)}
         for codec in sorted(names, key=lambda name: (name != RAW, name)):
             cost = measured_cost(tensor, codec, compress)
             if cost is not None and (lossy or cost.loss <= 0):
@@ -285,20 +283,12 @@ class CostModel:
         return np.concatenate(nodes), np.concatenate(tensors), size
 
 
-def tensors_of(costs: Costs) -> dict[str, TensorCost]:
-    """Every tensor by name: graph inputs first, then what the layers write, in order."""
-    tensors = dict(costs.inputs)
-    for layer in costs.layers:
-        tensors.update(layer.writes)
-    return tensors
-
-
 def measured_cost(tensor: TensorCost, codec: str, compress: bool) -> CodecCost | None:
     """What a codec costs in one kind of request: its uncompressed costs where it was not measured compressed.
 
     None where it was not measured.
     """
-    return (tensor.codecs.get(codec + COMPRESSED) if compress else None) or tensor.codecs.get(codec)
+    return (tensor.codecs.get(codec + ZSTD_SUFFIX) if compress else None) or tensor.codecs.get(codec)
 
 
 def _undominated(options: list[TransferOption]) -> tuple[TransferOption, ...]:

@@ -18,25 +18,6 @@ from edgesplit_partitioner.arrays import Floats, Ints
 from edgesplit_partitioner.formulation.cost_model import CostModel, TransferOption
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Every layer's tier and every crossing tensor's codec, with a bound that proves it."""
-
-    tier_of: dict[str, str]
-    codec_of: dict[tuple[str, str], str]
-    """By tensor and link (`device-edge`)."""
-    compress: bool
-    value: float
-    """Of the objective, evaluated again from the assignment."""
-    bound: float
-    """No assignment within the limits has a lower value."""
-
-    @property
-    def gap(self) -> float:
-        """How far `value` is above `bound`, as a fraction of `value`."""
-        return (self.value - self.bound) / self.value if self.value > 0 else 0.0
-
-
 @dataclass(frozen=True)
 class Placement:
     """An assignment by numbers: each layer's tier, and the codec of every tensor on every link that it crosses."""

@@ -53,31 +53,16 @@ class Radio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 # as JointDNN's table 3 gives them; promotion and tail from the paper's table of states. A phone's radio, not a board's.
 RADIOS: Final[dict[str, Radio]] = {
     "wifi": Radio(
-        up_mw_per_mbps=283.17,
-        down_mw_per_mbps=137.01,
-        base_mw=132.86,
-        promotion_s=0.0791,
-        promotion_mw=124.4,
-        tail_s=0.2381,
-        tail_mw=119.3,
+        up_mw_per_mbps=283.17, down_mw_per_mbps=137.01, base_mw=132.86,
+        promotion_s=0.0791, promotion_mw=124.4, tail_s=0.2381, tail_mw=119.3,
     ),
     "lte": Radio(
-        up_mw_per_mbps=438.39,
-        down_mw_per_mbps=51.97,
-        base_mw=1288.04,
-        promotion_s=0.2601,
-        promotion_mw=1210.7,
-        tail_s=11.576,
-        tail_mw=1060.0,
+        up_mw_per_mbps=438.39, down_mw_per_mbps=51.97, base_mw=1288.04,
+        promotion_s=0.2601, promotion_mw=1210.7, tail_s=11.576, tail_mw=1060.0,
     ),
     # Its two tails (DCH 8.088 s at 803.9 mW, FACH 0.8242 s at 601.3 mW) as one of the same length and energy.
     "3g": Radio(
-        up_mw_per_mbps=868.98,
-        down_mw_per_mbps=122.12,
-        base_mw=817.88,
-        promotion_s=0.5821,
-        promotion_mw=659.4,
-        tail_s=8.088 + 0.8242,
-        tail_mw=(8.088 * 803.9 + 0.8242 * 601.3) / (8.088 + 0.8242),
+        up_mw_per_mbps=868.98, down_mw_per_mbps=122.12, base_mw=817.88, promotion_s=0.5821, promotion_mw=659.4,
+        tail_s=8.088 + 0.8242, tail_mw=(8.088 * 803.9 + 0.8242 * 601.3) / (8.088 + 0.8242),
     ),
-}
+}  # fmt: skip

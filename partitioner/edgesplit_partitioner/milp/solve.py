@@ -8,7 +8,7 @@ tolerances are neither in the value nor in what the limits allow. Limits that co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,12 +17,11 @@ import msgspec
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Link, Power
 from edgesplit_partitioner.algorithms.lower_envelope import Line, explore
-from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation import cost_terms
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.cost_model import CostModel
-from edgesplit_partitioner.formulation.cost_terms import Assignment, CostTerm, Placement
-from edgesplit_partitioner.formulation.objectives import ENERGY, LATENCY, LATENCY_P95, OBJECTIVES, THROUGHPUT
+from edgesplit_partitioner.formulation.cost_terms import CostTerm
+from edgesplit_partitioner.formulation.objectives import ENERGY, LATENCY, LATENCY_P95, THROUGHPUT
 from edgesplit_partitioner.milp.conflict import conflict_error
 from edgesplit_partitioner.milp.demands import Constraint, constraints_of
 from edgesplit_partitioner.milp.exact import ExactSolver, MilpSolution, SearchStopped
@@ -32,41 +31,20 @@ SAMPLED_RATES = tuple(2.0**power for power in range(-6, 7))
 """Factors on the planned uplink rate at which a stream's rows are made: its slowest stage is no line over bandwidth."""
 
 
-def solve(
-    costs: Costs,
-    tiers: Sequence[str],
-    links: Sequence[Link],
-    objective: str | Mapping[str, float],
-    limits: Limits,
-    codecs: Iterable[str],
-    *,
-    power: Power | None = None,
-    p95_links: Sequence[Link] | None = None,
-    mip_rel_gap: float = 1e-6,
-    time_limit_s: float = 60.0,
-) -> Assignment:
-    """The assignment that is least in the objective and keeps the limits; InfeasibleLimits names those that conflict.
-
-    `links[k]` joins `tiers[k]` to `tiers[k + 1]`. The objective is one of `OBJECTIVES` or a weight for each of several:
-    `latency` in seconds; `latency_p95` the same on `p95_links` (the links by default); `energy` in joules of the
-    device; `throughput` the seconds per inference of the slowest stage of a stream. Its stages are each tier's layers
-    with the decoding of what comes up to it and the encoding of what it sends on, and each direction of each link,
-    bytes over rate. Round trips are in no stage: they delay the first answer and not the next. Energy and deadline are
-    those of the given links. Where time runs out the answer is the best found, and its gap bounds how far off it is.
-    """
-    model = CostModel(costs, tuple(tiers), frozenset(codecs))
-    stop = StopCriteria(mip_rel_gap, time_limit_s)
-    return MilpProblem(model, tuple(links), objective, limits, power or Power(), tuple(p95_links or links), stop).best()
-
-
 @dataclass(frozen=True)
 class MilpProblem:
-    """A cost model under limits: its best assignment, and those that are best at other bandwidths."""
+    """A cost model under limits: its best assignment, and those that are best at other bandwidths.
+
+    The weights of the objectives are: `latency` per second; `latency_p95` per second on `p95_links`; `energy` per joule
+    of the device; `throughput` per second that the slowest stage of a stream takes for an inference
+    (`cost_terms.stages_s`). Energy and deadline are those of `links`. Where time runs out the answer is the best found,
+    and its gap bounds how far off it is.
+    """
 
     model: CostModel
     links: tuple[Link, ...]
-    objective: str | Mapping[str, float]
-    """One of `OBJECTIVES`, or a weight for each of several."""
+    weights: Mapping[str, float]
+    """By objective."""
     limits: Limits
     power: Power
     p95_links: tuple[Link, ...]
@@ -74,28 +52,23 @@ class MilpProblem:
     stop: StopCriteria = field(default_factory=StopCriteria)
 
     def __post_init__(self) -> None:
-        if any(name not in OBJECTIVES for name in self.weights) or not any(self.weights.values()):
-            known = ", ".join(OBJECTIVES)
-            raise UsageError(f"objective {self.objective!r} is not supported; supported: {known}, or weights")
-        if not all(0 <= weight < math.inf for weight in self.weights.values()):
-            raise UsageError(f"objective: weights must be numbers of at least 0, not {self.objective}")
         if self.limits.energy_joules is not None or self.weights.get(ENERGY):
             _check_joules(self.model)
 
-    def best(self) -> Assignment:
+    def best(self) -> MilpSolution:
         """The best assignment on the planned links; InfeasibleLimits where there is none."""
         goal, constraints = self._goal(self.links, self.p95_links, self.power), self._constraints(self.limits)
         solution = self._solver.minimum(goal, constraints)
         if solution is None:
             raise conflict_error(self._solver, constraints)
         ties = Goal(cost_terms.sent_bytes(self.model)), Goal(cost_terms.distance(self.model))
-        return self._assignment(self._solver.minimum_of_equals(goal, constraints, solution, *ties))
+        return self._solver.minimum_of_equals(goal, constraints, solution, *ties)
 
     def conflict(self) -> InfeasibleLimits:
         """The error for limits that are known to conflict."""
         return conflict_error(self._solver, self._constraints(self.limits))
 
-    def at_other_bandwidths(self, most: int) -> list[Assignment]:
+    def at_other_bandwidths(self, most: int) -> list[MilpSolution]:
         """What is best at some uplink bandwidth of the first link, every limit kept on the planned links.
 
         The lower envelope over 1/bandwidth by recursion, a program for each of its points, at round trip 0 and with the
@@ -110,8 +83,8 @@ class MilpProblem:
             rate = self.links[0].up_bytes_per_s
             goals = [self._goal_at(1.0 / rate * factor, awake=False) for factor in SAMPLED_RATES]
             tried = [self._solver.minimum(goal, constraints) for goal in goals]
-            return [self._assignment(solution) for solution in tried if solution is not None]
-        return [self._assignment(line.item) for line in self._envelope(constraints, most)]
+            return [solution for solution in tried if solution is not None]
+        return [line.item for line in self._envelope(constraints, most)]
 
     def _envelope(self, constraints: Sequence[Constraint], most: int) -> list[Line[MilpSolution]]:
         """Solutions that are best at some seconds per byte x, as lines over x."""
@@ -167,15 +140,6 @@ class MilpProblem:
     def _constraints(self, limits: Limits) -> tuple[Constraint, ...]:
         return constraints_of(self.model, self.links, limits, self.power)
 
-    def _assignment(self, solution: MilpSolution) -> Assignment:
-        bound = min(solution.bound, solution.value)
-        return to_assignment(self.model, solution.placement, solution.value, bound)
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Weight by objective."""
-        return {self.objective: 1.0} if isinstance(self.objective, str) else self.objective
-
     @cached_property
     def _solver(self) -> ExactSolver:
         return ExactSolver(self.model, self.limits.max_loss is not None, self.stop)
@@ -184,21 +148,6 @@ class MilpProblem:
 def _sum_of(goal: Goal) -> CostTerm:
     assert isinstance(goal.total, CostTerm)
     return goal.total
-
-
-def to_assignment(model: CostModel, placement: Placement, value: float, bound: float) -> Assignment:
-    """The placement with names instead of numbers."""
-    layers = zip(model.layers, placement.tier_of, strict=True)
-    transfers = sorted(placement.transfers.items(), key=lambda crossing: crossing[0])
-    return Assignment(
-        tier_of={layer: model.tiers[tier] for layer, tier in layers},
-        codec_of={
-            (model.tensor_names[tensor], model.link_name(link)): option.codec for (tensor, link), option in transfers
-        },
-        compress=placement.compress and bool(placement.transfers),
-        value=value,
-        bound=bound,
-    )
 
 
 def _check_joules(model: CostModel) -> None:

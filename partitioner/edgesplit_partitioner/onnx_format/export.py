@@ -146,7 +146,7 @@ def _decoder_nodes(model: onnx.ModelProto, spec: TensorSpec, codec: str) -> list
     The encoded tensor and the slices' tensor have the same name, so the slices' reads are renamed to the decoded one.
     """
     tensor, decoded = spec.name, f"{spec.name}:decoded"
-    _rename_reads(model.graph, tensor, decoded)
+    nodes.rename_reads(model.graph, tensor, decoded)
     _import_standard_opset(model)
     target_type = nodes.ELEMENT_TYPES[spec.datatype]
     if codec == boundary_codecs.FP16:
@@ -167,15 +167,3 @@ def _import_standard_opset(model: onnx.ModelProto) -> None:
     """Import ONNX's own operator set, which decoding needs, where all slices use operators of other domains alone."""
     if all(opset.domain not in ("", "ai.onnx") for opset in model.opset_import):
         model.opset_import.add(domain="", version=STANDARD_OPSET)
-
-
-def _rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename a tensor in the inputs of every node, and in the outputs of subgraphs that return a captured tensor."""
-    for subgraph in nodes.all_graphs(graph):
-        for node in subgraph.node:
-            for position, read in enumerate(node.input):
-                if read == old:
-                    node.input[position] = new
-        for output in subgraph.output:
-            if output.name == old:
-                output.name = new

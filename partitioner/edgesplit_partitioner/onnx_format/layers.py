@@ -20,6 +20,7 @@ from edgesplit_partitioner.ir.tensor_types import TensorType, item_bytes
 from edgesplit_partitioner.onnx_format import nodes as onnx_nodes
 from edgesplit_partitioner.onnx_format.nodes import DATATYPES
 from edgesplit_partitioner.onnx_format.operator_work import work_of
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 MATRIX_OPERATORS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
@@ -154,8 +155,12 @@ def _is_random(node: onnx.NodeProto) -> bool:
 def layer_graph(model: onnx.ModelProto, types: Mapping[str, TensorType]) -> LayerGraph:
     """The layer graph of an optimised, normalised model; `types` holds the type of each of its tensors."""
     facts = GraphIndex(model.graph)
-    groups = group_nodes(facts, types)
-    return fused_layers(facts, groups, types, _WorkCounter(facts, types).work, _raw_tensors(facts))
+    groups, lookup = group_nodes(facts, types), _lookup(facts, types)
+
+    def work(position: int) -> OperatorWork:
+        return work_of(facts.graph.node[position], lookup)
+
+    return fused_layers(facts, groups, types, work, _raw_tensors(facts))
 
 
 def group_nodes(facts: GraphIndex, types: Mapping[str, TensorType]) -> UnionFind:
@@ -240,30 +245,20 @@ def _join_quantised(facts: GraphIndex, groups: UnionFind, position: int) -> None
             groups.union(position, facts.writer[tensor])
 
 
-@dataclass(frozen=True, slots=True)
-class _WorkCounter:
-    """Shapes and element sizes of the graph's tensors and weights, in the form that `work_of` takes."""
+def _lookup(facts: GraphIndex, types: Mapping[str, TensorType]) -> TensorLookup:
+    """Shapes and element sizes of the graph's tensors and weights."""
 
-    facts: GraphIndex
-    types: Mapping[str, TensorType]
+    def shape(name: str) -> tuple[int, ...] | None:
+        if name in facts.initializers:
+            return tuple(facts.initializers[name].dims)
+        return types[name].concrete_shape if name in types else None
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        if name in self.facts.initializers:
-            return tuple(self.facts.initializers[name].dims)
-        tensor_type = self.types.get(name)
-        return None if tensor_type is None else tensor_type.concrete_shape
+    def itemsize(name: str) -> int:
+        if name in facts.initializers:
+            return item_bytes(DATATYPES.get(facts.initializers[name].data_type, ""))
+        return types[name].item_bytes if name in types else 1
 
-    def item_bytes(self, name: str) -> int:
-        if name in self.facts.initializers:
-            return item_bytes(DATATYPES.get(self.facts.initializers[name].data_type, ""))
-        tensor_type = self.types.get(name)
-        return 1 if tensor_type is None else tensor_type.item_bytes
-
-    def is_weight(self, name: str) -> bool:
-        return name in self.facts.constants
-
-    def work(self, position: int) -> OperatorWork:
-        return work_of(self.facts.graph.node[position], self.shape, self.item_bytes, self.is_weight)
+    return TensorLookup(shape, itemsize, facts.constants.__contains__)
 
 
 def _raw_tensors(facts: GraphIndex) -> frozenset[str]:

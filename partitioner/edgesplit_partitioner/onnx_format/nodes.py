@@ -6,7 +6,8 @@ Everything is keyed by name, never by `id(node)`, because protobuf's Python wrap
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 
 import onnx
 
@@ -50,7 +51,7 @@ def constant_names(graph: onnx.GraphProto) -> set[str]:
 def inputs_of(node: onnx.NodeProto) -> list[str]:
     """Names that the node needs, each once: its inputs, and what its subgraphs capture from outside."""
     captured = (name for graph in subgraphs(node) for name in _captured_names(graph))
-    return _unique(name for name in (*node.input, *captured) if name)
+    return list(dict.fromkeys(name for name in (*node.input, *captured) if name))
 
 
 def outputs_of(node: onnx.NodeProto) -> list[str]:
@@ -76,10 +77,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Size of a stored tensor in bytes."""
     if tensor.HasField("raw_data"):
         return len(tensor.raw_data)
-    count = 1
-    for length in tensor.dims:
-        count *= length
-    return count * item_bytes(DATATYPES.get(tensor.data_type, ""))
+    return int(prod(tensor.dims)) * item_bytes(DATATYPES.get(tensor.data_type, ""))
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -112,14 +110,33 @@ def function_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
                 yield from stored_tensors(graph)
 
 
+def rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename a tensor in the inputs of every node, and in the outputs of subgraphs that return a captured tensor."""
+    for current in all_graphs(graph):
+        for node in current.node:
+            for position, name in enumerate(node.input):
+                if name == old:
+                    node.input[position] = new
+        for output in current.output if current is not graph else ():
+            if output.name == old:
+                output.name = new
+
+
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """The integer attribute of that name."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def ints_attribute(node: onnx.NodeProto, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The attribute of that name that is a list of integers."""
+    return next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == name), default)
+
+
 def domains(graph: onnx.GraphProto) -> set[str]:
     """Operator domains in use, including those in subgraphs."""
-    return {_domain(node.domain) for current in all_graphs(graph) for node in current.node}
+    return {plain_domain(node.domain) for current in all_graphs(graph) for node in current.node}
 
 
-def _domain(name: str) -> str:
+def plain_domain(name: str) -> str:
+    """The domain of an operator set; empty for ONNX's own, which has two names."""
     return "" if name == "ai.onnx" else name
-
-
-def _unique(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -44,17 +44,8 @@ def _restore_outputs(graph: onnx.GraphProto, outputs: list[str]) -> None:
     for tensor in graph.initializer:
         if tensor.name in by_name:
             output, tensor.name = tensor.name, f"{tensor.name}/constant"
-            _rename_inputs(graph, output, tensor.name)
+            onnx_nodes.rename_reads(graph, output, tensor.name)
             graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [output]))
-
-
-def _rename_inputs(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Rename a tensor in the inputs of every node, in subgraphs too."""
-    for subgraph in onnx_nodes.all_graphs(graph):
-        for node in subgraph.node:
-            for position, name in enumerate(node.input):
-                if name == old:
-                    node.input[position] = new
 
 
 def _live_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -111,6 +102,6 @@ def _keep_used_opsets(model: onnx.ModelProto) -> None:
     used = onnx_nodes.domains(model.graph)
     for function in model.functions:
         used |= {node.domain for node in function.node}
-    kept = [opset for opset in model.opset_import if ("" if opset.domain == "ai.onnx" else opset.domain) in used]
+    kept = [opset for opset in model.opset_import if onnx_nodes.plain_domain(opset.domain) in used]
     del model.opset_import[:]
     model.opset_import.extend(sorted(kept, key=lambda opset: opset.domain))

@@ -15,6 +15,7 @@ from typing import Final
 import onnx
 
 from edgesplit_partitioner.ir.graph import OperatorWork
+from edgesplit_partitioner.onnx_format.nodes import int_attribute, ints_attribute
 from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 Sizes = tuple[float, ...]
@@ -52,28 +53,14 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 """
 
 ALIASES: Final[Mapping[str, str]] = {
-    "Sub": "Add",
-    "Sum": "Add",
-    "Max": "Add",
-    "Min": "Add",
-    "Abs": "Relu",
-    "Neg": "Relu",
-    "HardSigmoid": "HardSwish",
-    "Sqrt": "Div",
-    "Reciprocal": "Div",
-    "Gelu": "Erf",
-    "Log": "Exp",
-    "Softplus": "Exp",
-    "LogSoftmax": "Softmax",
-    "LayerNormalization": "normalise",
-    "InstanceNormalization": "normalise",
-    "GlobalAveragePool": "reduce",
-    "GlobalMaxPool": "reduce",
-    "Upsample": "Resize",
-    "ArgMin": "reduce",
-    "ArgMax": "reduce",
-    "Tile": "Gather",
-    "Expand": "Gather",
+    **dict.fromkeys(("Sub", "Sum", "Max", "Min"), "Add"),
+    **dict.fromkeys(("Abs", "Neg"), "Relu"),
+    **dict.fromkeys(("Sqrt", "Reciprocal"), "Div"),
+    **dict.fromkeys(("Log", "Softplus"), "Exp"),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization"), "normalise"),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "ArgMin", "ArgMax"), "reduce"),
+    **dict.fromkeys(("Tile", "Expand"), "Gather"),
+    **{"HardSigmoid": "HardSwish", "Gelu": "Erf", "LogSoftmax": "Softmax", "Upsample": "Resize"},
 }
 """Operators that cost about what another one does, by that operator or family."""
 
@@ -123,25 +110,13 @@ def _output_shape(node: onnx.NodeProto, lookup: TensorLookup) -> Shape:
     return tuple(max(length, 0) for length in (lookup.shape(name) if name else None) or ())
 
 
-def _ints_attribute(node: onnx.NodeProto, name: str, default: Shape = ()) -> Shape:
-    return next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == name), default)
-
-
-def _int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
-
-
 def _convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
-    weights, out, input_shape = (
-        _input_shape(node, lookup, 1),
-        _output_shape(node, lookup),
-        _input_shape(node, lookup, 0),
-    )
+    input_shape, weights, out = (*(_input_shape(node, lookup, i) for i in (0, 1)), _output_shape(node, lookup))
     if len(weights) < 3 or len(out) < 3:
         return "", ()
-    groups = max(_int_attribute(node, "group", 1), 1)
+    groups = max(int_attribute(node, "group", 1), 1)
     taps, pixels, row = prod(weights[2:]), out[0] * prod(out[2:]), out[-1]
-    stride = prod(_ints_attribute(node, "strides", (1,)))
+    stride = prod(ints_attribute(node, "strides", (1,)))
     if groups > 1 and weights[1] == 1 and groups == input_shape[1]:
         return "depthwise", (weights[0], taps, pixels, row, stride)
     if groups > 1:
@@ -157,12 +132,8 @@ def _transposed_convolution_sizes(node: onnx.NodeProto, lookup: TensorLookup) ->
     weights, input_shape = _input_shape(node, lookup, 1), _input_shape(node, lookup, 0)
     if len(weights) < 3 or len(input_shape) < 3:
         return "", ()
-    return "convt", (
-        weights[1] * _int_attribute(node, "group", 1),
-        weights[0],
-        prod(weights[2:]),
-        input_shape[0] * prod(input_shape[2:]),
-    )
+    out_channels, pixels = weights[1] * int_attribute(node, "group", 1), input_shape[0] * prod(input_shape[2:])
+    return "convt", (out_channels, weights[0], prod(weights[2:]), pixels)
 
 
 def _product_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
@@ -170,7 +141,7 @@ def _product_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Siz
     first, out = _input_shape(node, lookup, 0), _output_shape(node, lookup)
     if not first:
         return "", ()
-    inner = first[0] if _int_attribute(node, "transA", 0) and len(first) == 2 else first[-1]
+    inner = first[0] if int_attribute(node, "transA", 0) and len(first) == 2 else first[-1]
     columns = out[-1] if out else 1
     if lookup.is_weight(node.input[1]):
         count = prod(out) / max(columns, 1)
@@ -217,7 +188,7 @@ def _broadcast_run(small: Shape, out: Shape) -> int:
 
 def _pool_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
     out = _output_shape(node, lookup)
-    taps, stride = prod(_ints_attribute(node, "kernel_shape")), prod(_ints_attribute(node, "strides", (1,)))
+    taps, stride = prod(ints_attribute(node, "kernel_shape")), prod(ints_attribute(node, "strides", (1,)))
     return node.op_type, (prod(out), taps, out[-1] if out else 1, stride)
 
 
@@ -225,20 +196,17 @@ def _reduction_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, S
     """Sizes of a reduction. `run`: contiguous elements in the result that the reduction walks over; 1 where it runs
     along the rows."""
     input_shape, results = _input_shape(node, lookup, 0), max(prod(_output_shape(node, lookup)), 1)
-    axis = _int_attribute(node, "axis", -1)
-    axes = _ints_attribute(node, "axes", (axis,) if node.op_type.startswith("Arg") else ())
-    last = (
-        max((reduced_axis % len(input_shape) for reduced_axis in axes), default=len(input_shape) - 1)
-        if input_shape
-        else 0
-    )
+    axis = int_attribute(node, "axis", -1)
+    axes = ints_attribute(node, "axes", (axis,) if node.op_type.startswith("Arg") else ())
+    rank = len(input_shape)
+    last = max((reduced_axis % rank for reduced_axis in axes), default=rank - 1) if rank else 0
     return "reduce", (prod(input_shape), results, prod(input_shape[last + 1 :]))
 
 
 def _axis_sizes(family: str) -> Callable[[onnx.NodeProto, TensorLookup], tuple[str, Sizes]]:
     def sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
         input_shape = _input_shape(node, lookup, 0)
-        axis = _int_attribute(node, "axis", -1) if node.op_type != "InstanceNormalization" else 2
+        axis = int_attribute(node, "axis", -1) if node.op_type != "InstanceNormalization" else 2
         start = axis % len(input_shape) if input_shape else 0
         return family, (prod(input_shape), prod(input_shape[start:]))
 
@@ -247,14 +215,14 @@ def _axis_sizes(family: str) -> Callable[[onnx.NodeProto, TensorLookup], tuple[s
 
 def _concat_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
     out, item = _output_shape(node, lookup), lookup.itemsize(node.output[0])
-    axis = _int_attribute(node, "axis", 1) % max(len(out), 1)
+    axis = int_attribute(node, "axis", 1) % max(len(out), 1)
     pieces = max(sum(bool(name) for name in node.input), 1)
     return "Concat", (prod(out) * item, prod(out[axis:]) * item / pieces, pieces)
 
 
 def _split_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
     input_shape, item = _input_shape(node, lookup, 0), lookup.itemsize(node.input[0])
-    axis = _int_attribute(node, "axis", 0) % max(len(input_shape), 1)
+    axis = int_attribute(node, "axis", 0) % max(len(input_shape), 1)
     pieces = max(len(node.output), 1)
     return "Split", (prod(input_shape) * item, prod(input_shape[axis:]) * item / pieces, pieces)
 
@@ -263,12 +231,8 @@ def _copy_sizes(family: str) -> Callable[[onnx.NodeProto, TensorLookup], tuple[s
     """Sizes of an operator that copies contiguous runs, each as long as the trailing axes that stay whole."""
 
     def sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Sizes]:
-        input_shape, out, item = (
-            _input_shape(node, lookup, 0),
-            _output_shape(node, lookup),
-            lookup.itemsize(node.output[0]),
-        )
-        run = item
+        input_shape, out = _input_shape(node, lookup, 0), _output_shape(node, lookup)
+        run = item = lookup.itemsize(node.output[0])
         for before, after in zip(reversed(input_shape), reversed(out), strict=False):
             if before != after:
                 break
@@ -282,7 +246,7 @@ def _transpose_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, S
     """Sizes of a transposition. `run`: elements that stay contiguous; `row`: distance in the source between
     neighbouring results."""
     input_shape = _input_shape(node, lookup, 0)
-    order = _ints_attribute(node, "perm", tuple(reversed(range(len(input_shape)))))
+    order = ints_attribute(node, "perm", tuple(reversed(range(len(input_shape)))))
     if sorted(order) != list(range(len(input_shape))):
         return "", ()
     fixed_axes = 0
@@ -302,23 +266,14 @@ def _resize_sizes(node: onnx.NodeProto, lookup: TensorLookup) -> tuple[str, Size
 
 _BY_OPERATOR: Final[Mapping[str, Callable[[onnx.NodeProto, TensorLookup], tuple[str, Sizes]]]] = {
     "ConvTranspose": _transposed_convolution_sizes,
-    "Gemm": _product_sizes,
-    "MatMul": _product_sizes,
-    "FusedMatMul": _product_sizes,
-    "FusedGemm": _product_sizes,
-    "LSTM": _recurrent_sizes,
-    "GRU": _recurrent_sizes,
-    "RNN": _recurrent_sizes,
-    "MaxPool": _pool_sizes,
-    "AveragePool": _pool_sizes,
+    **dict.fromkeys(("Gemm", "MatMul", "FusedMatMul", "FusedGemm"), _product_sizes),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent_sizes),
+    **dict.fromkeys(("MaxPool", "AveragePool"), _pool_sizes),
+    **{family: _axis_sizes(family) for family in ("Softmax", "normalise")},
+    **{family: _copy_sizes(family) for family in ("Slice", "Pad", "Gather")},
     "reduce": _reduction_sizes,
-    "Softmax": _axis_sizes("Softmax"),
-    "normalise": _axis_sizes("normalise"),
     "Concat": _concat_sizes,
     "Split": _split_sizes,
-    "Slice": _copy_sizes("Slice"),
-    "Pad": _copy_sizes("Pad"),
-    "Gather": _copy_sizes("Gather"),
     "Transpose": _transpose_sizes,
     "Resize": _resize_sizes,
 }

@@ -13,16 +13,13 @@ import onnx
 
 from edgesplit.input_spec import PCM16_BYTES, InputSpec
 from edgesplit_partitioner.ir.graph import OperatorClass, OperatorWork
-from edgesplit_partitioner.onnx_format.operator_features import with_features
-from edgesplit_partitioner.onnx_format.tensor_lookup import IsWeight, ItemBytes, ShapeOf, TensorLookup
+from edgesplit_partitioner.onnx_format import nodes
+from edgesplit_partitioner.onnx_format.operator_features import FREE_OPERATORS, with_features
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 NO_WORK = OperatorWork("memory", 0.0, 0.0)
 """Nothing is computed and nothing moves: the runtime passes the same buffer on."""
 
-FREE_OPERATORS = frozenset(
-    {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape", "Size", "Constant"}
-)
-"""Operators without work."""
 CHEAP_ELEMENTWISE = frozenset(
     {"Abs", "Add", "And", "BitShift", "Cast", "CastLike", "Ceil", "Clip", "DequantizeLinear", "Div", "Equal", "Floor"}
     | {"Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "IsInf", "IsNaN", "LeakyRelu", "Less", "LessOrEqual"}
@@ -39,26 +36,15 @@ COSTLY_ELEMENTWISE = frozenset(
 TRANSCENDENTAL_FLOPS = 8.0
 """Operations per element of a transcendental function, which runtimes evaluate as a short polynomial."""
 PER_ELEMENT: Mapping[str, tuple[OperatorClass, float]] = {
-    "BatchNormalization": ("elementwise", 2.0),
-    "DynamicQuantizeLinear": ("elementwise", 3.0),
-    "InstanceNormalization": ("memory", 4.0),
-    "GroupNormalization": ("memory", 4.0),
-    "LayerNormalization": ("memory", 4.0),
-    "SimplifiedLayerNormalization": ("memory", 4.0),
-    "SkipLayerNormalization": ("memory", 5.0),
-    "RMSNormalization": ("memory", 3.0),
-    "LpNormalization": ("memory", 3.0),
-    "LRN": ("memory", 12.0),
-    "Softmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0),
-    "LogSoftmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0),
-    "CumSum": ("memory", 1.0),
-    "TopK": ("memory", 8.0),
-    "ArgMax": ("memory", 1.0),
-    "ArgMin": ("memory", 1.0),
-    "GlobalAveragePool": ("memory", 1.0),
-    "GlobalMaxPool": ("memory", 1.0),
-    "QLinearGlobalAveragePool": ("memory", 1.0),
-}
+    "BatchNormalization": ("elementwise", 2.0), "DynamicQuantizeLinear": ("elementwise", 3.0),
+    "InstanceNormalization": ("memory", 4.0), "GroupNormalization": ("memory", 4.0),
+    "LayerNormalization": ("memory", 4.0), "SimplifiedLayerNormalization": ("memory", 4.0),
+    "SkipLayerNormalization": ("memory", 5.0), "RMSNormalization": ("memory", 3.0),
+    "LpNormalization": ("memory", 3.0), "LRN": ("memory", 12.0),
+    "Softmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0), "LogSoftmax": ("memory", TRANSCENDENTAL_FLOPS + 3.0),
+    "CumSum": ("memory", 1.0), "TopK": ("memory", 8.0), "ArgMax": ("memory", 1.0), "ArgMin": ("memory", 1.0),
+    "GlobalAveragePool": ("memory", 1.0), "GlobalMaxPool": ("memory", 1.0), "QLinearGlobalAveragePool": ("memory", 1.0),
+}  # fmt: skip
 """Class, and operations per element of the first input."""
 POOLING_OPERATORS = frozenset({"AveragePool", "MaxPool", "LpPool", "QLinearAveragePool"})
 """Pooling operators, with one operation per element of the kernel for each result."""
@@ -69,23 +55,15 @@ INDEXING_OPERATORS = frozenset(
 CONVOLUTION_WEIGHTS: Mapping[str, int] = {"Conv": 1, "FusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Position of the weights among the inputs, by operator."""
 PRODUCT_FACTORS: Mapping[str, int] = {
-    "Gemm": 1,
-    "FusedGemm": 1,
-    "MatMul": 1,
-    "FusedMatMul": 1,
-    "MatMulInteger": 1,
-    "DynamicQuantizeMatMul": 1,
-    "QLinearMatMul": 3,
-    "QGemm": 3,
+    **dict.fromkeys(("Gemm", "FusedGemm", "MatMul", "FusedMatMul", "MatMulInteger", "DynamicQuantizeMatMul"), 1),
+    **dict.fromkeys(("QLinearMatMul", "QGemm"), 3),
 }
 """Position of the second factor among the inputs, by operator."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
 
 
-def work_of(node: onnx.NodeProto, shape: ShapeOf, itemsize: ItemBytes, is_weight: IsWeight) -> OperatorWork:
-    """The work of `node`. `shape` gives the shape of a tensor or weight, or None; `itemsize` gives the bytes of one
-    element."""
-    lookup = TensorLookup(shape, itemsize, is_weight)
+def work_of(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
+    """The work of `node`."""
     return with_features(_work(node, lookup), node, lookup)
 
 
@@ -103,7 +81,7 @@ def input_work(spec: InputSpec) -> OperatorWork:
 
 def _work(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     operator = node.op_type
-    if operator in FREE_OPERATORS or not node.output:
+    if operator in FREE_OPERATORS or operator == "Constant" or not node.output:
         return NO_WORK
     if operator in CONVOLUTION_WEIGHTS:
         return _convolution(node, lookup)
@@ -132,7 +110,9 @@ def _elementwise(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
         kind, operations = PER_ELEMENT[operator]
         return OperatorWork(kind, operations * lookup.elements(node.input[0]), moved)
     if operator in POOLING_OPERATORS:
-        return OperatorWork("memory", float(lookup.elements(node.output[0]) * prod(_ints(node, "kernel_shape"))), moved)
+        return OperatorWork(
+            "memory", float(lookup.elements(node.output[0]) * prod(nodes.ints_attribute(node, "kernel_shape"))), moved
+        )
     if operator.startswith("Reduce"):
         return OperatorWork("memory", float(lookup.elements(node.input[0])), moved)
     if operator in INDEXING_OPERATORS:
@@ -147,7 +127,7 @@ def _convolution(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     weights = lookup.shape(_input(node, CONVOLUTION_WEIGHTS[node.op_type])) or ()
     filter_elements = prod(weights[1:])
     out = lookup.elements(node.output[0]) or (weights[0] if weights else 0)
-    groups = _int(node, "group", 1)
+    groups = nodes.int_attribute(node, "group", 1)
     is_depthwise = groups > 1 and len(weights) > 1 and weights[1] == 1
     return OperatorWork("depthwise" if is_depthwise else "conv", 2.0 * out * filter_elements, lookup.moved(node))
 
@@ -157,7 +137,7 @@ def _transposed_convolution(node: onnx.NodeProto, lookup: TensorLookup) -> Opera
     kernel...)."""
     weights = lookup.shape(_input(node, 1)) or ()
     filter_elements = prod(weights[1:])
-    is_depthwise = _int(node, "group", 1) > 1 and len(weights) > 1 and weights[1] == 1
+    is_depthwise = nodes.int_attribute(node, "group", 1) > 1 and len(weights) > 1 and weights[1] == 1
     flops = 2.0 * lookup.elements(node.input[0]) * filter_elements
     return OperatorWork("depthwise" if is_depthwise else "conv", flops, lookup.moved(node))
 
@@ -168,7 +148,7 @@ def _product(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
     first, second = lookup.shape(node.input[0]), lookup.shape(_input(node, PRODUCT_FACTORS[node.op_type]))
     out = lookup.elements(node.output[0])
     if first:
-        inner = first[0] if _int(node, "transA", 0) and len(first) == 2 else first[-1]
+        inner = first[0] if nodes.int_attribute(node, "transA", 0) and len(first) == 2 else first[-1]
         return OperatorWork("gemm", 2.0 * out * max(inner, 0), lookup.moved(node))
     return OperatorWork("gemm", 2.0 * prod(second or (0,)), lookup.moved(node))
 
@@ -200,14 +180,14 @@ def _control_flow(node: onnx.NodeProto, lookup: TensorLookup) -> OperatorWork:
 
 def _branch_work(graph: onnx.GraphProto, outer: TensorLookup) -> OperatorWork:
     """The sum over a subgraph's operators, under the class of the heaviest one."""
-    inner = _subgraph_lookup(graph, outer)
+    inner = graph_lookup(graph, outer)
     works = [_work(node, inner) for node in graph.node]
     main = max(works, key=lambda work: (work.flops, work.bytes_moved), default=NO_WORK)
     return OperatorWork(main.operator, sum(work.flops for work in works), sum(work.bytes_moved for work in works))
 
 
-def _subgraph_lookup(graph: onnx.GraphProto, outer: TensorLookup) -> TensorLookup:
-    """Lookup inside a subgraph: its own tensors first, then those that it captures."""
+def graph_lookup(graph: onnx.GraphProto, outer: TensorLookup) -> TensorLookup:
+    """Lookup inside a graph: its own tensors first, then those that it captures from `outer`."""
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: dict[str, int] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -239,11 +219,3 @@ def element_bytes(data_type: int) -> int:
 def _input(node: onnx.NodeProto, position: int) -> str:
     """Name of the input at that position; empty where it was left out."""
     return node.input[position] if len(node.input) > position else ""
-
-
-def _int(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((attribute.i for attribute in node.attribute if attribute.name == name), default)
-
-
-def _ints(node: onnx.NodeProto, name: str) -> tuple[int, ...]:
-    return next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == name), ())

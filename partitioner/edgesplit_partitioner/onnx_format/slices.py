@@ -16,7 +16,7 @@ from edgesplit_partitioner.ir.graph import Layer
 from edgesplit_partitioner.ir.prepared_model import Boundary
 from edgesplit_partitioner.onnx_format import archive, nodes
 
-WEIGHTS_FILE = "weights.bin"
+WEIGHTS_FILE: FileName = "weights.bin"
 """Name of the weights file of a slice."""
 INLINE_SHAPE_BYTES = 1024
 """Integer tensors below this size stay in the graph: they may be shapes, which onnxruntime needs before any weight."""
@@ -34,7 +34,7 @@ def onnx_slice_files(
     runs = weight_chunks(pieces.values())
     files: dict[FileName, list[Bytes]] = {"graph.onnx": split_into_chunks(proto.SerializeToString(deterministic=True))}
     if runs:
-        files["weights.bin"] = runs
+        files[WEIGHTS_FILE] = runs
     return files
 
 
@@ -79,7 +79,8 @@ def _slice_proto(
     stored = nodes.initializers(source.graph)
     cut = onnx.ModelProto(ir_version=source.ir_version, producer_name="edgesplit")
     cut.graph.name = "slice"
-    cut.graph.node.extend(source.graph.node[position] for position in _node_positions(members))
+    positions = sorted({position for layer in members for position in layer.nodes})
+    cut.graph.node.extend(source.graph.node[position] for position in positions)
     cut.graph.input.extend(declaration(spec) for spec in boundary.inputs)
     cut.graph.output.extend(declaration(spec) for spec in boundary.outputs)
     offset = 0
@@ -94,23 +95,14 @@ def _slice_proto(
     )
     cut.functions.extend(source.functions)
     domains = nodes.domains(cut.graph) | {node.domain for function in source.functions for node in function.node}
-    cut.opset_import.extend(
-        opset for opset in source.opset_import if ("" if opset.domain == "ai.onnx" else opset.domain) in domains
-    )
+    cut.opset_import.extend(opset for opset in source.opset_import if nodes.plain_domain(opset.domain) in domains)
     return cut
-
-
-def _node_positions(members: Sequence[Layer]) -> list[int]:
-    """Positions of the layers' nodes, each once, in the model's order."""
-    return sorted({position for layer in members for position in layer.nodes})
 
 
 def _external_reference(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorProto:
     """The weight without its bytes, referring to them in the weights file."""
     pointer = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    pointer.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", WEIGHTS_FILE), ("offset", str(offset)), ("length", str(length))):
-        pointer.external_data.add(key=key, value=value)
+    archive.set_external_location(pointer, WEIGHTS_FILE, offset, length)
     return pointer
 
 

@@ -8,21 +8,17 @@ from math import prod
 
 import onnx
 
-ShapeOf = Callable[[str], tuple[int, ...] | None]
-"""A tensor's or weight's shape by its name; None where it is not known."""
-ItemBytes = Callable[[str], int]
-"""Bytes of one element of a tensor, by its name."""
-IsWeight = Callable[[str], bool]
-"""Whether the tensor of that name is a weight or a constant."""
-
 
 @dataclass(frozen=True, slots=True)
 class TensorLookup:
     """Shape, element size and kind of the tensors in one scope: the main graph, or a subgraph with what it captures."""
 
-    shape: ShapeOf
-    itemsize: ItemBytes
-    is_weight: IsWeight
+    shape: Callable[[str], tuple[int, ...] | None]
+    """A tensor's or weight's shape by its name; None where it is not known."""
+    itemsize: Callable[[str], int]
+    """Bytes of one element of a tensor, by its name."""
+    is_weight: Callable[[str], bool]
+    """Whether the tensor of that name is a weight or a constant."""
 
     def elements(self, name: str) -> int:
         """Number of elements of a tensor; 0 where the shape is not known, and open lengths count as 0."""

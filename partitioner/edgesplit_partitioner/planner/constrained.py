@@ -1,6 +1,6 @@
 """Plans that no minimum cut can make: under limits on memory, energy, deadline or loss, and for a stream's rate.
 
-`edgesplit_partitioner.milp` solves them; here its assignments become solutions like any other. A table over bandwidth
+`edgesplit_partitioner.milp` solves them; here its placements become solutions like any other. A table over bandwidth
 takes a program for each point where two of its rows meet.
 """
 
@@ -16,11 +16,12 @@ import numpy as np
 from edgesplit.plan import Conditions, Link, Power, Row, energy_j, slowest_stage_s
 from edgesplit_partitioner.formulation.constraints import Limits
 from edgesplit_partitioner.formulation.cost_model import CostModel
-from edgesplit_partitioner.formulation.cost_terms import Assignment, memory_of
+from edgesplit_partitioner.formulation.cost_terms import memory_of
 from edgesplit_partitioner.formulation.solution import Solution, cost_row
 from edgesplit_partitioner.formulation.tiers import P95, TierChain
 
 if TYPE_CHECKING:
+    from edgesplit_partitioner.milp.exact import MilpSolution
     from edgesplit_partitioner.milp.solve import MilpProblem
 
 MAX_ROWS = 10
@@ -36,14 +37,19 @@ def milp_problem(
     return MilpProblem(model, links, weights, limits, power, chain.at(P95))
 
 
-def to_solution(model: CostModel, assignment: Assignment) -> Solution:
-    """The assignment by numbers, with its bound."""
-    tier_of = np.array([model.tiers.index(assignment.tier_of[layer]) for layer in model.layers], dtype=np.intp)
-    codec_of = {crossing: codec for crossing, codec in assignment.codec_of.items() if codec != "raw"}
-    return Solution(tier_of, assignment.compress, assignment.bound, codec_of)
+def to_solution(model: CostModel, found: MilpSolution) -> Solution:
+    """The program's placement with its bound, as the minimum cut returns one."""
+    placement = found.placement
+    codec_of = {
+        (model.tensor_names[tensor], model.link_name(link)): option.codec
+        for (tensor, link), option in sorted(placement.transfers.items(), key=lambda crossing: crossing[0])
+        if option.codec != "raw"
+    }
+    compress = placement.compress and bool(placement.transfers)
+    return Solution(placement.tier_of, compress, min(found.bound, found.value), codec_of)
 
 
-def table(model: CostModel, best: Solution, others: Iterable[Assignment]) -> list[Solution]:
+def table(model: CostModel, best: Solution, others: Iterable[MilpSolution]) -> list[Solution]:
     """The rows of a table in order: by how much stays on the device, all-local last.
 
     `others` are best at some other uplink bandwidth (`MilpProblem.at_other_bandwidths`): every row keeps every limit on

@@ -14,7 +14,6 @@ import msgspec
 from edgesplit.plan import Hop, Row
 from edgesplit.release import boundary_codecs
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost
-from edgesplit_partitioner.formulation.cost_model import tensors_of
 
 Pair = tuple[str, str]
 """A tensor and a base codec."""
@@ -35,7 +34,7 @@ def with_losses(row: Row, costs: Mapping[str, TensorCost]) -> Row:
 
 def unconfirmed(rows: Iterable[Row], costs: Costs, max_loss: float) -> frozenset[Pair]:
     """Of each row that loses more than allowed on the held-out half, the codec that loses most there."""
-    tensors = tensors_of(costs)
+    tensors = costs.tensors
     failed: set[Pair] = set()
     for row in rows:
         used = _used(row, tensors)
@@ -56,12 +55,7 @@ def without(costs: Costs, pairs: frozenset[Pair]) -> Costs:
         }
         return msgspec.structs.replace(tensor, codecs=codecs)
 
-    layers = tuple(
-        msgspec.structs.replace(layer, writes={name: kept(name, cost) for name, cost in layer.writes.items()})
-        for layer in costs.layers
-    )
-    inputs = {name: kept(name, cost) for name, cost in costs.inputs.items()}
-    return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
+    return costs.with_tensors(kept)
 
 
 def _used(row: Row, costs: Mapping[str, TensorCost]) -> list[tuple[Pair, CodecCost]]:

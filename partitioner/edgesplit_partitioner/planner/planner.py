@@ -23,7 +23,6 @@ from edgesplit_partitioner.algorithms.lower_envelope import lower_envelope
 from edgesplit_partitioner.costs.intervals import SecondsInterval, row_interval
 from edgesplit_partitioner.costs.model import Costs
 from edgesplit_partitioner.formulation.constraints import Limits, earliest_cut, parse_limits
-from edgesplit_partitioner.formulation.cost_model import tensors_of
 from edgesplit_partitioner.formulation.cost_terms import Memory
 from edgesplit_partitioner.formulation.objectives import OBJECTIVES, parse_objective
 from edgesplit_partitioner.formulation.solution import layers_by_tier
@@ -128,7 +127,7 @@ class PlanResult:
         server loads or device slow-downs are added, and `regret` bounds what is still lost. Under limits on sums the
         table has a limited number of rows, and of a stream it is sampled (`constrained.table`).
         """
-        tensors = tensors_of(self.costs)
+        tensors = self.costs.tensors
         rows = tuple(with_losses(row, tensors) for row in self._search.rows)
         objective = self._search.objective
         return plan_table.Plan(
@@ -153,7 +152,7 @@ class PlanResult:
     @property
     def _raw_tensors(self) -> tuple[str, ...]:
         """What `keep_raw_input` holds on the device, in the order of the costs."""
-        return tuple(name for name in tensors_of(self.costs) if name in self.costs.raw)
+        return tuple(name for name in self.costs.tensors if name in self.costs.raw)
 
     @property
     def _power(self) -> plan_table.Power | None:
@@ -188,27 +187,15 @@ class PlanResult:
             for name, rates in self.ranges.items()
         }
         plain = {
-            "model": self.costs.model,
-            "tiers": self.tiers,
-            "link": self.link,
-            "links": self.links,
-            "objective": self.objective,
-            "limits": self.limits.as_text(),
-            "row": self.row.name,
-            "cut": self.cut,
-            "value": self.value,
-            "seconds": self.seconds,
-            "between": self.between,
-            "joules": self.joules,
+            "model": self.costs.model, "tiers": self.tiers, "link": self.link, "links": self.links,
+            "objective": self.objective, "limits": self.limits.as_text(), "row": self.row.name, "cut": self.cut,
+            "value": self.value, "seconds": self.seconds, "between": self.between, "joules": self.joules,
             "bytes": self.bytes,
             "memory": {"weights": self.memory.weight_bytes, "peak": self.memory.peak_bytes, "bytes": self.memory.bytes},
-            "split": self.split,
-            "certificate": self.certificate,
-            "gain": self.gain,
+            "split": self.split, "certificate": self.certificate, "gain": self.gain,
             "regret": None if math.isnan(self.regret) else self.regret,
-            "ranges": ranges,
-            "table": self.table,
-        }
+            "ranges": ranges, "table": self.table,
+        }  # fmt: skip
         return {name: msgspec.to_builtins(value) for name, value in plain.items()}
 
 
@@ -245,23 +232,12 @@ def _planned(costs: Costs, search: PlanSearch) -> PlanResult:
     local, remote = search.pure
     bound = min(search.solution.lower_bound, value)
     return PlanResult(
-        costs=costs,
-        tiers=search.chain.tiers,
-        links=search.links,
-        limits=search.limits,
-        codecs=search.codecs,
-        objective=search.objective.name,
-        cut=layers_by_tier(search.model, search.solution.tier_of),
-        value=value,
-        seconds=seconds,
-        joules=search.joules(row),
-        bytes=total_bytes(row),
-        split=_split(row, search.link),
+        costs=costs, tiers=search.chain.tiers, links=search.links, limits=search.limits, codecs=search.codecs,
+        objective=search.objective.name, cut=layers_by_tier(search.model, search.solution.tier_of),
+        value=value, seconds=seconds, joules=search.joules(row), bytes=total_bytes(row), split=_split(row, search.link),
         certificate=Certificate(bound, (value - bound) / value if value else 0.0, local, remote),
-        gain=search.better_pure / value if search.better_pure and value else None,
-        _best=row,
-        _search=search,
-    )
+        gain=search.better_pure / value if search.better_pure and value else None, _best=row, _search=search,
+    )  # fmt: skip
 
 
 def _split(row: Row, link: Link) -> dict[str, float]:

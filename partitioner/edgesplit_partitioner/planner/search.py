@@ -512,12 +512,12 @@ def supported_codecs(costs: Costs, given: Iterable[str] | None, limits: Limits) 
     """
     if given is not None and not isinstance(given, Iterable):
         raise UsageError(f"codecs: give some of {', '.join(CODECS)}, not {given!r}")
-    measured = (codec for tensor in costs.tensors for codec in tensor.codecs)
+    measured = [codec for tensor in costs.tensors.values() for codec in tensor.codecs]
     known = tuple(dict.fromkeys((*CODECS, *measured))) if limits.max_loss else LOSSLESS
     wanted = tuple(dict.fromkeys(known if given is None else [given] if isinstance(given, str) else given))
     unknown = [codec for codec in wanted if codec not in known]
     if unknown or not wanted:
-        lossy = [codec for codec in unknown if codec in LOSSY or any(codec in one.codecs for one in costs.tensors)]
+        lossy = [codec for codec in unknown if codec in LOSSY or codec in measured]
         why = f"; {', '.join(lossy)} may lose accuracy and needs limits={{'max_loss': ...}} above 0" if lossy else ""
         raise UsageError(f"codecs {unknown or 'none'} not supported; supported: {', '.join(known)}{why}")
     return wanted

@@ -8,14 +8,14 @@ costs), one layer forbidden where it is (the next best cut), a limit left out (w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from edgesplit.errors import InfeasibleLimits, UsageError
 from edgesplit.plan import Link
-from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
+from edgesplit_partitioner.costs.model import Costs, LayerCost
 from edgesplit_partitioner.formulation.constraints import Limits, parse_limits
 from edgesplit_partitioner.formulation.tiers import Links, VaryingLink
 from edgesplit_partitioner.planner.planner import PlanResult, plan
@@ -131,14 +131,9 @@ class _Request:
         self, *, costs: Costs | None = None, links: Links | None = None, limits: Limits | None = None
     ) -> PlanResult | None:
         """The plan with other costs, links or limits; None where no cut keeps the limits."""
+        costs, links, limits = costs or self.costs, links or self.links, limits or self.limits
         try:
-            return plan(
-                costs or self.costs,
-                self.links if links is None else links,
-                objective=self.objective,
-                limits=limits or self.limits,
-                codecs=self.codecs,
-            )
+            return plan(costs, links, objective=self.objective, limits=limits, codecs=self.codecs)
         except InfeasibleLimits:
             return None
 
@@ -159,22 +154,12 @@ def explain(
     moves = sorted(_moves(request), key=lambda move: move.more)
     next_best, exact = (None, False) if parsed.forced else _next_best(request, moves)
     return Explanation(
-        model=costs.model,
-        objective=made.objective,
-        unit=_unit_of(objective),
-        tiers=tuple(made.tiers),
-        best=_choice(made),
-        lower_bound=made.certificate.lower_bound,
-        gap=made.certificate.gap,
-        all_local=made.certificate.all_local,
-        all_remote=made.certificate.all_remote,
+        model=costs.model, objective=made.objective, unit=_unit_of(objective), tiers=made.tiers, best=_choice(made),
+        **asdict(made.certificate),
         inward=tuple(move for move in moves if not _is_outward(made, move)),
         outward=tuple(move for move in moves if _is_outward(made, move)),
-        next_best=next_best,
-        next_exact=exact,
-        limits=tuple(_limit_costs(request)),
-        changes=tuple(_changes(request)),
-    )
+        next_best=next_best, next_exact=exact, limits=tuple(_limit_costs(request)), changes=tuple(_changes(request)),
+    )  # fmt: skip
 
 
 def _unit_of(objective: str | Mapping[str, float]) -> str:
@@ -453,20 +438,9 @@ def slowed(costs: Costs, tiers: Iterable[str], factor: float) -> Costs:
     def times(by_tier: Mapping[str, float]) -> dict[str, float]:
         return {tier: value * factor if tier in slow else value for tier, value in by_tier.items()}
 
-    def codec(cost: CodecCost) -> CodecCost:
-        return msgspec.structs.replace(cost, encode_s=times(cost.encode_s), decode_s=times(cost.decode_s))
-
-    def tensor(cost: TensorCost) -> TensorCost:
-        return msgspec.structs.replace(cost, codecs={name: codec(measured) for name, measured in cost.codecs.items()})
-
+    slower = costs.with_tensors(lambda _, tensor: tensor.with_codec_seconds(times))
     layers = tuple(
-        msgspec.structs.replace(
-            layer,
-            seconds=times(layer.seconds),
-            joules=times(layer.joules),
-            writes={name: tensor(cost) for name, cost in layer.writes.items()},
-        )
-        for layer in costs.layers
+        msgspec.structs.replace(layer, seconds=times(layer.seconds), joules=times(layer.joules))
+        for layer in slower.layers
     )
-    inputs = {name: tensor(cost) for name, cost in costs.inputs.items()}
-    return msgspec.structs.replace(costs, layers=layers, inputs=inputs)
+    return msgspec.structs.replace(slower, layers=layers)

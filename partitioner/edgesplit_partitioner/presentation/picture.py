@@ -38,17 +38,10 @@ POINTS = 400
 """Bandwidths at which each line is computed."""
 LATENCIES = ("latency", "latency_p95")
 STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "edgesplit",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 12,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "svg.fonttype": "none", "svg.hashsalt": "edgesplit", "text.parse_math": False, "font.family": "sans-serif",
+    "font.size": 12, "text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.edgecolor": GRID,
-}
+}  # fmt: skip
 
 
 def render(plan: dict[str, Any], into: IO[bytes], kind: str) -> None:
@@ -370,13 +363,9 @@ def _names(axis: Any, plan: dict[str, Any], winner: Sequence[str], colours: dict
 
 
 def _axes(axis: Any, plan: dict[str, Any]) -> None:
-    energy = "energy" in plan["table"].get("weights", {})
-    unit = (
-        ("joules (J) of the device" if plan["objective"] == "energy" else plan["objective"])
-        if energy
-        else ("milliseconds of the slowest stage" if plan["objective"] == "throughput" else "milliseconds")
-    )
-    axis.set_ylabel(unit)
+    units = {"energy": "joules (J) of the device", "throughput": "milliseconds of the slowest stage"}
+    weighed = plan["objective"] if "energy" in plan["table"].get("weights", {}) else "milliseconds"
+    axis.set_ylabel(units.get(plan["objective"], weighed))
     axis.set_xlabel("uplink, Mbit/s")
     axis.set_title("The best cut over bandwidth", loc="left", fontsize=13, pad=30)
     for along in (axis.xaxis, axis.yaxis):

@@ -17,18 +17,9 @@ from edgesplit_partitioner.planner.alternatives import Candidate
 from edgesplit_partitioner.planner.planner import PlanResult, plan
 
 ROW_FIELDS = (
-    "name",
-    "split_after",
-    "sends",
-    "receives",
-    "codecs",
-    "compress",
-    "device_s",
-    "encode_s",
-    "up_bytes",
-    "down_bytes",
-)
-REMOTE_TIMES = ("decode_s", "remote_s")
+    "name", "split_after", "sends", "receives", "codecs", "compress", "device_s", "encode_s", "up_bytes", "down_bytes",
+    "decode_s", "remote_s",
+)  # fmt: skip
 
 
 def describe(
@@ -58,22 +49,20 @@ def describe(
 
 def _candidate(candidate: Candidate, made: PlanResult) -> dict[str, Any]:
     row = candidate.row
-    fields = {name: msgspec.to_builtins(getattr(row, name)) for name in (*ROW_FIELDS, *REMOTE_TIMES)}
+    fields = {name: msgspec.to_builtins(getattr(row, name)) for name in ROW_FIELDS}
     hops = {"hops": msgspec.to_builtins(row.hops)} if row.hops else {}
-    return (
-        fields
-        | hops
-        | {
-            "link_s": link_s(row, made.link) + row.further_links_s,
-            "total_s": candidate.seconds,
-            "value": candidate.value,
-            "between": msgspec.to_builtins(row_interval(made.costs, made.tiers, row, candidate.seconds)),
-            "allowed": candidate.allowed,
-            "in_table": candidate.in_table,
-            "layers": len(row.layers),
-            "remote_layers": len(row.remote),
-        }
-    )
+    return {
+        **fields,
+        **hops,
+        "link_s": link_s(row, made.link) + row.further_links_s,
+        "total_s": candidate.seconds,
+        "value": candidate.value,
+        "between": msgspec.to_builtins(row_interval(made.costs, made.tiers, row, candidate.seconds)),
+        "allowed": candidate.allowed,
+        "in_table": candidate.in_table,
+        "layers": len(row.layers),
+        "remote_layers": len(row.remote),
+    }
 
 
 def _by_rate(made: PlanResult) -> list[tuple[str, tuple[float, float] | None]]:

@@ -25,7 +25,7 @@ from edgesplit_partitioner.ir.graph import Layer, LayerGraph
 from edgesplit_partitioner.ir.prepared_model import Boundary, PreparedModel
 from edgesplit_partitioner.profiling.codec_loss import CodecLoss, aggregate_loss, split_halves
 from edgesplit_partitioner.profiling.codecs_child import JOB_FILE, RECORDS_FILE, CodecCase, CodecJob, CodecRecord
-from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Sample, feeds_for, run_steps
+from edgesplit_partitioner.profiling.layers import MEASURED_TIER, Sample, feeds_for, run_steps, write_sample
 
 BATCH_BYTES = 256 << 20
 """Weights of the slices that are on disk at once while tensors are measured."""
@@ -169,23 +169,15 @@ def _max_samples(model: PreparedModel, cases: Sequence[_PendingCase]) -> int:
 
 
 def _run_whole_model(
-    folder: Path,
-    model: PreparedModel,
-    job: CodecJob,
-    feeds: Sequence[Mapping[str, np.ndarray]],
+    folder: Path, model: PreparedModel, job: CodecJob, feeds: Sequence[Mapping[str, np.ndarray]]
 ) -> None:
     """Run the whole model on every sample, with all tensors to be saved as its outputs."""
     input_names = {tensor.name for tensor in model.inputs}
     wanted = tuple(_spec(model, name) for name in job.keep if name not in input_names)
     layers = tuple(layer for layer in model.graph.layers if layer.name != INPUT_LAYER or layer.nodes)
     whole = _write_slice(folder, model, "whole", layers, Boundary(tuple(model.inputs), wanted))
-    files = []
-    for number, feed in enumerate(feeds):
-        files.append({name: f"input-{number}-{position}.npy" for position, name in enumerate(feed)})
-        for name, file in files[-1].items():
-            np.save(folder / file, feed[name], allow_pickle=False)
-    described_job = msgspec.structs.replace(job, whole=whole, samples=tuple(files))
-    (folder / JOB_FILE).write_bytes(msgspec.json.encode(described_job))
+    files = tuple(write_sample(folder, number, feed) for number, feed in enumerate(feeds))
+    (folder / JOB_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(job, whole=whole, samples=files)))
     run_steps(CHILD, folder)
 
 
@@ -223,12 +215,10 @@ def _measurements(records: Mapping[str, CodecRecord], count: int) -> dict[str, C
     measurements = {}
     for codec, record in records.items():
         chosen, confirmed = (aggregate_loss(record.losses, whole, positions) for positions in split_halves(count))
-        if (
-            codec == boundary_codecs.RAW
-            or chosen is None
-            or confirmed is None
-            or _is_not_smaller(record, records[boundary_codecs.RAW])
-        ):
+        # A codec may send as many bytes as raw for some sample: its guard fell back to raw, or scale and zero point
+        # weigh more than what is saved. That holds for raw itself too.
+        sizes = zip(record.bytes, records[boundary_codecs.RAW].bytes, strict=True)
+        if chosen is None or confirmed is None or any(size >= raw_bytes for size, raw_bytes in sizes):
             continue
         loss = {"loss": chosen.loss, "confirmed_loss": confirmed.loss}
         measurements[codec] = CodecMeasurement(
@@ -238,12 +228,6 @@ def _measurements(records: Mapping[str, CodecRecord], count: int) -> dict[str, C
             confirmed=confirmed,
         )
     return measurements
-
-
-def _is_not_smaller(record: CodecRecord, raw: CodecRecord) -> bool:
-    """Whether the codec sent at least as many bytes as raw for some sample: its guard fell back to raw, or scale and
-    zero point weigh more than what is saved."""
-    return any(codec_bytes >= raw_bytes for codec_bytes, raw_bytes in zip(record.bytes, raw.bytes, strict=True))
 
 
 def _cost(sizes: list[int], encode_s: list[float], decode_s: list[float], **loss: float) -> CodecCost:

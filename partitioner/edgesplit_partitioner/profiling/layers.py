@@ -25,7 +25,7 @@ from PIL import Image
 
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit.input_spec import FRAME, InputSpec, prepare
-from edgesplit_partitioner.costs.model import CodecCost, TensorCost
+from edgesplit_partitioner.costs.model import ZSTD, CodecCost, TensorCost
 from edgesplit_partitioner.ir.chunking import Data
 from edgesplit_partitioner.ir.graph import LayerGraph
 from edgesplit_partitioner.model_loader import is_tflite
@@ -40,8 +40,6 @@ Progress = Callable[[int, int], None]
 """Called with the steps done and the steps in all."""
 Sample = bytes | Mapping[str, npt.NDArray[np.generic]]
 """An encoded frame, or the model's inputs by name."""
-RAW_ZSTD = "raw+zstd"
-"""Codec of raw bytes in a compressed request."""
 MEASURED_TIER = "cloud"
 """The tier whose seconds are measured on this machine."""
 CHILD = "edgesplit_partitioner.profiling.layers_child"
@@ -92,20 +90,13 @@ def measure_layers(
         raise UsageError("measuring needs at least one run and one thread")
     raw, data = _message_and_data(model)
     sample = inputs or {}
+    job = ProfilingJob(mode="layers", samples=(), runs=runs, warmup=warmup, threads=threads)
     if is_tflite(raw):
-        return _measure_tflite_layers(
-            raw,
-            graph,
-            ProfilingJob(mode="layers", samples=(), runs=runs, warmup=warmup, threads=threads),
-            sample,
-            progress,
-        )
+        return _measure_tflite_layers(raw, graph, job, sample, progress)
     proto = _parse(model)
     layer_of = _name_nodes(proto, graph)
     with _work_folder({"model.onnx": proto.SerializeToString(), **data}) as folder:
-        job = ProfilingJob(
-            mode="layers", runs=runs, warmup=warmup, threads=threads, samples=(_write_sample(folder, 0, sample),)
-        )
+        job = msgspec.structs.replace(job, samples=(write_sample(folder, 0, sample),))
         _run_job(folder, job, warmup + runs, progress)
         events = msgspec.json.decode((folder / "profile.json").read_bytes())
     return layer_times(events, layer_of, warmup)
@@ -126,7 +117,7 @@ def _measure_tflite_layers(
     with _work_folder({layer_timing.MODEL_FILE: files.whole}) as folder:
         for layer, file in names.items():
             (folder / file).write_bytes(files.layers[layer])
-        job = msgspec.structs.replace(job, samples=(_write_sample(folder, 0, inputs),), layers=names)
+        job = msgspec.structs.replace(job, samples=(write_sample(folder, 0, inputs),), layers=names)
         _run_job(folder, job, len(names), progress)
         seconds = msgspec.json.decode((folder / "seconds.json").read_bytes(), type=dict[str, list[float]])
     return {layer: LayerTime.from_seconds(values) for layer, values in seconds.items()}
@@ -164,10 +155,9 @@ def measure_samples(
     feeds = [feeds_for(sample, spec) for sample in samples]
     files, exposed = _with_exposed_tensors(model, graph)
     with _work_folder(files) as folder:
-        stored = tuple(_write_sample(folder, number, tensors) for number, tensors in enumerate(feeds))
-        _run_job(
-            folder, ProfilingJob(mode="tensors", samples=stored, tensors=exposed, seed=seed), len(stored), progress
-        )
+        stored = tuple(write_sample(folder, number, tensors) for number, tensors in enumerate(feeds))
+        job = ProfilingJob(mode="tensors", samples=stored, tensors=exposed, seed=seed)
+        _run_job(folder, job, len(stored), progress)
         records = msgspec.json.decode((folder / "tensors.json").read_bytes(), type=dict[str, TensorRecord])
     records.update(_records_of_inputs(graph, feeds, frames))
     tensors = {name: _cost(record) for name, record in records.items()}
@@ -238,17 +228,11 @@ def _with_exposed_tensors(
         files = layer_timing.timing_files(raw, graph, layers=False)
         return {layer_timing.MODEL_FILE: files.whole}, files.tensors
     proto = _parse(model)
-    exposed = _expose_tensors(proto, graph)
-    return {"model.onnx": proto.SerializeToString(), **data}, exposed
-
-
-def _expose_tensors(proto: onnx.ModelProto, graph: LayerGraph) -> tuple[str, ...]:
-    """Add every tensor that a layer writes to the model's outputs; returns their names."""
     written = {name for node in proto.graph.node for name in node.output}
     wanted = tuple(name for layer in graph.layers for name in layer.writes if name in written)
     outputs = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
-    return wanted
+    return {"model.onnx": proto.SerializeToString(), **data}, wanted
 
 
 def feeds_for(sample: Sample, spec: InputSpec | None) -> dict[str, npt.NDArray[np.generic]]:
@@ -266,14 +250,11 @@ def _records_of_inputs(
     """Records of the frame and of the tensors that applications or the input layer provide."""
     values_by_name = {name: [feed[name].tobytes() for feed in feeds if name in feed] for name in graph.tensors}
     values_by_name[FRAME] = list(frames)
-    return {name: _input_record(values) for name, values in values_by_name.items() if values}
-
-
-def _input_record(values: Sequence[bytes]) -> TensorRecord:
-    record = TensorRecord()
-    for raw in values:
-        record_tensor(record, raw)
-    return record
+    records = {name: TensorRecord() for name, values in values_by_name.items() if values}
+    for name, record in records.items():
+        for raw in values_by_name[name]:
+            record_tensor(record, raw)
+    return records
 
 
 def _cost(record: TensorRecord) -> TensorCost:
@@ -283,7 +264,7 @@ def _cost(record: TensorRecord) -> TensorCost:
         encode_s={MEASURED_TIER: statistics.median(record.encode_s)},
         decode_s={MEASURED_TIER: statistics.median(record.decode_s)},
     )
-    return TensorCost(bytes=round(statistics.median(record.raw_bytes)), codecs={RAW_ZSTD: codec})
+    return TensorCost(bytes=round(statistics.median(record.raw_bytes)), codecs={ZSTD: codec})
 
 
 @contextmanager
@@ -295,7 +276,7 @@ def _work_folder(files: Mapping[str, Data | memoryview]) -> Iterator[Path]:
         yield Path(name)
 
 
-def _write_sample(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
+def write_sample(folder: Path, position: int, tensors: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, str]:
     """Write the sample's tensors to files; returns the file by input name."""
     files = {name: f"sample-{position}-{column}.npy" for column, name in enumerate(tensors)}
     for name, file in files.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,13 +21,12 @@ import numpy.typing as npt
 from edgesplit.errors import UsageError
 from edgesplit.input_spec import INPUT_LAYER
 from edgesplit.release.manifest import Slice
-from edgesplit_partitioner.costs.model import Costs
+from edgesplit_partitioner.costs.model import Costs, without_tier
 from edgesplit_partitioner.ir.tensor_types import noise
 from edgesplit_partitioner.profiling.ort_profile import LayerTime
 from edgesplit_partitioner.sandbox.child_process import child_main, run_child
 from edgesplit_partitioner.slicing import CutSlice
 
-T = TypeVar("T")
 CHILD: Final = "edgesplit_partitioner.profiling.slices"
 """Module of the child process."""
 TIMEOUT_S: Final = 600.0
@@ -36,7 +35,7 @@ FACTOR_RANGE: Final = (0.25, 4.0)
 """Valid range of the factor: beyond it, the measurement was disturbed or is of another model, and is not used."""
 
 
-class SliceJob(msgspec.Struct, frozen=True, kw_only=True):
+class SliceJob(msgspec.Struct, frozen=True):
     """What the child process has to measure; the slices are in folders `0`, `1`, ... in the order in which they run."""
 
     slices: tuple[Slice, ...]
@@ -57,27 +56,21 @@ def measure_slices(
     """
     if runs < 1 or warmup < 0 or threads < 1:
         raise UsageError("measuring needs at least one run and one thread")
-    model_slices = [cut_slice for cut_slice in slices if cut_slice.slice.format != "input"]
+    model_slices = [cut for cut in slices if cut.slice.format != "input"]
     if not model_slices:
         return {}
     with TemporaryDirectory(prefix="edgesplit-slices-") as name:
         folder = Path(name)
-        for position, cut_slice in enumerate(model_slices):
+        for position, cut in enumerate(model_slices):
             (folder / str(position)).mkdir()
-            cut_slice.write(folder / str(position))
-        job = SliceJob(
-            slices=tuple(cut_slice.slice for cut_slice in model_slices),
-            runs=runs,
-            warmup=warmup,
-            threads=threads,
-            seconds=seconds,
-        )
+            cut.write(folder / str(position))
+        job = SliceJob(tuple(cut.slice for cut in model_slices), runs, warmup, threads, seconds)
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
         raw = run_child(CHILD, folder, limit_s=TIMEOUT_S, result=folder / "seconds.json")
     times = msgspec.json.decode(raw, type=list[list[float]])
     return {
-        cut_slice.slice.name: LayerTime.from_seconds(seconds_of_runs)
-        for cut_slice, seconds_of_runs in zip(model_slices, times, strict=True)
+        cut.slice.name: LayerTime.from_seconds(seconds_of_runs)
+        for cut, seconds_of_runs in zip(model_slices, times, strict=True)
     }
 
 
@@ -162,20 +155,15 @@ def with_tier_factor(costs: Costs, tier: str, factor: float) -> Costs:
         msgspec.structs.replace(
             layer,
             seconds={**layer.seconds, tier: layer.seconds[tier] * factor},
-            between=_without_tier(layer.between, tier),
+            between=without_tier(layer.between, tier),
         )
         if layer.name != INPUT_LAYER and tier in layer.seconds
         else layer
         for layer in costs.layers
     )
     note = f"{costs.basis.get(tier, 'measured')}, times {factor:.3f}: slices measured whole"
-    intervals = _without_tier(costs.intervals, tier)
+    intervals = without_tier(costs.intervals, tier)
     return msgspec.structs.replace(costs, layers=layers, basis={**costs.basis, tier: note}, intervals=intervals)
-
-
-def _without_tier(by_tier: Mapping[str, T], tier: str) -> dict[str, T]:
-    """The mapping without the tier."""
-    return {name: value for name, value in by_tier.items() if name != tier}
 
 
 # The child's side.

@@ -224,19 +224,12 @@ class _Workspace:
         """Run the model as one slice and store its outputs in the folder; ModelRefused where it does not run."""
         model = self._model
         whole_slice = whole_model_slice(model)
-        slice_folder = self.folder / WHOLE / whole_slice.name
-        slice_folder.mkdir(parents=True)
-        for file, runs in whole_model_chunks(model).items():
-            with (slice_folder / file).open("wb") as target:
-                target.writelines(runs)
+        files = {str(name): runs for name, runs in whole_model_chunks(model).items()}
+        _write_slice(self.folder / WHOLE, CutSlice(whole_slice, files))
         input_layers = [layer for layer in self._graph.layers if layer.name == INPUT_LAYER and not layer.nodes]
         input_slices = cut_slices(model, self._graph, [(INPUT_LAYER,)], self._spec) if input_layers else []
-        job = CheckJob(
-            folder=WHOLE,
-            slices=(*(cut.slice for cut in input_slices), whole_slice),
-            spec=self._spec,
-            outputs=self._outputs,
-        )
+        slices = (*(cut.slice for cut in input_slices), whole_slice)
+        job = CheckJob(folder=WHOLE, slices=slices, spec=self._spec, outputs=self._outputs)
         try:
             with _CheckProcess(self, limit_s) as child:
                 result = child.run(job)
@@ -253,7 +246,7 @@ class _Workspace:
         halves = atoms(self._graph, [cut.device])
         slices = cut_slices(self._model, self._graph, halves, self._spec)
         for cut_slice in slices:
-            _write_slice(self.folder / name / cut_slice.slice.name, cut_slice)
+            _write_slice(self.folder / name, cut_slice)
         return CheckJob(
             folder=name, slices=tuple(slice_.slice for slice_ in slices), spec=self._spec, outputs=self._outputs
         )
@@ -294,8 +287,9 @@ def _difference_reason(exact: Difference | None) -> str:
 
 
 def _write_slice(folder: Path, cut: CutSlice) -> None:
-    folder.mkdir(parents=True)
-    cut.write(folder)
+    """Write the slice's files into a folder of its name."""
+    (folder / cut.slice.name).mkdir(parents=True)
+    cut.write(folder / cut.slice.name)
 
 
 def _check_cuts(

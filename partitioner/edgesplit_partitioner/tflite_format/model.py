@@ -80,7 +80,8 @@ class TfliteModel:
     ) -> dict[FileName, list[Bytes]]:
         """`model.tflite` in chunks that end where weights do."""
         inputs, outputs = ([spec.name for spec in specs] for specs in (boundary.inputs, boundary.outputs))
-        cut = extract(self.tflite_graph, _operator_positions(members), inputs, outputs)
+        positions = sorted({position for layer in members for position in layer.nodes})
+        cut = extract(self.tflite_graph, positions, inputs, outputs)
         return {"model.tflite": pack(cut, _buffer_owners(self.tflite_graph, cut, members, shared))}
 
     def fingerprint(self, graph: LayerGraph) -> Fingerprint | None:
@@ -198,11 +199,6 @@ def _sized_by_values(graph: TfliteGraph) -> set[str]:
 
 def _spec(name: str, types: Mapping[str, TensorType]) -> TensorSpec:
     return TensorSpec(name, types[name].datatype, types[name].shape)
-
-
-def _operator_positions(members: Sequence[Layer]) -> list[int]:
-    """Positions of the layers' operators, each once, in the model's order."""
-    return sorted({position for layer in members for position in layer.nodes})
 
 
 def _buffer_owners(graph: TfliteGraph, cut: Any, members: Sequence[Layer], shared: Collection[str]) -> dict[int, str]:

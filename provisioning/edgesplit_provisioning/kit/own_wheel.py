@@ -1,6 +1,6 @@
 """Builds edgesplit's own wheel for devices: only the packages that run there; reproducible.
 
-Its version (`0.1.0+device`) and metadata reflect this: extras of packages that are not in it are not offered. The
+Its version (`0.2.0+device`) and metadata reflect this: extras of packages that are not in it are not offered. The
 sources are the packages as imported here: in a checkout as they are on disk; in an installed wheel only the files of
 its RECORD, each checked against its digest.
 """

@@ -164,10 +164,10 @@ class SimulatedEngine:
         return self._offload_with_fallback(release, choice, expected_s, device_s, deadline_s)
 
     def _select_row(self, release: LoadedRelease, model: str, deadline_s: float) -> RowChoice | None:
-        remote_ok = self._breaker.has_room(self._in_flight)
+        remote_usable = self._breaker.has_room(self._in_flight)
         meter = self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)
         return self._row_selector.select(
-            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_ok, deadline_s=deadline_s)
+            model, release.plan, SelectionContext(meter, self.hub.monotonic(), remote_usable, deadline_s=deadline_s)
         )
 
     def _run_on_device(self, release: LoadedRelease, row: Row) -> float:

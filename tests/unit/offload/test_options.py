@@ -39,7 +39,7 @@ def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["", "much", "0", "-1GB", "1XB", "nan", "1e9", "9" * 40])
 def test_what_is_no_size_is_refused(text: str) -> None:
     """With an example of one."""
-    with pytest.raises(UsageError, match="as in 800MB"):
+    with pytest.raises(UsageError, match="as in 2GB"):
         parsed(f"--memory={text}")
 
 
@@ -68,7 +68,14 @@ def test_stacks_take_several_threads_where_there_are_cores_for_them(
 
 
 @pytest.mark.parametrize(
-    "words", [("--processes", "-1"), ("--threads", "0"), ("--drain", "-1"), ("--hung-after", "nan"), ("--runs", "-2")]
+    "words",
+    [
+        ("--processes", "-1"),
+        ("--threads", "0"),
+        ("--drain", "-1"),
+        ("--hung-after", "nan"),
+        ("--concurrent-runs", "-2"),
+    ],
 )
 def test_numbers_that_make_no_sense_are_refused(words: tuple[str, str]) -> None:
     """By the option's name."""

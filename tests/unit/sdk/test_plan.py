@@ -52,10 +52,10 @@ def test_the_fastest_row_of_today_is_taken(conditions: Conditions, name: str) ->
 
 def test_while_the_cloud_is_out_only_local_counts() -> None:
     """Even for a device that was offloading and whatever hysteresis says; without a local row nothing is left."""
-    assert chosen(now(up=1e6, remote_ok=False), "remote") == "local"
+    assert chosen(now(up=1e6, remote_usable=False), "remote") == "local"
     bare = msgspec.structs.replace(TABLE, rows=(REMOTE, CUT), fallback="none")
-    assert chosen(now(remote_ok=False), plan=bare) is None
-    assert chosen(now(remote_ok=False), "cut-1", plan=bare) is None
+    assert chosen(now(remote_usable=False), plan=bare) is None
+    assert chosen(now(remote_usable=False), "cut-1", plan=bare) is None
 
 
 def test_a_little_better_is_not_worth_a_change() -> None:
@@ -108,7 +108,7 @@ def test_a_forced_row_is_kept_while_it_is_usable() -> None:
     forced = msgspec.structs.replace(TABLE, forced_row="cut-1")
     assert chosen(now(up=1e6), "remote", plan=forced) == "cut-1"
     assert chosen(now(up=1.0), "local", plan=forced) == "cut-1"
-    assert chosen(now(remote_ok=False), "cut-1", plan=forced) == "local"
+    assert chosen(now(remote_usable=False), "cut-1", plan=forced) == "local"
 
 
 @pytest.mark.parametrize("what", ["up_bytes_per_s", "down_bytes_per_s", "rtt_s", "server_load", "device_slowdown"])

@@ -58,7 +58,8 @@ def test_accepted_spellings(parse: Parse, text: str, value: object) -> None:
 
 
 REFUSED: list[tuple[Parse, list[str], str]] = [
-    (parse_size, ["", "GB", "-1GB", "0", "2 GBit", "1e9", "1ib", "1 2GB", "nan"], "at least 1B, as in 2GB or 64KiB"),
+    (parse_size, ["", "GB", "-1GB", "0", "2 GBit", "1e9", "1ib", "1 2GB", "nan"],
+     "at least 1B, at most 1000TB, as in 2GB or 64KiB"),
     (parse_duration, ["", "10", "10 minutes", "1h30", "nan", "s", "1.2.3s", "-5s", "soon"],
      "with us, ms, s, m, h, d or y, as in 90s or 1h30m"),
     (partial(parse_duration, most=60.0), ["61s", "2m", "9" * 400 + "s"], "at most 1m"),

@@ -11,7 +11,7 @@ export class Refused extends Error {
   }
 }
 
-/** The controller did not answer. */
+/** The controller could not be reached. */
 export class Unreachable extends Error {}
 
 let csrf = "";
@@ -39,23 +39,23 @@ export async function call<T>(method: string, path: string, body?: unknown, more
   const init: RequestInit = { method, headers, credentials: "same-origin", cache: "no-store" };
   if (body !== undefined) init.body = JSON.stringify(body);
   if (more.signal !== undefined) init.signal = more.signal;
-  let answer: Response;
+  let response: Response;
   try {
-    answer = await fetch(path, init);
+    response = await fetch(path, init);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     throw new Unreachable("the controller does not answer");
   }
-  if (!answer.ok) throw await refusal(answer);
-  return (answer.status === 204 ? undefined : await answer.json()) as T;
+  if (!response.ok) throw await refusal(response);
+  return (response.status === 204 ? undefined : await response.json()) as T;
 }
 
-async function refusal(answer: Response): Promise<Refused> {
-  const told: unknown = await answer.json().catch(() => null);
-  const said = typeof told === "object" && told !== null ? (told as Record<string, unknown>) : {};
-  if (answer.status === 401 && !answer.url.endsWith("/v1/session")) onSignedOut();
-  const text = typeof said.error === "string" ? said.error : `the controller answered ${answer.status}`;
-  return new Refused(answer.status, text, typeof said.kind === "string" ? said.kind : "");
+async function refusal(response: Response): Promise<Refused> {
+  const body: unknown = await response.json().catch(() => null);
+  const fields = typeof body === "object" && body !== null ? (body as Record<string, unknown>) : {};
+  if (response.status === 401 && !response.url.endsWith("/v1/session")) onSignedOut();
+  const text = typeof fields.error === "string" ? fields.error : `the controller answered ${response.status}`;
+  return new Refused(response.status, text, typeof fields.kind === "string" ? fields.kind : "");
 }
 
 export const get = <T>(path: string, signal?: AbortSignal): Promise<T> => call<T>("GET", path, undefined, { signal });

@@ -1,4 +1,4 @@
-// A value that tells who watches it when it changes.
+// An observable value.
 
 import { useEffect, useState } from "preact/hooks";
 

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { has, narrowed, toggled, words } from "./filter";
 import { merged } from "./fleet";
-import { history, modelsOf, origins, rolled, stacked } from "./history";
+import { fromBuckets, fromReports, modelsOf, origins, stacked } from "./history";
 import * as proposals from "./proposals";
 import { consequences, shares, verbsFor } from "./rollout";
 import { EventReader, pauseBefore } from "./sse";
@@ -104,7 +104,7 @@ describe("server-sent events", () => {
 });
 
 describe("a device's history", () => {
-  const told = (at: number, requests = 5): Telemetry => ({
+  const report = (at: number, requests = 5): Telemetry => ({
     at,
     emulated: true,
     up_bytes_per_s: 1e6,
@@ -132,14 +132,14 @@ describe("a device's history", () => {
   });
 
   test("has a hole where the device was silent, and none where nobody asked it anything", () => {
-    const made = history([told(0), told(10), told(20), told(500), told(510, 0)], "m@1");
-    expect(made.at).toEqual([0, 10, 20, 30, 500, 510]);
-    expect(made.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
-    expect(made.requests).toEqual([5, 5, 5, null, 5, 0]);
-    expect(modelsOf([told(0)])).toEqual(["m@1"]);
+    const lines = fromReports([report(0), report(10), report(20), report(500), report(510, 0)], "m@1");
+    expect(lines.at).toEqual([0, 10, 20, 30, 500, 510]);
+    expect(lines.device).toEqual([0.1, 0.1, 0.1, null, 0.1, null]);
+    expect(lines.requests).toEqual([5, 5, 5, null, 5, 0]);
+    expect(modelsOf([report(0)])).toEqual(["m@1"]);
   });
 
-  test("by spans of time has the device's own figures beside the model's, and holes where nothing was told", () => {
+  test("by spans of time has the device's own figures beside the model's, and holes where data is missing", () => {
     const model = [
       { at: 0, span_s: 3600, requests: 5, latency_p95_s: 0.2, latency_p95_worst_s: 0.4, origins: { simulated: 5 } },
       { at: 3600, span_s: 3600, requests: 0, origins: { real: 2 } },
@@ -148,12 +148,12 @@ describe("a device's history", () => {
       { at: 3600, span_s: 3600, watts: 3, up_bytes_per_s: 0 },
       { at: 36_000, span_s: 3600 },
     ];
-    const made = rolled(model, device);
-    expect(made.at).toEqual([0, 3600, 7200, 36_000]);
-    expect(made.p95).toEqual([0.2, null, null, null]);
-    expect(made.worst).toEqual([0.4, null, null, null]);
-    expect(made.watts).toEqual([null, 3, null, null]);
-    expect(made.uplink).toEqual([null, null, null, null]);
+    const lines = fromBuckets(model, device);
+    expect(lines.at).toEqual([0, 3600, 7200, 36_000]);
+    expect(lines.p95).toEqual([0.2, null, null, null]);
+    expect(lines.worst).toEqual([0.4, null, null, null]);
+    expect(lines.watts).toEqual([null, 3, null, null]);
+    expect(lines.uplink).toEqual([null, null, null, null]);
     expect(origins(model)).toEqual({ simulated: 5, real: 2 });
   });
 
@@ -227,15 +227,15 @@ describe("a rollout", () => {
   });
 
   test("is never touched without saying whom it will touch", () => {
-    expect(consequences(rollout("waiting"), "approve")[0]).toContain("8 devices will be told");
+    expect(consequences(rollout("waiting"), "approve")[0]).toContain("8 devices will be assigned");
     expect(consequences(rollout("running"), "abort").join(" ")).toContain("8 devices keep what they run");
-    expect(consequences(rollout("running"), "rollback")[0]).toContain("2 devices that were told");
+    expect(consequences(rollout("running"), "rollback")[0]).toContain("2 devices that were assigned");
   });
 
   test("is drawn in the order in which devices pass through it", () => {
     expect(shares({ queued: 2, fetching: 1, succeeded: 3 }).map((one) => one.title)).toEqual([
       "succeeded",
-      "on the way",
+      "in progress",
       "queued",
     ]);
   });

@@ -1,4 +1,4 @@
-// What an operator types to narrow the fleet: words and `key=value`, all of which must hold.
+// The filter of the fleet: words and `key=value`, all of which must match.
 
 import type { FleetRow } from "./types";
 
@@ -6,16 +6,16 @@ const KEYS: Record<string, (row: FleetRow) => string[]> = {
   state: (row) => [row.state],
   group: (row) => [row.group],
   class: (row) => [row.class],
-  cut: (row) => row.models.map((one) => one.row),
-  model: (row) => row.models.flatMap((one) => [one.model, one.model.split("@")[0] ?? ""]),
-  release: (row) => row.models.map((one) => one.release),
-  cause: (row) => row.causes.map((one) => one.cause),
+  cut: (row) => row.models.map((model) => model.row),
+  model: (row) => row.models.flatMap(({ model }) => [model, model.split("@")[0] ?? ""]),
+  release: (row) => row.models.map((model) => model.release),
+  cause: (row) => row.causes.map(({ cause }) => cause),
   is: marks,
 };
 
-/** Words in any order; a value with spaces stands in double quotes. */
+/** The words of a filter, in any order; a value with spaces is in double quotes. */
 export function words(text: string): string[] {
-  return [...text.matchAll(/[^\s"=]*=?"[^"]*"|\S+/g)].map((found) => found[0].replaceAll('"', ""));
+  return [...text.matchAll(/[^\s"=]*=?"[^"]*"|\S+/g)].map((match) => match[0].replaceAll('"', ""));
 }
 
 export function matches(row: FleetRow, text: string): boolean {
@@ -27,19 +27,19 @@ export function narrowed(rows: readonly FleetRow[], text: string): readonly Flee
   return wanted.length === 0 ? rows : rows.filter((row) => wanted.every((word) => holds(row, word)));
 }
 
-/** The filter with `key=value` in it, or without it where it was there already. */
+/** The filter with `key=value` added, or removed where it is there already. */
 export function toggled(text: string, key: string, value: string): string {
   const word = `${key}=${value}`;
-  const there = words(text);
-  const kept = there.includes(word) ? there.filter((one) => one !== word) : [...there, word];
-  return kept.map(spelt).join(" ");
+  const current = words(text);
+  const next = current.includes(word) ? current.filter((other) => other !== word) : [...current, word];
+  return next.map(quoted).join(" ");
 }
 
 export function has(text: string, key: string, value: string): boolean {
   return words(text).includes(`${key}=${value}`);
 }
 
-function spelt(word: string): string {
+function quoted(word: string): string {
   const equals = word.indexOf("=");
   return word.includes(" ") && equals > 0 ? `${word.slice(0, equals)}="${word.slice(equals + 1)}"` : word;
 }
@@ -48,23 +48,23 @@ function holds(row: FleetRow, word: string): boolean {
   const equals = word.indexOf("=");
   if (equals <= 0) {
     const part = word.toLowerCase();
-    return [row.name, row.group, row.class, ...Object.values(row.labels)].some((one) =>
-      one.toLowerCase().includes(part),
+    return [row.name, row.group, row.class, ...Object.values(row.labels)].some((text) =>
+      text.toLowerCase().includes(part),
     );
   }
   const key = word.slice(0, equals);
   const value = word.slice(equals + 1);
   const known = Object.hasOwn(KEYS, key) ? KEYS[key] : undefined;
   if (known === undefined) return row.labels[key] === value;
-  return known(row).some((one) => one === value || (key === "release" && value !== "" && one.startsWith(value)));
+  return known(row).some((own) => own === value || (key === "release" && value !== "" && own.startsWith(value)));
 }
 
 function marks(row: FleetRow): string[] {
-  const found: string[] = [];
-  if (row.emulated) found.push("emulated");
-  if (row.simulated) found.push("simulated");
-  if (row.causes.length > 0) found.push("troubled");
-  if (row.fallbacks > 0) found.push("falling-back");
-  if (row.models.some((one) => one.release !== one.desired_release)) found.push("behind");
-  return found;
+  const set: string[] = [];
+  if (row.emulated) set.push("emulated");
+  if (row.simulated) set.push("simulated");
+  if (row.causes.length > 0) set.push("troubled");
+  if (row.fallbacks > 0) set.push("falling-back");
+  if (row.models.some((model) => model.release !== model.desired_release)) set.push("behind");
+  return set;
 }

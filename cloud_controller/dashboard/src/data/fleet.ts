@@ -1,4 +1,4 @@
-// The fleet as it is known here: read whole once, then only the devices that changed.
+// The fleet: fetched whole once, then only the devices that changed.
 
 import { useEffect } from "preact/hooks";
 import { get, Unreachable } from "./api";
@@ -73,8 +73,8 @@ async function readAll(): Promise<void> {
 
 async function readSome(names: string[]): Promise<void> {
   await reading(async () => {
-    const asked = names.map((name) => `name=${encodeURIComponent(name)}`).join("&");
-    const answer = await get<Fleet>(`/v1/views/fleet?${asked}`);
+    const query = names.map((name) => `name=${encodeURIComponent(name)}`).join("&");
+    const answer = await get<Fleet>(`/v1/views/fleet?${query}`);
     fleet.value = {
       ...fleet.value,
       rows: merged(fleet.value.rows, names, answer.devices),
@@ -92,9 +92,9 @@ async function reading(read: () => Promise<void>): Promise<void> {
   }
 }
 
-/** The rows with those of `names` replaced by what was answered for them; who is not in the answer is gone. */
-export function merged(rows: readonly FleetRow[], names: readonly string[], answered: readonly FleetRow[]): FleetRow[] {
-  const asked = new Set(names);
-  const kept = rows.filter((row) => !asked.has(row.name));
-  return [...kept, ...answered].sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+/** The rows with those of `names` replaced by the received ones; a device that was not received is gone. */
+export function merged(rows: readonly FleetRow[], names: readonly string[], received: readonly FleetRow[]): FleetRow[] {
+  const requested = new Set(names);
+  const others = rows.filter((row) => !requested.has(row.name));
+  return [...others, ...received].sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
 }

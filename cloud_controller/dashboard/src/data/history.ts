@@ -1,5 +1,4 @@
-// Telemetry as lines over time. Pure: what a device told, in its order, or what buckets of time add up to, with holes
-// where nothing was told.
+// Telemetry as lines over time, from a device's reports or from buckets of time, with gaps where data is missing. Pure.
 
 import type { Bucket, Telemetry, Window } from "./types";
 
@@ -26,10 +25,10 @@ const LINES = [
 ] as const; // biome-ignore format: one line
 type Point = Partial<Record<(typeof LINES)[number], number | null | undefined>>;
 
-/** A silence of so many usual pauses is a hole. */
-const HOLE = 4;
-/** A bucket that is not there is one; months are not alike. */
-const MISSING = 1.5;
+/** A pause of so many usual pauses between reports is a gap. */
+const GAP = 4;
+/** The same of buckets: one that is missing is a gap; months differ in length. */
+const BUCKET_GAP = 1.5;
 
 export interface Range {
   name: string;
@@ -38,7 +37,7 @@ export interface Range {
   per: string;
 }
 
-/** Spans that the controller adds telemetry up by, each as far back as it tells by itself. */
+/** Time ranges with the span of their buckets, each as long as the controller returns by default. */
 export const RANGES: readonly Range[] = [
   { name: "1 h", span: "minute", per: "minute" },
   { name: "24 h", span: "hour", per: "hour" },
@@ -46,42 +45,44 @@ export const RANGES: readonly Range[] = [
   { name: "12 months", span: "month", per: "month" },
 ];
 
-export function history(told: readonly Telemetry[], model: string): History {
-  const points = [...told]
+export function fromReports(reports: readonly Telemetry[], model: string): History {
+  const points = [...reports]
     .sort((a, b) => a.at - b.at)
-    .map((one): [number, Point] => {
-      const window = one.models.find((each) => each.model === model);
-      return [one.at, { ...ofWindow(window), ...ofDevice(one) }];
+    .map((report): [number, Point] => {
+      const window = report.models.find((each) => each.model === model);
+      return [report.at, { ...ofWindow(window), ...ofDevice(report) }];
     });
   const usual = usualPause(points.map(([at]) => at));
-  return lines(points, usual, HOLE * usual);
+  return lines(points, usual, GAP * usual);
 }
 
 /** Buckets of one model, and of the device that it ran on, where it is one device's. */
-export function rolled(model: readonly Bucket[], device: readonly Bucket[] = []): History {
-  const own = new Map(device.map((one) => [one.at, one]));
-  const served = new Map(model.map((one) => [one.at, one]));
-  const times = [...new Set([...own.keys(), ...served.keys()])].sort((a, b) => a - b);
+export function fromBuckets(model: readonly Bucket[], device: readonly Bucket[] = []): History {
+  const own = new Map(device.map((bucket) => [bucket.at, bucket]));
+  const ofModel = new Map(model.map((bucket) => [bucket.at, bucket]));
+  const times = [...new Set([...own.keys(), ...ofModel.keys()])].sort((a, b) => a - b);
   const span = [...model, ...device][0]?.span_s ?? 0;
   const points = times.map((at): [number, Point] => [
     at,
-    { ...ofBucket(served.get(at)), ...ofDeviceBucket(own.get(at)) },
+    { ...ofBucket(ofModel.get(at)), ...ofDeviceBucket(own.get(at)) },
   ]);
-  return lines(points, span, MISSING * span);
+  return lines(points, span, BUCKET_GAP * span);
 }
 
-export function modelsOf(told: readonly Telemetry[]): string[] {
-  const newest = told.at(-1);
+export function modelsOf(reports: readonly Telemetry[]): string[] {
+  const newest = reports.at(-1);
   const names = newest === undefined ? [] : newest.models.map((window) => window.model);
-  return names.length > 0 ? names : [...new Set(told.flatMap((one) => one.models.map((window) => window.model)))];
+  return names.length > 0
+    ? names
+    : [...new Set(reports.flatMap((report) => report.models.map((window) => window.model)))];
 }
 
-/** What answered: requests by `real`, `emulated`, `simulated`, over all of these buckets. */
+/** Requests by the origin of their answers (`real`, `emulated`, `simulated`), over all of these buckets. */
 export function origins(buckets: readonly Bucket[]): Record<string, number> {
-  const found: Record<string, number> = {};
-  for (const { origins: some } of buckets)
-    for (const [kind, count] of Object.entries(some ?? {})) found[kind] = (found[kind] ?? 0) + count;
-  return found;
+  const sums: Record<string, number> = {};
+  for (const bucket of buckets)
+    for (const [kind, count] of Object.entries(bucket.origins ?? {})) sums[kind] = (sums[kind] ?? 0) + count;
+  return sums;
 }
 
 function ofWindow(window: Window | undefined): Point {
@@ -99,12 +100,12 @@ function ofWindow(window: Window | undefined): Point {
   };
 }
 
-function ofDevice(told: Telemetry): Point {
+function ofDevice(report: Telemetry): Point {
   return {
-    uplink: positive(told.up_bytes_per_s),
-    roundTrip: positive(told.rtt_s),
-    watts: told.power?.watts,
-    celsius: told.power?.celsius,
+    uplink: positive(report.up_bytes_per_s),
+    roundTrip: positive(report.rtt_s),
+    watts: report.power?.watts,
+    celsius: report.power?.celsius,
   };
 }
 
@@ -139,21 +140,21 @@ function positive(value: number | null | undefined): number | null {
   return value !== null && value !== undefined && value > 0 ? value : null;
 }
 
-/** Points as lines, with a hole after each silence of more than `longest` seconds, where the next point was due. */
+/** Points as lines, with a gap after each pause of more than `longest` seconds, where the next point was due. */
 function lines(points: readonly (readonly [number, Point])[], usual: number, longest: number): History {
-  const made = empty();
+  const history = empty();
   let last: number | null = null;
   for (const [at, point] of points) {
-    if (last !== null && at - last > longest) add(made, last + usual, {});
-    add(made, at, point);
+    if (last !== null && at - last > longest) add(history, last + usual, {});
+    add(history, at, point);
     last = at;
   }
-  return made;
+  return history;
 }
 
-function add(made: History, at: number, point: Point): void {
-  made.at.push(at);
-  for (const line of LINES) made[line].push(point[line] ?? null);
+function add(history: History, at: number, point: Point): void {
+  history.at.push(at);
+  for (const line of LINES) history[line].push(point[line] ?? null);
 }
 
 function empty(): History {
@@ -167,7 +168,7 @@ function usualPause(times: readonly number[]): number {
   return ordered[Math.floor(ordered.length / 2)] ?? 10;
 }
 
-/** Sums for a stacked picture: each line on those below it. */
+/** Cumulative sums for a stacked chart: each line on those below it. */
 export function stacked(...parts: (number | null)[][]): (number | null)[][] {
   const first = parts[0] ?? [];
   const sums = first.map(() => 0);

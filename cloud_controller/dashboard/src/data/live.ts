@@ -1,5 +1,5 @@
-// Follows what changes on the controller, connects again when the stream breaks or falls silent, and says for how long
-// what is shown has not been live.
+// Follows the controller's stream of changes, reconnects when it breaks or falls silent, and knows since when the page has
+// not been live.
 //
 // All tabs of one browser share one stream: a browser opens only a few connections to a host, and a stream takes one for
 // good. The tab that holds the lock follows, and tells the others over a channel; when it is closed, the next one does.
@@ -9,7 +9,7 @@ import { EventReader, pauseBefore } from "./sse";
 
 export type Subject = { kind: string; subject: string };
 type Listener = (changes: readonly Subject[]) => void;
-type Told = { changes: Subject[] } | { state: LiveState } | { asks: true };
+type TabMessage = { changes: Subject[] } | { state: LiveState } | { asks: true };
 
 export interface LiveState {
   live: boolean;
@@ -38,8 +38,8 @@ export function follow(): void {
   const channel = new BroadcastChannel(LOCK);
   following = { ending, channel };
   addEventListener("pagehide", leave, { once: true });
-  channel.onmessage = (message) => heard(message.data as Told);
-  channel.postMessage({ asks: true } satisfies Told);
+  channel.onmessage = (message) => onTabMessage(message.data as TabMessage);
+  channel.postMessage({ asks: true } satisfies TabMessage);
   const lead = async () => {
     leads = true;
     await keepFollowing(ending.signal);
@@ -67,24 +67,24 @@ function leave(): void {
 }
 
 /** From the tab that follows for all. */
-function heard(told: Told): void {
-  if ("asks" in told) {
-    if (leads) following?.channel.postMessage({ state: liveState.value } satisfies Told);
-  } else if (!leads && "state" in told) {
-    const missed = told.state.live && !liveState.value.live && liveState.value.since !== null;
-    liveState.value = told.state;
-    if (missed) spread([{ kind: EVERYTHING, subject: "" }]);
-  } else if (!leads && "changes" in told) {
-    spread(told.changes);
+function onTabMessage(message: TabMessage): void {
+  if ("asks" in message) {
+    if (leads) following?.channel.postMessage({ state: liveState.value } satisfies TabMessage);
+  } else if (!leads && "state" in message) {
+    const missed = message.state.live && !liveState.value.live && liveState.value.since !== null;
+    liveState.value = message.state;
+    if (missed) notify([{ kind: EVERYTHING, subject: "" }]);
+  } else if (!leads && "changes" in message) {
+    notify(message.changes);
   }
 }
 
-function tell(told: Told): void {
-  if ("state" in told) liveState.value = told.state;
-  following?.channel.postMessage(told);
+function broadcast(message: TabMessage): void {
+  if ("state" in message) liveState.value = message.state;
+  following?.channel.postMessage(message);
 }
 
-function spread(changes: readonly Subject[]): void {
+function notify(changes: readonly Subject[]): void {
   for (const listener of [...listeners]) listener(changes);
 }
 
@@ -94,7 +94,7 @@ async function keepFollowing(signal: AbortSignal): Promise<void> {
     const began = Date.now();
     const status = await followOnce(signal).catch(() => 0);
     if (signal.aborted) return;
-    if (liveState.value.live) tell({ state: { live: false, since: Date.now() / 1000 } });
+    if (liveState.value.live) broadcast({ state: { live: false, since: Date.now() / 1000 } });
     if (status === 401) return;
     attempt = Date.now() - began > 30_000 ? 0 : attempt + 1;
     await pause(1000 * pauseBefore(attempt, Math.random()), signal);
@@ -109,16 +109,16 @@ async function followOnce(signal: AbortSignal): Promise<number> {
   let silent = setTimeout(end, 20_000);
   try {
     const headers = { Accept: "text/event-stream" };
-    const answer = await fetch("/v1/events/stream", { headers, cache: "no-store", signal: ended.signal });
-    if (!answer.ok || answer.body === null) return answer.status;
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const response = await fetch("/v1/events/stream", { headers, cache: "no-store", signal: ended.signal });
+    if (!response.ok || response.body === null) return response.status;
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     const events = new EventReader();
     for (;;) {
       const { done, value } = await reader.read();
-      if (done) return answer.status;
+      if (done) return response.status;
       clearTimeout(silent);
       silent = setTimeout(end, 2_500 * heartbeat);
-      hear(events.push(value));
+      onEvents(events.push(value));
     }
   } finally {
     clearTimeout(silent);
@@ -126,21 +126,21 @@ async function followOnce(signal: AbortSignal): Promise<number> {
   }
 }
 
-function hear(events: readonly { kind: string; data: string }[]): void {
+function onEvents(events: readonly { kind: string; data: string }[]): void {
   const changes: Subject[] = [];
   for (const { kind, data } of events) {
     const content = JSON.parse(data) as { subject?: string; heartbeat_s?: number };
     if (kind === "hello") {
       if (content.heartbeat_s !== undefined) heartbeat = content.heartbeat_s;
       if (liveState.value.since !== null) changes.push({ kind: EVERYTHING, subject: "" }); // what was missed meanwhile
-      tell({ state: { live: true, since: Date.now() / 1000 } });
+      broadcast({ state: { live: true, since: Date.now() / 1000 } });
     } else if (kind !== "heartbeat") {
       changes.push({ kind, subject: content.subject ?? "" });
     }
   }
   if (changes.length === 0) return;
-  tell({ changes });
-  spread(changes);
+  broadcast({ changes });
+  notify(changes);
 }
 
 function pause(milliseconds: number, signal: AbortSignal): Promise<void> {

@@ -1,4 +1,4 @@
-// Other tables that the controller proposes, in words. Pure.
+// Proposals of re-planning as text. Pure.
 
 import { bytes, figure, percent, plural, rate, seconds } from "../format";
 import type { Drift, Proposal, ProposedRow } from "./types";
@@ -7,7 +7,7 @@ import type { Drift, Proposal, ProposedRow } from "./types";
 export function proposalsOf(all: readonly Proposal[], model: string): Proposal[] {
   const name = nameOf(model);
   return all
-    .filter((one) => nameOf(one.model) === name)
+    .filter((proposal) => nameOf(proposal.model) === name)
     .sort((a, b) => Number(b.state === "open") - Number(a.state === "open") || b.id - a.id);
 }
 
@@ -15,10 +15,10 @@ function nameOf(model: string): string {
   return model.split("@")[0] ?? model;
 }
 
-/** What drifted by more than a tenth, the farthest first. */
+/** Quantities that drifted by more than a tenth, the largest drift first. */
 export function drifted(drift: readonly Drift[]): Drift[] {
-  const far = (one: Drift) => (one.factor === null || one.factor <= 0 ? 0 : Math.abs(Math.log(one.factor)));
-  return drift.filter((one) => far(one) > Math.log(1.1)).sort((a, b) => far(b) - far(a));
+  const size = ({ factor }: Drift) => (factor === null || factor <= 0 ? 0 : Math.abs(Math.log(factor)));
+  return drift.filter((entry) => size(entry) > Math.log(1.1)).sort((a, b) => size(b) - size(a));
 }
 
 export function amount(value: number, unit: string): string {
@@ -27,7 +27,7 @@ export function amount(value: number, unit: string): string {
   return unit === "s" ? seconds(value) : `${figure(value)} ${unit}`;
 }
 
-/** What it is predicted to bring. */
+/** The predicted gain. */
 export function gain(proposal: Proposal): string {
   const broken = proposal.broken_limits;
   const limits =
@@ -54,11 +54,11 @@ export function cuts(rows: readonly ProposedRow[]): string {
 export function consequences(proposal: Proposal, verb: "accept" | "dismiss"): string[] {
   return verb === "accept"
     ? [
-        `Another cut of ${proposal.model} for ${proposal.device_class} is made with what was measured, signed by the planner's key, and rolled out to ${plural(proposal.devices.length, "device")}: a tenth of them first.`,
+        `Another cut of ${proposal.model} for ${proposal.device_class} is planned from the measurements, signed by the planner's key, and rolled out to ${plural(proposal.devices.length, "device")}: a tenth of them first.`,
         "Devices fetch only what they do not have: of a re-cut model, that is graphs without weights.",
       ]
     : [
-        `${plural(proposal.devices.length, "device")} keep the table that they have.`,
-        "For a while nothing is proposed for them again.",
+        `${plural(proposal.devices.length, "device")} keep their table.`,
+        "For some time no further table is proposed for them.",
       ];
 }

@@ -1,4 +1,4 @@
-// One answer of the API on a page: read, read again when what it is about changed, and kept while a newer one comes.
+// A response of the API on a page: fetched, fetched again when its subject changes, and shown until the newer one arrives.
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { get } from "./api";
@@ -13,16 +13,16 @@ export interface Resource<T> {
 /** Least milliseconds between two readings: a change a millisecond must not become a call a millisecond. */
 const REST = 1_000;
 
-/** `about`: is this a change of what is shown? `everyS`: read again so often besides, while the page is looked at. */
+/** `about`: whether a change concerns what is shown. `everyS`: also fetched at this interval while the page is visible. */
 export function useResource<T>(path: string | null, about: (change: Subject) => boolean, everyS?: number): Resource<T> {
   const [data, setData] = useState<T | null>(null);
   const [error, setError] = useState<Error | null>(null);
   const relevant = useRef(about);
   relevant.current = about;
-  const [asked, setAsked] = useState(0);
-  const again = useCallback(() => setAsked((count) => count + 1), []);
+  const [attempt, setAttempt] = useState(0);
+  const again = useCallback(() => setAttempt((count) => count + 1), []);
 
-  // `asked` is what makes it read again
+  // a new `attempt` fetches it again
   useEffect(() => {
     if (path === null) return;
     const aborted = new AbortController();
@@ -36,7 +36,7 @@ export function useResource<T>(path: string | null, about: (change: Subject) => 
       },
     );
     return () => aborted.abort();
-  }, [path, asked]);
+  }, [path, attempt]);
 
   // another path is another thing to show
   useEffect(() => {
@@ -47,7 +47,7 @@ export function useResource<T>(path: string | null, about: (change: Subject) => 
   useEffect(() => {
     let waiting: ReturnType<typeof setTimeout> | undefined;
     const stop = onChanges((changes) => {
-      if (waiting === undefined && changes.some((one) => one.kind === EVERYTHING || relevant.current(one))) {
+      if (waiting === undefined && changes.some((change) => change.kind === EVERYTHING || relevant.current(change))) {
         waiting = setTimeout(
           () => {
             waiting = undefined;

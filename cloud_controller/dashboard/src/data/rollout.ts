@@ -1,4 +1,4 @@
-// What an operator may ask of a rollout now, and what will come of it, in words. Pure.
+// The actions that a rollout allows in its state, and their consequences as text. Pure.
 
 import { plural, short } from "../format";
 import type { Rollout } from "./types";
@@ -21,13 +21,13 @@ export function ended(rollout: Rollout): boolean {
 
 export function verbsFor(rollout: Rollout): Verb[] {
   const { state } = rollout;
-  const found: Verb[] = [];
-  if (state === "waiting") found.push("approve");
-  if (state === "paused") found.push("resume");
-  if (["scheduled", "waiting", "running"].includes(state)) found.push("pause");
-  if (!ended(rollout) && state !== "aborting" && state !== "rolling back") found.push("abort");
-  if (rollout.began !== null && state !== "rolled back" && state !== "rolling back") found.push("rollback");
-  return found;
+  const allowed: Verb[] = [];
+  if (state === "waiting") allowed.push("approve");
+  if (state === "paused") allowed.push("resume");
+  if (["scheduled", "waiting", "running"].includes(state)) allowed.push("pause");
+  if (!ended(rollout) && state !== "aborting" && state !== "rolling back") allowed.push("abort");
+  if (rollout.began !== null && state !== "rolled back" && state !== "rolling back") allowed.push("rollback");
+  return allowed;
 }
 
 /** What the controller will do when this is confirmed. */
@@ -35,56 +35,56 @@ export function consequences(rollout: Rollout, verb: Verb): string[] {
   const queued = rollout.states.queued ?? 0;
   const reached = rollout.devices - queued - (rollout.states.skipped ?? 0) - (rollout.states.superseded ?? 0);
   const succeeded = rollout.states.succeeded ?? 0;
-  const what = `${rollout.model}, release ${short(rollout.release)}`;
+  const release = `${rollout.model}, release ${short(rollout.release)}`;
   const next = rollout.stages.find((stage) => stage.number === rollout.stage + 1);
   switch (verb) {
     case "approve":
       return [
         next === undefined
           ? "The next stage begins."
-          : `Stage ${next.number} (${next.size}) begins: ${plural(next.devices, "device")} will be told to run ${what}.`,
+          : `Stage ${next.number} (${next.size}) begins: ${plural(next.devices, "device")} will be assigned ${release}.`,
         ...(rollout.failures.length > 0 ? [`${plural(failed(rollout), "device")} failed so far.`] : []),
       ];
     case "resume":
       return [
-        `${plural(queued, "device")} not told yet will be told to run ${what}, at the rate and in the stages asked for.`,
-        "What was missing of the stage that ran is excused.",
+        `${plural(queued, "device")} without an assignment will be assigned ${release}, at the rate and in the stages of the terms.`,
+        "Devices that are still missing from the current stage no longer hold the rollout up.",
       ];
     case "pause":
       return [
-        `No further device is told: ${plural(queued, "device")} keep what they run.`,
-        `${plural(reached, "device")} that were told go on.`,
+        `No further device is assigned the release: ${plural(queued, "device")} keep what they run.`,
+        `${plural(reached, "device")} that are assigned already continue.`,
       ];
     case "abort":
       return [
-        `No further device is told, and this rollout ends: ${plural(queued, "device")} keep what they run.`,
-        `${plural(succeeded, "device")} that run it well keep it. To take those back too, roll back instead.`,
+        `No further device is assigned the release, and the rollout ends: ${plural(queued, "device")} keep what they run.`,
+        `${plural(succeeded, "device")} that run it successfully keep it. To return those too, roll back instead.`,
       ];
     case "rollback":
       return [
-        `${plural(reached, "device")} that were told of ${what} are told to run again what each ran before.`,
-        "Releases that a device no longer has are fetched again; none is left without one.",
+        `${plural(reached, "device")} that were assigned ${release} will be assigned the release that each ran before.`,
+        "A release that a device no longer stores is fetched again; no device is left without one.",
       ];
   }
 }
 
 export function failed(rollout: Rollout): number {
-  return rollout.failures.reduce((sum, one) => sum + one.count, 0);
+  return rollout.failures.reduce((sum, failure) => sum + failure.count, 0);
 }
 
-/** Parts of a bar, in the order in which a device passes through them. */
+/** Parts of the progress bar, in the order in which a device passes through them. */
 export const SHARES: readonly { tone: string; title: string; states: readonly string[] }[] = [
   { tone: "good", title: "succeeded", states: ["succeeded"] },
-  { tone: "busy", title: "on the way", states: ["assigned", "fetching", "trial"] },
+  { tone: "busy", title: "in progress", states: ["assigned", "fetching", "trial"] },
   { tone: "bad", title: "failed", states: ["failed", "timed out", "rolled back"] },
   { tone: "left", title: "left out", states: ["skipped", "superseded"] },
   { tone: "queued", title: "queued", states: ["queued"] },
 ];
 
 export function shares(states: Record<string, number>): { tone: string; title: string; count: number }[] {
-  return SHARES.map(({ tone, title, states: some }) => ({
+  return SHARES.map(({ tone, title, states: included }) => ({
     tone,
     title,
-    count: some.reduce((sum, state) => sum + (states[state] ?? 0), 0),
-  })).filter((one) => one.count > 0);
+    count: included.reduce((sum, state) => sum + (states[state] ?? 0), 0),
+  })).filter((share) => share.count > 0);
 }

@@ -1,4 +1,4 @@
-// Who is signed in. The session itself is a cookie that scripts cannot read; kept here is what the page may show.
+// The signed-in operator. The session itself is a cookie that scripts cannot read.
 
 import { call, get, Refused, useCsrf, whenSignedOut } from "./api";
 import { Cell } from "./cell";
@@ -6,7 +6,7 @@ import { forgetFleet } from "./fleet";
 import { follow, unfollow } from "./live";
 import type { Session } from "./types";
 
-/** undefined: not known yet; null: nobody. */
+/** undefined: not known yet; null: signed out. */
 export const session = new Cell<Session | null | undefined>(undefined);
 
 export async function resume(): Promise<void> {

@@ -12,10 +12,10 @@ export class EventReader {
   push(piece: string): ServerEvent[] {
     const lines = (this.rest + piece).split(/\r?\n/);
     this.rest = lines.pop() ?? "";
-    const found: ServerEvent[] = [];
+    const events: ServerEvent[] = [];
     for (const line of lines) {
       if (line === "") {
-        if (this.data.length > 0) found.push({ kind: this.kind, data: this.data.join("\n") });
+        if (this.data.length > 0) events.push({ kind: this.kind, data: this.data.join("\n") });
         this.kind = "message";
         this.data = [];
       } else if (line.startsWith("event:")) {
@@ -24,7 +24,7 @@ export class EventReader {
         this.data.push(line.slice(5).replace(/^ /, ""));
       }
     }
-    return found;
+    return events;
   }
 
   private kind = "message";

@@ -23,32 +23,32 @@ export function byState(rows: readonly FleetRow[]): Record<State, number> {
 }
 
 export function byRelease(rows: readonly FleetRow[]): ReleaseTally[] {
-  const found = new Map<string, ReleaseTally>();
+  const tallies = new Map<string, ReleaseTally>();
   const tally = (model: string, release: string): ReleaseTally => {
     const name = model.split("@")[0] ?? model;
     const key = `${name} ${release}`;
-    const there = found.get(key) ?? { model, release, running: 0, coming: 0 };
-    if (model.includes("@")) there.model = model;
-    found.set(key, there);
-    return there;
+    const known = tallies.get(key) ?? { model, release, running: 0, coming: 0 };
+    if (model.includes("@")) known.model = model;
+    tallies.set(key, known);
+    return known;
   };
   for (const row of rows) {
-    for (const one of row.models) {
-      if (one.release !== "") tally(one.model, one.release).running++;
-      if (one.desired_release !== "" && one.desired_release !== one.release)
-        tally(one.model, one.desired_release).coming++;
+    for (const model of row.models) {
+      if (model.release !== "") tally(model.model, model.release).running++;
+      if (model.desired_release !== "" && model.desired_release !== model.release)
+        tally(model.model, model.desired_release).coming++;
     }
   }
-  return [...found.values()].sort((a, b) => b.running + b.coming - (a.running + a.coming));
+  return [...tallies.values()].sort((a, b) => b.running + b.coming - (a.running + a.coming));
 }
 
-/** The row of the plan in use, on devices that are online: what others last used says nothing of now. */
+/** Rows in use, of devices that are online: the last reports of the others are not current. */
 export function byCut(rows: readonly FleetRow[]): Tally[] {
-  return tallied(rows.filter((row) => row.state === "online").flatMap((row) => row.models.map((one) => one.row)));
+  return tallied(rows.filter((row) => row.state === "online").flatMap((row) => row.models.map((model) => model.row)));
 }
 
 export function byCause(rows: readonly FleetRow[]): Tally[] {
-  return tallied(rows.flatMap((row) => [...new Set(row.causes.map((one) => one.cause))]));
+  return tallied(rows.flatMap((row) => [...new Set(row.causes.map(({ cause }) => cause))]));
 }
 
 export interface Traffic {
@@ -76,14 +76,14 @@ export function traffic(rows: readonly FleetRow[]): Traffic {
 
 export type Column = "state" | "name" | "group" | "class" | "cut" | "p95" | "fallbacks" | "failed" | "seen";
 
-/** A copy in the order of one column; equal ones by name. */
+/** A copy in the order of a column; equal rows by name. */
 export function sorted(rows: readonly FleetRow[], column: Column, downwards: boolean): readonly FleetRow[] {
   if (column === "name" && !downwards) return rows;
   const key = KEYS[column];
   const sign = downwards ? -1 : 1;
   return [...rows].sort((a, b) => {
-    const [one, other] = [key(a), key(b)];
-    return one < other ? -sign : one > other ? sign : a.name < b.name ? -1 : 1;
+    const [first, second] = [key(a), key(b)];
+    return first < second ? -sign : first > second ? sign : a.name < b.name ? -1 : 1;
   });
 }
 

@@ -1,4 +1,4 @@
-// What the controller answers, as far as the pages read it.
+// Types of the controller's responses, as far as the pages read them.
 
 export type State = "online" | "stale" | "offline" | "revoked" | "claimed";
 export type Role = "viewer" | "operator" | "admin";
@@ -10,13 +10,13 @@ export interface Session {
   csrf: string | null;
 }
 
-/** Of devices that are counted somewhere: how many of them are no real ones. */
-export interface MadeUpCount {
+/** How many of a number of devices are emulated or simulated. */
+export interface OriginCount {
   emulated: number;
   simulated: number;
 }
 
-export interface Part {
+export interface Component {
   name: string;
   subject: string;
   state: "good" | "bad" | "unknown";
@@ -82,7 +82,7 @@ export interface Bucket {
   rtt_s?: number | null;
   watts?: number | null;
   celsius_max?: number | null;
-  /** Requests by what answered them: `real`, `emulated`, `simulated`. */
+  /** Requests by the origin of their answers: `real`, `emulated`, `simulated`. */
   origins?: Record<string, number>;
 }
 
@@ -187,7 +187,7 @@ export interface ModelState {
   release: string;
   desired_release: string;
   state: string;
-  /** What it said last, where that is not known to be so now. */
+  /** The last reported state, where it may no longer be current. */
   last_state?: string;
   current?: boolean;
   detail: string;
@@ -247,7 +247,7 @@ export interface Device {
   safe_mode?: string;
   statement_problem?: string;
   telemetry: Telemetry | null;
-  /** What it measured last, however long ago. */
+  /** Its last measurements, however old. */
   last_telemetry?: Telemetry | null;
   conditions?: Condition[];
   differences?: Difference[];
@@ -314,7 +314,7 @@ export interface Model {
   format?: string;
 }
 
-export interface ReleaseView extends MadeUpCount {
+export interface ReleaseView extends OriginCount {
   release: string;
   created: number;
   devices: number;
@@ -338,7 +338,7 @@ export interface Event {
   detail: Record<string, unknown>;
 }
 
-export interface Stage extends MadeUpCount {
+export interface Stage extends OriginCount {
   number: number;
   size: string;
   devices: number;
@@ -357,7 +357,7 @@ export interface Failure {
   devices: string[];
 }
 
-export interface Rollout extends MadeUpCount {
+export interface Rollout extends OriginCount {
   id: number;
   state: string;
   reason: string;

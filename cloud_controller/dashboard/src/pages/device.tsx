@@ -1,19 +1,19 @@
-// One device: what it should run and runs, where its time goes now, and where on its plan's curves it stands.
+// One device: desired and reported releases, measurements, and its operating point on the curves of its plan.
 
 import { useState } from "preact/hooks";
 import { clock, useCell } from "../data/cell";
-import { history, modelsOf, type Range, rolled } from "../data/history";
+import { latestTelemetry, type ModelStatus, modelStatuses } from "../data/desired_reported";
+import { fromBuckets, fromReports, modelsOf, type Range } from "../data/history";
 import { useResource } from "../data/resource";
-import { type Served, served, told } from "../data/served";
 import { may } from "../data/session";
 import type { Device, DeviceCurves, DeviceHistory, Event, Telemetry } from "../data/types";
 import { age, moment, NONE, rate, seconds, short } from "../format";
+import { CommandText } from "../parts/command_text";
 import { CurveChart, inWords, nameOf, PlanTable, value } from "../parts/curves";
 import { Figures } from "../parts/figures";
 import { BandwidthChart, EnergyChart, LatencyChart, PowerChart, Ranges, RequestsChart } from "../parts/history_charts";
 import { Logs } from "../parts/logs";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
-import { Spelt } from "../parts/spelt";
 import { Origin, Status } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
@@ -24,12 +24,12 @@ export function DevicePage({ name }: { name: string }) {
     (change.kind === "device" || change.kind === "alert") && change.subject === name;
   const encoded = encodeURIComponent(name);
   const { data, error, again } = useResource<Device>(`/v1/devices/${encoded}`, own);
-  const told = useResource<Telemetry[]>(`/v1/telemetry/${encoded}?newest=360`, own);
+  const reports = useResource<Telemetry[]>(`/v1/telemetry/${encoded}?newest=360`, own);
   const curves = useResource<DeviceCurves[]>(`/v1/views/devices/${encoded}/curves`, own);
   const events = useResource<Event[]>(`/v1/views/devices/${encoded}/events`, own);
   const [model, setModel] = useState("");
   if (data === null) return error ? <Problem error={error} again={again} /> : <Loading />;
-  const models = modelsOf(told.data ?? []);
+  const models = modelsOf(reports.data ?? []);
   const chosen = models.includes(model) ? model : (models[0] ?? "");
   return (
     <>
@@ -37,11 +37,11 @@ export function DevicePage({ name }: { name: string }) {
       {error && <Problem error={error} again={again} />}
       <Warnings device={data} />
       <Facts device={data} />
-      <Serves device={data} />
+      <Models device={data} />
       {models.length > 1 && <Choice models={models} chosen={chosen} onChoose={setModel} />}
-      <Charts device={data} told={told.data} model={chosen} own={own} />
-      {(curves.data ?? []).map((one) => (
-        <PlanPanel key={one.model} plan={one} live={data.state === "online"} />
+      <Charts device={data} reports={reports.data} model={chosen} own={own} />
+      {(curves.data ?? []).map((plan) => (
+        <PlanPanel key={plan.model} plan={plan} live={data.state === "online"} />
       ))}
       {may("operator") && <Logs name={name} own={own} />}
       <Panel title="Events">
@@ -73,22 +73,22 @@ function Head({ device }: { device: Device }) {
 
 function Warnings({ device }: { device: Device }) {
   const now = useCell(clock);
-  const found = sayings(device, now);
-  const wrong = device.conditions ?? [];
-  if (found.length === 0 && wrong.length === 0) return null;
+  const warnings = warningsOf(device, now);
+  const conditions = device.conditions ?? [];
+  if (warnings.length === 0 && conditions.length === 0) return null;
   return (
     <ul class="warnings">
-      {found.map((one) => (
-        <li key={one}>{one}</li>
+      {warnings.map((warning) => (
+        <li key={warning}>{warning}</li>
       ))}
-      {wrong.map((one) => (
-        <li key={one.kind}>
-          <b>{one.kind}</b>
-          {one.text !== "" && `: ${one.text}`} <span class="faint">· since {moment(one.since)}</span>
-          {!one.current && <span class="old"> · by its last word</span>}
-          {one.remedy !== "" && (
+      {conditions.map((condition) => (
+        <li key={condition.kind}>
+          <b>{condition.kind}</b>
+          {condition.text !== "" && `: ${condition.text}`} <span class="faint">· since {moment(condition.since)}</span>
+          {!condition.current && <span class="old"> · from its last report</span>}
+          {condition.remedy !== "" && (
             <div class="faint">
-              <Spelt text={one.remedy} />
+              <CommandText text={condition.remedy} />
             </div>
           )}
         </li>
@@ -97,66 +97,67 @@ function Warnings({ device }: { device: Device }) {
   );
 }
 
-/** What its state and its last report mean for what stands below. */
-function sayings(device: Device, now: number): string[] {
-  const found: string[] = [];
+/** What its state and its last report mean for the figures of the page. */
+function warningsOf(device: Device, now: number): string[] {
+  const warnings: string[] = [];
   const ago = age(device.last_seen, now);
-  if (device.state === "stale") found.push(`Silent for ${ago}: everything below is its last word.`);
+  if (device.state === "stale") warnings.push(`No message for ${ago}: the figures are those of its last report.`);
   if (device.state === "offline")
-    found.push(`Its connection ended; last heard of ${ago} ago. Everything below is of then.`);
+    warnings.push(`Disconnected; last seen ${ago} ago. The figures are those of its last report.`);
   if (device.state === "revoked")
-    found.push("Its certificates are revoked. It runs what it has, and nobody believes it.");
-  for (const window of told(device)?.models ?? []) if (window.problem) found.push(`${window.model}: ${window.problem}`);
-  return found;
+    warnings.push("Its certificates are revoked: it keeps running its releases, and its connections are refused.");
+  for (const window of latestTelemetry(device)?.models ?? [])
+    if (window.problem) warnings.push(`${window.model}: ${window.problem}`);
+  return warnings;
 }
 
 function Facts({ device }: { device: Device }) {
   const now = useCell(clock);
-  const telemetry = told(device);
+  const telemetry = latestTelemetry(device);
   const facts: [string, string][] = [
-    ["seen", device.last_seen === null ? "never" : `${age(device.last_seen, now)} ago`],
+    ["last seen", device.last_seen === null ? "never" : `${age(device.last_seen, now)} ago`],
     ["agent", device.agent_version ?? NONE],
     ["session", device.session ? String(device.session) : NONE],
     ["uplink", telemetry ? rate(telemetry.up_bytes_per_s) : NONE],
     ["round trip", telemetry ? seconds(telemetry.rtt_s) : NONE],
-    ["remote", telemetry ? (telemetry.remote_usable ? "answers" : "does not answer") : NONE],
-    ["statement", device.counter ? String(device.counter) : NONE],
-    ["acted upon", acted(device)],
+    ["remote", telemetry ? (telemetry.remote_usable ? "reachable" : "unreachable") : NONE],
+    ["newest statement", device.counter ? String(device.counter) : NONE],
+    ["applied statement", applied(device)],
   ];
-  if (device.gateway) facts.push(["through", device.gateway]);
+  if (device.gateway) facts.push(["gateway", device.gateway]);
   return <Figures facts={facts} old={device.state !== "online"} />;
 }
 
-function acted(device: Device): string {
-  if (!device.acted_upon) return "nothing yet";
-  return device.acted_upon === device.counter ? "the newest" : `an older one, ${device.acted_upon}`;
+function applied(device: Device): string {
+  if (!device.acted_upon) return "none";
+  return device.acted_upon === device.counter ? "the newest" : `older: ${device.acted_upon}`;
 }
 
-function Serves({ device }: { device: Device }) {
-  const rows = served(device);
+function Models({ device }: { device: Device }) {
+  const rows = modelStatuses(device);
   const command = `edgectl deploy MODEL --to ${device.name}`;
   return (
     <Panel title="Desired and reported">
       {rows.length === 0 ? (
-        <Empty command={command}>Nothing is wanted of this device.</Empty>
+        <Empty command={command}>No release is assigned to this device.</Empty>
       ) : (
-        <Table columns={SERVED} rows={rows} id={(row) => row.model} />
+        <Table columns={MODELS} rows={rows} id={(row) => row.model} />
       )}
     </Panel>
   );
 }
 
-const SERVED: readonly Column<Served>[] = [
+const MODELS: readonly Column<ModelStatus>[] = [
   { title: "Model", heads: true, cell: (row) => <a href={to("models", row.model)}>{row.model}</a> },
-  { title: "Desired", cell: (row) => <code>{short(row.wanted) || "nothing"}</code> },
+  { title: "Desired", cell: (row) => <code>{short(row.desired) || "none"}</code> },
   {
     title: "Running",
-    cell: (row) => <code>{short(row.running) || "nothing"}</code>,
-    tone: (row) => (row.running === row.wanted ? "" : "warn"),
+    cell: (row) => <code>{short(row.running) || "none"}</code>,
+    tone: (row) => (row.running === row.desired ? "" : "warn"),
   },
   { title: "State", cell: (row) => <Status state={row.state} /> },
   { title: "Cut in use", cell: (row) => row.cut || NONE },
-  { title: "Why", kind: "faint detail", cell: (row) => row.why },
+  { title: "Detail", kind: "faint detail", cell: (row) => row.detail },
 ];
 
 function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string; onChoose: (model: string) => void }) {
@@ -164,8 +165,8 @@ function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string
     <label class="choice">
       Model{" "}
       <select value={chosen} onChange={(event) => onChoose(event.currentTarget.value)}>
-        {models.map((one) => (
-          <option key={one}>{one}</option>
+        {models.map((model) => (
+          <option key={model}>{model}</option>
         ))}
       </select>
     </label>
@@ -174,20 +175,20 @@ function Choice({ models, chosen, onChoose }: { models: string[]; chosen: string
 
 interface ChartsProps {
   device: Device;
-  told: Telemetry[] | null;
+  reports: Telemetry[] | null;
   model: string;
   own: (change: { kind: string; subject: string }) => boolean;
 }
 
-function Charts({ device, told, model, own }: ChartsProps) {
+function Charts({ device, reports, model, own }: ChartsProps) {
   const [range, setRange] = useState<Range | null>(null);
   const path = `/v1/devices/${encodeURIComponent(device.name)}/history?span=${range?.span}`;
   const { data, error, again } = useResource<DeviceHistory>(range === null ? null : path, own, range ? 30 : undefined);
-  if (told === null) return <Loading />;
-  if (told.length === 0) {
+  if (reports === null) return <Loading />;
+  if (reports.length === 0) {
     return (
       <Empty command="edgectl infer MODEL INPUT --device URL">
-        This device has reported no measurements yet. It does once applications ask it:
+        This device has reported no measurements yet. It reports them once applications send requests:
       </Empty>
     );
   }
@@ -196,20 +197,21 @@ function Charts({ device, told, model, own }: ChartsProps) {
       <Origin emulated={device.emulated} simulated={device.simulated} />
     ) : undefined;
   const buckets = data?.buckets;
-  const made = range === null ? history(told, model) : rolled(buckets?.[model] ?? [], buckets?.[""] ?? []);
+  const history =
+    range === null ? fromReports(reports, model) : fromBuckets(buckets?.[model] ?? [], buckets?.[""] ?? []);
   return (
     <>
       <Ranges live chosen={range} onChoose={setRange} />
       {error && <Problem error={error} again={again} />}
-      {made.at.length === 0 ? (
-        <p class="none">{data === null ? "Reading…" : "Nothing was added up for that time."}</p>
+      {history.at.length === 0 ? (
+        <p class="none">{data === null ? "Loading…" : "No data for this period."}</p>
       ) : (
         <div class="panels two">
-          <LatencyChart made={made} note={mark} />
-          <BandwidthChart made={made} note={mark} />
-          <RequestsChart made={made} note={mark} per={range?.per ?? "report"} />
-          <PowerChart made={made} note={mark} />
-          <EnergyChart made={made} note={mark} />
+          <LatencyChart history={history} note={mark} />
+          <BandwidthChart history={history} note={mark} />
+          <RequestsChart history={history} note={mark} per={range?.per ?? "report"} />
+          <PowerChart history={history} note={mark} />
+          <EnergyChart history={history} note={mark} />
         </div>
       )}
     </>
@@ -236,7 +238,7 @@ function PlanPanel({ plan, live }: { plan: DeviceCurves; live: boolean }) {
         <div>
           {now !== null && (
             <p class={live ? "words" : "words old"}>
-              {live ? "Now" : "When last heard of"}: <b>{nameOf(curves, now.row)}</b> at {rate(now.up_bytes_per_s)} up
+              {live ? "Now" : "At its last report"}: <b>{nameOf(curves, now.row)}</b> at {rate(now.up_bytes_per_s)} up
               {now.seconds !== null && `, for which the plan predicts ${value(curves, now.seconds)}`}.
             </p>
           )}

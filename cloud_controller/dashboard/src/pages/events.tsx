@@ -12,7 +12,7 @@ export function EventsPage() {
   const [filter, setFilter] = useState("");
   if (data === null) return error ? <Problem error={error} again={again} /> : <Loading />;
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
-  const chosen = data.toReversed().filter((event) => words.every((word) => spelt(event).includes(word)));
+  const chosen = data.toReversed().filter((event) => words.every((word) => searchText(event).includes(word)));
   return (
     <>
       <h1>Events</h1>
@@ -24,7 +24,7 @@ export function EventsPage() {
         <input
           id="filter"
           type="search"
-          placeholder="who, what or whom"
+          placeholder="operator, action or subject"
           value={filter}
           onInput={(event) => setFilter(event.currentTarget.value)}
         />
@@ -42,10 +42,10 @@ export function EventTable({ events }: { events: readonly Event[] }) {
 }
 
 const COLUMNS: readonly Column<Event>[] = [
-  { title: "At", kind: "nowrap", cell: (event) => moment(event.at) },
-  { title: "Who", cell: (event) => event.who },
-  { title: "What", cell: (event) => event.what },
-  { title: "Whom", cell: (event) => <Subject event={event} /> },
+  { title: "Time", kind: "nowrap", cell: (event) => moment(event.at) },
+  { title: "By", cell: (event) => event.who },
+  { title: "Action", cell: (event) => event.what },
+  { title: "Subject", cell: (event) => <Subject event={event} /> },
   { title: "Detail", kind: "faint detail", cell: (event) => detail(event) },
 ];
 
@@ -57,7 +57,7 @@ function Subject({ event }: { event: Event }) {
   return <>{shortened(event.subject)}</>;
 }
 
-/** Digests and serial numbers by their beginnings: the whole of them is for programs (edgectl audit). */
+/** Digests and serial numbers cut to their first characters; `edgectl audit` has the whole. */
 function shortened(text: string): string {
   return text.replace(/\b(?:[0-9a-f]{40,}|\d{30,})\b/g, (long) => `${long.slice(0, 12)}…`);
 }
@@ -69,6 +69,6 @@ function detail(event: Event): string {
     .join(" · ");
 }
 
-function spelt(event: Event): string {
+function searchText(event: Event): string {
   return `${event.who} ${event.what} ${event.subject} ${detail(event)}`.toLowerCase();
 }

@@ -1,4 +1,4 @@
-// The fleet on one page: how it is, what runs on it, what is wrong, and every device.
+// The fleet on one page: its states, releases, cuts and problems, and every device.
 
 import { useMemo, useState } from "preact/hooks";
 import { clock, useCell } from "../data/cell";
@@ -17,7 +17,7 @@ import {
 } from "../data/summary";
 import type { FleetRow } from "../data/types";
 import { age, count, NONE, percent, plural, seconds, short } from "../format";
-import { PartsStrip } from "../parts/health";
+import { ComponentStrip } from "../parts/health";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Origin, Status } from "../parts/status";
 import { type Column, VirtualTable } from "../parts/virtual";
@@ -47,9 +47,9 @@ export function FleetPage() {
       <div class="panels three">
         <Releases rows={fleet.rows} names={fleet.releases} filter={filter} onFilter={narrow} />
         <Cuts rows={fleet.rows} filter={filter} onFilter={narrow} />
-        <Trouble rows={fleet.rows} filter={filter} onFilter={narrow} />
+        <Problems rows={fleet.rows} filter={filter} onFilter={narrow} />
       </div>
-      <PartsStrip />
+      <ComponentStrip />
       <section aria-label="Devices">
         <Search filter={filter} onFilter={narrow} shown={chosen.length} all={fleet.rows.length} />
         {chosen.length === 0 ? (
@@ -79,8 +79,8 @@ interface Part {
 
 function States({ rows, filter, onFilter }: Part) {
   const counts = byState(rows);
-  const seen = traffic(rows);
-  const unreal = rows.filter((row) => row.emulated || row.simulated).length;
+  const totals = traffic(rows);
+  const notReal = rows.filter((row) => row.emulated || row.simulated).length;
   return (
     <div class="strip">
       <fieldset class="states">
@@ -95,67 +95,67 @@ function States({ rows, filter, onFilter }: Part) {
             <b>{count(counts[state])}</b> <Status state={state} />
           </button>
         ))}
-        {unreal > 0 && (
+        {notReal > 0 && (
           <button
             type="button"
             class="unreal"
             aria-pressed={has(filter, "is", "emulated")}
-            onClick={() => onFilter(toggled(filter, "is", unrealKind(rows)))}
+            onClick={() => onFilter(toggled(filter, "is", originOf(rows)))}
           >
-            <b>{count(unreal)}</b> <span class="mark">{unrealKind(rows)}</span>
+            <b>{count(notReal)}</b> <span class="mark">{originOf(rows)}</span>
           </button>
         )}
       </fieldset>
-      <dl class="figures" title={`From the newest report of ${plural(seen.reporting, "device")} that served requests`}>
+      <dl class="figures" title={`Over the newest reports of ${plural(totals.reporting, "device")} with requests`}>
         <div>
           <dt>median p95</dt>
-          <dd>{seconds(seen.medianP95)}</dd>
+          <dd>{seconds(totals.medianP95)}</dd>
         </div>
         <div>
           <dt>requests</dt>
-          <dd>{count(seen.requests)}</dd>
+          <dd>{count(totals.requests)}</dd>
         </div>
         <div>
           <dt>fallbacks</dt>
-          <dd>{percent(seen.fallbacks, seen.requests)}</dd>
+          <dd>{percent(totals.fallbacks, totals.requests)}</dd>
         </div>
         <div>
           <dt>failed</dt>
-          <dd>{percent(seen.failed, seen.requests)}</dd>
+          <dd>{percent(totals.failed, totals.requests)}</dd>
         </div>
       </dl>
     </div>
   );
 }
 
-function unrealKind(rows: readonly FleetRow[]): string {
+function originOf(rows: readonly FleetRow[]): string {
   return rows.some((row) => row.simulated) ? "simulated" : "emulated";
 }
 
 function Releases({ rows, names, filter, onFilter }: Part & { names: Record<string, string> }) {
   const releases = byRelease(rows);
-  const most = Math.max(1, ...releases.map((one) => one.running + one.coming));
+  const most = Math.max(1, ...releases.map((release) => release.running + release.coming));
   return (
     <Panel title="Releases">
       {releases.length === 0 ? (
-        <Empty command="edgectl deploy MODEL --to all">Nothing is deployed.</Empty>
+        <Empty command="edgectl deploy MODEL --to all">No release is deployed.</Empty>
       ) : (
         <ul class="bars">
-          {releases.slice(0, 6).map((one) => (
-            <li key={one.model + one.release}>
+          {releases.slice(0, 6).map((release) => (
+            <li key={release.model + release.release}>
               <button
                 type="button"
-                aria-pressed={has(filter, "release", one.release)}
-                onClick={() => onFilter(toggled(filter, "release", one.release))}
+                aria-pressed={has(filter, "release", release.release)}
+                onClick={() => onFilter(toggled(filter, "release", release.release))}
               >
                 <span class="what">
-                  {names[one.release] ?? one.model} <code>{short(one.release)}</code>
+                  {names[release.release] ?? release.model} <code>{short(release.release)}</code>
                 </span>
                 <span class="many">
-                  {count(one.running)}
-                  {one.coming > 0 && <span class="faint"> +{count(one.coming)} coming</span>}
+                  {count(release.running)}
+                  {release.coming > 0 && <span class="faint"> +{count(release.coming)} pending</span>}
                 </span>
-                <Bar share={one.running / most} further={one.coming / most} />
+                <Bar share={release.running / most} further={release.coming / most} />
               </button>
             </li>
           ))}
@@ -179,15 +179,15 @@ function Cuts({ rows, filter, onFilter }: Part) {
   );
 }
 
-function Trouble({ rows, filter, onFilter }: Part) {
+function Problems({ rows, filter, onFilter }: Part) {
   return (
-    <Panel title="Trouble by cause">
+    <Panel title="Problems by cause">
       <Tallies
         tallies={byCause(rows)}
         name="cause"
         filter={filter}
         onFilter={onFilter}
-        none="No device reports any."
+        none="No device reports a problem."
         bad
       />
     </Panel>
@@ -279,23 +279,29 @@ const COLUMNS: readonly Column<FleetRow, Key>[] = [
   { key: "group", title: "Group", sortable: true, cell: (row) => row.group || NONE },
   { key: "class", title: "Class", sortable: true, cell: (row) => <ClassOf row={row} /> },
   { key: "cut", title: "Model · cut", sortable: true, cell: (row) => <Serving row={row} /> },
-  { key: "cause" as Key, title: "Trouble", sortable: false, cell: (row) => <Causes row={row} /> },
-  { key: "p95", title: "p95", sortable: true, numeric: true, cell: (row) => <Old row={row}>{seconds(row.p95_s)}</Old> },
+  { key: "cause" as Key, title: "Problem", sortable: false, cell: (row) => <Causes row={row} /> },
+  {
+    key: "p95",
+    title: "p95",
+    sortable: true,
+    numeric: true,
+    cell: (row) => <Reported row={row}>{seconds(row.p95_s)}</Reported>,
+  },
   {
     key: "fallbacks",
     title: "Fallbacks",
     sortable: true,
     numeric: true,
-    cell: (row) => <Old row={row}>{count(row.fallbacks)}</Old>,
+    cell: (row) => <Reported row={row}>{count(row.fallbacks)}</Reported>,
   },
   {
     key: "failed",
     title: "Failed",
     sortable: true,
     numeric: true,
-    cell: (row) => <Old row={row}>{count(row.failed)}</Old>,
+    cell: (row) => <Reported row={row}>{count(row.failed)}</Reported>,
   },
-  { key: "seen", title: "Seen", sortable: true, numeric: true, cell: (row) => <Seen at={row.last_seen} /> },
+  { key: "seen", title: "Last seen", sortable: true, numeric: true, cell: (row) => <LastSeen at={row.last_seen} /> },
 ];
 
 function ClassOf({ row }: { row: FleetRow }) {
@@ -308,7 +314,7 @@ function ClassOf({ row }: { row: FleetRow }) {
 
 function Serving({ row }: { row: FleetRow }) {
   const [first, ...rest] = row.models;
-  if (first === undefined) return <span class="faint">nothing</span>;
+  if (first === undefined) return <span class="faint">none</span>;
   const steady = first.state === "running" && first.release === first.desired_release;
   return (
     <>
@@ -322,25 +328,25 @@ function Causes({ row }: { row: FleetRow }) {
   const first = row.causes[0];
   if (first === undefined) return null;
   return (
-    <span class="bad" title={row.causes.map((one) => `${one.cause} ${one.detail}`).join("\n")}>
+    <span class="bad" title={row.causes.map(({ cause, detail }) => `${cause} ${detail}`).join("\n")}>
       {first.cause}
     </span>
   );
 }
 
-/** Figures of a device that is not online are its last: shown, but not as if they were of now. */
-function Old({ row, children }: { row: FleetRow; children: string }) {
+/** Figures of a device that is not online are those of its last report, and marked as not current. */
+function Reported({ row, children }: { row: FleetRow; children: string }) {
   if (row.requests === 0 && row.p95_s === null) return <span class="faint">{NONE}</span>;
   return row.state === "online" ? (
     <span>{children}</span>
   ) : (
-    <span class="old" title="its last word, not of now">
+    <span class="old" title="from its last report, not current">
       {children}
     </span>
   );
 }
 
-function Seen({ at }: { at: number | null }) {
+function LastSeen({ at }: { at: number | null }) {
   const now = useCell(clock);
   return <>{age(at, now)}</>;
 }

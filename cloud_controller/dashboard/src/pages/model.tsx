@@ -1,7 +1,7 @@
-// One model: what each device class does with it by its newest releases, and what splitting gains there.
+// One model: its releases with the plan for each device class, what splitting gains, and measurements of all devices.
 
 import { useState } from "preact/hooks";
-import { origins, RANGES, type Range, rolled } from "../data/history";
+import { fromBuckets, origins, RANGES, type Range } from "../data/history";
 import { useResource } from "../data/resource";
 import type { Curves, ModelHistory, ModelView, ReleaseView } from "../data/types";
 import { bytes, count, moment, percent, plural, short } from "../format";
@@ -10,7 +10,7 @@ import { Figures } from "../parts/figures";
 import { EnergyChart, LatencyChart, Ranges, RequestsChart } from "../parts/history_charts";
 import { Empty, Loading, Panel, Problem } from "../parts/notes";
 import { Proposals } from "../parts/proposals";
-import { MadeUp } from "../parts/status";
+import { OriginCounts } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { layersOf } from "./models";
 
@@ -22,7 +22,7 @@ export function ModelPage({ reference }: { reference: string }) {
   );
   const [chosen, setChosen] = useState("");
   if (data === null) return error ? <Problem error={error} again={again} /> : <Loading />;
-  const release = data.releases.find((one) => one.release === chosen) ?? data.releases[0];
+  const release = data.releases.find((release) => release.release === chosen) ?? data.releases[0];
   return (
     <>
       <h1>{data.model}</h1>
@@ -32,11 +32,11 @@ export function ModelPage({ reference }: { reference: string }) {
         <Empty
           command={`edgectl plan ${data.model} --device raspberrypi4 --link lte\nedgectl deploy ${data.model} --to all`}
         >
-          This model has no release yet. See what a plan would be, or deploy it:
+          This model has no release yet. Show its plan, or deploy it:
         </Empty>
       ) : (
         <>
-          <Served model={data.model} />
+          <Measured model={data.model} />
           <Proposals model={data.model} />
           <Releases releases={data.releases} shown={release} onChoose={setChosen} />
           {release.plans.map((plan) => (
@@ -75,30 +75,35 @@ function Releases({
     {
       title: "Release",
       heads: true,
-      cell: (one) => (
-        <button type="button" class="plain" aria-pressed={one === shown} onClick={() => onChoose(one.release)}>
-          <code>{short(one.release)}</code>
+      cell: (release) => (
+        <button type="button" class="plain" aria-pressed={release === shown} onClick={() => onChoose(release.release)}>
+          <code>{short(release.release)}</code>
         </button>
       ),
     },
-    { title: "Made", kind: "nowrap", cell: (one) => moment(one.created) },
-    { title: "Plans for", cell: (one) => one.plans.map((plan) => plan.device_class).join(", ") },
-    { title: "Slices", kind: "number", cell: (one) => one.slices },
-    { title: "Size", kind: "number", cell: (one) => bytes(one.bytes) },
+    { title: "Created", kind: "nowrap", cell: (release) => moment(release.created) },
+    { title: "Plans for", cell: (release) => release.plans.map((plan) => plan.device_class).join(", ") },
+    { title: "Slices", kind: "number", cell: (release) => release.slices },
+    { title: "Size", kind: "number", cell: (release) => bytes(release.bytes) },
     {
-      title: "Wanted by",
+      title: "Assigned to",
       kind: "number",
-      cell: (one) => (
+      cell: (release) => (
         <>
-          {plural(one.devices, "device")} <MadeUp emulated={one.emulated} simulated={one.simulated} />
+          {plural(release.devices, "device")} <OriginCounts emulated={release.emulated} simulated={release.simulated} />
         </>
       ),
     },
     { title: "Kind", kind: "faint", cell: kindOf },
   ];
   return (
-    <Panel title="Releases" note="the one chosen is shown below">
-      <Table columns={columns} rows={releases} id={(one) => one.release} marked={(one) => one === shown} />
+    <Panel title="Releases" note="the selected one is shown below">
+      <Table
+        columns={columns}
+        rows={releases}
+        id={(release) => release.release}
+        marked={(release) => release === shown}
+      />
     </Panel>
   );
 }
@@ -108,37 +113,37 @@ function kindOf(release: ReleaseView): string {
   return [...parts, release.encrypted ? "encrypted" : ""].filter(Boolean).join(", ");
 }
 
-/** What all devices that run it made of it, whatever its version. */
-function Served({ model }: { model: string }) {
+/** Measurements of all devices that run it, whatever its version. */
+function Measured({ model }: { model: string }) {
   const [range, setRange] = useState<Range>(RANGES[1] as Range);
   const path = `/v1/models/${encodeURIComponent(model)}/history?span=${range.span}`;
   const { data, error, again } = useResource<ModelHistory>(path, () => false, 30);
   const buckets = data?.buckets ?? [];
-  const made = rolled(buckets);
-  const mark = <Answered by={origins(buckets)} />;
+  const history = fromBuckets(buckets);
+  const mark = <OriginShares by={origins(buckets)} />;
   return (
-    <section aria-label="What devices made of it">
+    <section aria-label="Measured on devices">
       <Ranges chosen={range} onChoose={(chosen) => chosen !== null && setRange(chosen)} />
       {error && <Problem error={error} again={again} />}
-      {made.at.length === 0 ? (
-        <p class="none">{data === null ? "Reading…" : "No device has told of it in that time."}</p>
+      {history.at.length === 0 ? (
+        <p class="none">{data === null ? "Loading…" : "No device reported this model in this period."}</p>
       ) : (
         <div class="panels two">
-          <LatencyChart made={made} note={mark} />
-          <RequestsChart made={made} note={mark} per={range.per} />
-          <EnergyChart made={made} note={mark} />
+          <LatencyChart history={history} note={mark} />
+          <RequestsChart history={history} note={mark} per={range.per} />
+          <EnergyChart history={history} note={mark} />
         </div>
       )}
     </section>
   );
 }
 
-/** Requests that no real device answered say so. */
-function Answered({ by }: { by: Record<string, number> }) {
-  const all = Object.values(by).reduce((sum, one) => sum + one, 0);
-  const unreal = ["emulated", "simulated"].filter((kind) => (by[kind] ?? 0) > 0);
-  if (all === 0 || unreal.length === 0) return null;
-  return <span class="mark">{unreal.map((kind) => `${percent(by[kind] ?? 0, all)} ${kind}`).join(", ")}</span>;
+/** The share of requests that emulated or simulated devices answered. */
+function OriginShares({ by }: { by: Record<string, number> }) {
+  const all = Object.values(by).reduce((sum, requests) => sum + requests, 0);
+  const notReal = ["emulated", "simulated"].filter((kind) => (by[kind] ?? 0) > 0);
+  if (all === 0 || notReal.length === 0) return null;
+  return <span class="mark">{notReal.map((kind) => `${percent(by[kind] ?? 0, all)} ${kind}`).join(", ")}</span>;
 }
 
 function PlanPanel({ plan }: { plan: Curves }) {

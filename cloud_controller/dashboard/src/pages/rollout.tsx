@@ -1,4 +1,4 @@
-// One rollout: how far each stage is, what it waits for, who failed and why, and what an operator may ask of it.
+// One rollout: progress of its stages, what it waits for, failures by cause, its devices, and the actions it allows.
 
 import { useState } from "preact/hooks";
 import { post } from "../data/api";
@@ -8,12 +8,12 @@ import { consequences, VERBS, type Verb, verbsFor } from "../data/rollout";
 import { may } from "../data/session";
 import type { Failure, Rollout, RolloutDevice, Stage } from "../data/types";
 import { age, count, moment, NONE, short } from "../format";
+import { CommandText } from "../parts/command_text";
 import { Confirm } from "../parts/confirm";
 import { type Fact, Figures } from "../parts/figures";
 import { Loading, Panel, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
-import { Spelt } from "../parts/spelt";
-import { MadeUp, Origin, Status } from "../parts/status";
+import { Origin, OriginCounts, Status } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
@@ -35,7 +35,7 @@ export function RolloutPage({ id }: { id: string }) {
         <p class="words">
           Waits for{" "}
           <b>
-            <Spelt text={data.waits_for} />
+            <CommandText text={data.waits_for} />
           </b>
         </p>
       )}
@@ -51,7 +51,7 @@ export function RolloutPage({ id }: { id: string }) {
 }
 
 function Head({ rollout, again }: { rollout: Rollout; again: () => void }) {
-  const [asking, setAsking] = useState<Verb | null>(null);
+  const [pendingVerb, setPendingVerb] = useState<Verb | null>(null);
   return (
     <div class="head">
       <h1>Rollout {rollout.id}</h1>
@@ -66,28 +66,28 @@ function Head({ rollout, again }: { rollout: Rollout; again: () => void }) {
               key={verb}
               type="button"
               class={verb === "approve" ? "primary" : ""}
-              onClick={() => setAsking(verb)}
+              onClick={() => setPendingVerb(verb)}
             >
               {VERBS[verb].title}
             </button>
           ))}
         </div>
       ) : (
-        <span class="actions faint">As a viewer you may watch; operators approve and stop.</span>
+        <span class="actions faint">A viewer can watch a rollout; operators approve and stop it.</span>
       )}
-      {asking !== null && (
+      {pendingVerb !== null && (
         <Confirm
-          title={`${VERBS[asking].title}: rollout ${rollout.id}?`}
-          act={VERBS[asking].title}
-          danger={VERBS[asking].danger}
+          title={`${VERBS[pendingVerb].title}: rollout ${rollout.id}?`}
+          act={VERBS[pendingVerb].title}
+          danger={VERBS[pendingVerb].danger}
           onAct={async () => {
-            await post(`/v1/rollouts/${rollout.id}/${asking}`);
+            await post(`/v1/rollouts/${rollout.id}/${pendingVerb}`);
             again();
           }}
-          onClose={() => setAsking(null)}
+          onClose={() => setPendingVerb(null)}
         >
-          {consequences(rollout, asking).map((one) => (
-            <p key={one}>{one}</p>
+          {consequences(rollout, pendingVerb).map((line) => (
+            <p key={line}>{line}</p>
           ))}
         </Confirm>
       )}
@@ -101,17 +101,17 @@ function Facts({ rollout }: { rollout: Rollout }) {
     [
       "devices",
       <span key="devices">
-        {count(rollout.devices)} <MadeUp emulated={rollout.emulated} simulated={rollout.simulated} />
+        {count(rollout.devices)} <OriginCounts emulated={rollout.emulated} simulated={rollout.simulated} />
       </span>,
     ],
-    ["to", rollout.targets.join(", ")],
-    ["by", rollout.who],
-    ["made", moment(rollout.created)],
-    ["began", rollout.began ? `${age(rollout.began, now)} ago` : "not yet"],
+    ["targets", rollout.targets.join(", ")],
+    ["created by", rollout.who],
+    ["created", moment(rollout.created)],
+    ["started", rollout.began ? `${age(rollout.began, now)} ago` : "not yet"],
   ];
   if (rollout.ended) facts.push(["ended", moment(rollout.ended)]);
   if (rollout.superseded_by) facts.push(["superseded by", `rollout ${rollout.superseded_by}`]);
-  if (rollout.following) facts.push(["follows", "devices that come to be meant"]);
+  if (rollout.following) facts.push(["follows", "devices that match its targets later"]);
   return <Figures facts={facts} />;
 }
 
@@ -146,7 +146,7 @@ const STAGES: readonly Column<Stage>[] = [
     cell: (stage) => (
       <>
         <Progress states={stage.states} />
-        <MadeUp emulated={stage.emulated} simulated={stage.simulated} />
+        <OriginCounts emulated={stage.emulated} simulated={stage.simulated} />
       </>
     ),
   },
@@ -156,7 +156,7 @@ const STAGES: readonly Column<Stage>[] = [
     cell: (stage) => count(stage.failures),
     tone: (stage) => (stage.failures > 0 ? "bad" : ""),
   },
-  { title: "Began", kind: "nowrap", cell: (stage) => moment(stage.began) },
+  { title: "Started", kind: "nowrap", cell: (stage) => moment(stage.began) },
 ];
 
 function Failures({ rollout }: { rollout: Rollout }) {
@@ -165,29 +165,29 @@ function Failures({ rollout }: { rollout: Rollout }) {
       {rollout.failures.length === 0 ? (
         <p class="none">None.</p>
       ) : (
-        <Table bare columns={FAILURES} rows={rollout.failures} id={(one) => one.kind} />
+        <Table bare columns={FAILURES} rows={rollout.failures} id={(failure) => failure.kind} />
       )}
     </Panel>
   );
 }
 
 const FAILURES: readonly Column<Failure>[] = [
-  { title: "How many", kind: "number bad", cell: (one) => count(one.count) },
+  { title: "Devices", kind: "number bad", cell: (failure) => count(failure.count) },
   {
     title: "Cause",
     heads: true,
-    cell: (one) => (
+    cell: (failure) => (
       <>
-        {one.kind}
+        {failure.kind}
         <div class="faint">
-          {one.example} ·{" "}
-          {one.devices.map((name, place) => [
+          {failure.example} ·{" "}
+          {failure.devices.map((name, place) => [
             place > 0 && ", ",
             <a key={name} href={to("devices", name)}>
               {name}
             </a>,
           ])}
-          {one.count > one.devices.length && ", …"}
+          {failure.count > failure.devices.length && ", …"}
         </div>
       </>
     ),
@@ -195,10 +195,10 @@ const FAILURES: readonly Column<Failure>[] = [
 ];
 
 function Terms({ rollout }: { rollout: Rollout }) {
-  const told = Object.entries(rollout.terms).filter(([, term]) => !isEmpty(term));
+  const given = Object.entries(rollout.terms).filter(([, term]) => !isEmpty(term));
   return (
     <Panel title="Terms">
-      <Table bare columns={TERMS} rows={told} id={([name]) => name} />
+      <Table bare columns={TERMS} rows={given} id={([name]) => name} />
     </Panel>
   );
 }
@@ -206,8 +206,8 @@ function Terms({ rollout }: { rollout: Rollout }) {
 const TERMS: readonly Column<[string, unknown]>[] = [
   { title: "Term", heads: true, cell: ([name]) => name.replaceAll("_", " ") },
   {
-    title: "Asked for",
-    cell: ([name, term]) => (name === "starts_at" ? moment(term as number) : spelt(term)),
+    title: "Value",
+    cell: ([name, term]) => (name === "starts_at" ? moment(term as number) : termText(term)),
   },
 ];
 
@@ -215,16 +215,16 @@ function isEmpty(term: unknown): boolean {
   return term === null || term === "" || term === false || (Array.isArray(term) && term.length === 0);
 }
 
-function spelt(term: unknown): string {
+function termText(term: unknown): string {
   return Array.isArray(term) ? term.join(", then ") : term === true ? "yes" : String(term);
 }
 
 function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
   const [state, setState] = useState("");
-  const asked = `${path}/devices?most=${MOST_SHOWN}${state === "" ? "" : `&state=${encodeURIComponent(state)}`}`;
+  const query = `${path}/devices?most=${MOST_SHOWN}${state === "" ? "" : `&state=${encodeURIComponent(state)}`}`;
   const own = (change: { kind: string; subject: string }) =>
     change.kind === "rollout" && change.subject === String(rollout.id);
-  const { data, error, again } = useResource<RolloutDevice[]>(asked, own);
+  const { data, error, again } = useResource<RolloutDevice[]>(query, own);
   const states = Object.entries(rollout.states).filter(([, many]) => many > 0);
   return (
     <Panel
@@ -234,7 +234,7 @@ function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
       }
     >
       <fieldset class="states">
-        <legend class="hidden">Only devices of one state</legend>
+        <legend class="hidden">Filter devices by state</legend>
         {states.map(([name, many]) => (
           <button
             key={name}
@@ -247,7 +247,7 @@ function Devices({ rollout, path }: { rollout: Rollout; path: string }) {
         ))}
       </fieldset>
       {error && <Problem error={error} again={again} />}
-      {data === null ? <Loading /> : <Table columns={DEVICES} rows={data} id={(one) => one.device} />}
+      {data === null ? <Loading /> : <Table columns={DEVICES} rows={data} id={(device) => device.device} />}
     </Panel>
   );
 }
@@ -256,20 +256,23 @@ const DEVICES: readonly Column<RolloutDevice>[] = [
   {
     title: "Device",
     heads: true,
-    cell: (one) => (
+    cell: (device) => (
       <>
-        <a href={to("devices", one.device)}>{one.device}</a>{" "}
-        <Origin emulated={one.emulated} simulated={one.simulated} />
+        <a href={to("devices", device.device)}>{device.device}</a>{" "}
+        <Origin emulated={device.emulated} simulated={device.simulated} />
       </>
     ),
   },
-  { title: "Stage", cell: (one) => one.stage },
-  { title: "State", cell: (one) => <Status state={one.state} /> },
-  { title: "Told", kind: "nowrap", cell: (one) => moment(one.assigned_at) },
-  { title: "Before", cell: (one) => <code>{one.previous === null ? NONE : short(one.previous)}</code> },
+  { title: "Stage", cell: (device) => device.stage },
+  { title: "State", cell: (device) => <Status state={device.state} /> },
+  { title: "Assigned", kind: "nowrap", cell: (device) => moment(device.assigned_at) },
   {
-    title: "Why",
+    title: "Previous release",
+    cell: (device) => <code>{device.previous === null ? NONE : short(device.previous)}</code>,
+  },
+  {
+    title: "Cause",
     kind: "faint detail",
-    cell: (one) => (one.rolls_back ? `${one.cause} · was told to go back` : one.cause),
+    cell: (device) => (device.rolls_back ? `${device.cause} · assigned the previous release again` : device.cause),
   },
 ];

@@ -5,7 +5,7 @@ import type { Rollout } from "../data/types";
 import { age, count, short } from "../format";
 import { Empty, Loading, Problem } from "../parts/notes";
 import { Progress } from "../parts/progress";
-import { MadeUp, Status } from "../parts/status";
+import { OriginCounts, Status } from "../parts/status";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
@@ -27,42 +27,42 @@ export function RolloutsPage() {
     <>
       <h1>Rollouts</h1>
       {error && <Problem error={error} again={again} />}
-      <Table name="rollouts" columns={columns(now)} rows={data.toReversed()} id={(one) => one.id} />
+      <Table name="rollouts" columns={columns(now)} rows={data.toReversed()} id={(rollout) => rollout.id} />
     </>
   );
 }
 
 function columns(now: number): readonly Column<Rollout>[] {
   return [
-    { title: "Rollout", heads: true, cell: (one) => <a href={to("rollouts", String(one.id))}>{one.id}</a> },
-    { title: "State", cell: (one) => <Status state={one.state} /> },
+    { title: "Rollout", heads: true, cell: (rollout) => <a href={to("rollouts", String(rollout.id))}>{rollout.id}</a> },
+    { title: "State", cell: (rollout) => <Status state={rollout.state} /> },
     {
       title: "Model",
       kind: "nowrap",
-      cell: (one) => (
+      cell: (rollout) => (
         <>
-          {one.model} <code>{short(one.release)}</code>
+          {rollout.model} <code>{short(rollout.release)}</code>
         </>
       ),
     },
-    { title: "To", kind: "targets", cell: (one) => one.targets.join(", ") },
-    { title: "Stage", kind: "nowrap", cell: (one) => `${Math.max(one.stage, 0)} of ${one.stages.length}` },
+    { title: "Targets", kind: "targets", cell: (rollout) => rollout.targets.join(", ") },
+    { title: "Stage", kind: "nowrap", cell: (rollout) => `${Math.max(rollout.stage, 0)} of ${rollout.stages.length}` },
     {
       title: "Devices",
-      cell: (one) => (
+      cell: (rollout) => (
         <>
-          <Progress states={one.states} />
-          <MadeUp emulated={one.emulated} simulated={one.simulated} />
+          <Progress states={rollout.states} />
+          <OriginCounts emulated={rollout.emulated} simulated={rollout.simulated} />
         </>
       ),
     },
     {
       title: "Failed",
       kind: "number",
-      cell: (one) => count(failed(one)),
-      tone: (one) => (failed(one) > 0 ? "bad" : ""),
+      cell: (rollout) => count(failed(rollout)),
+      tone: (rollout) => (failed(rollout) > 0 ? "bad" : ""),
     },
-    { title: "By", cell: (one) => one.who },
-    { title: "Made", kind: "number", cell: (one) => age(one.created, now) },
+    { title: "Created by", cell: (rollout) => rollout.who },
+    { title: "Age", kind: "number", cell: (rollout) => age(rollout.created, now) },
   ];
 }

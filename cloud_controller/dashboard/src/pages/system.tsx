@@ -1,13 +1,13 @@
-// The controller itself: who answers, what the keys wait for, and what is wrong in the fleet, grouped by cause.
+// The controller itself: health, components, notices about keys, and problems in the fleet by kind.
 
 import { useResource } from "../data/resource";
 import { STATES } from "../data/summary";
 import type { Keys } from "../data/types";
 import { count, moment } from "../format";
+import { CommandText } from "../parts/command_text";
 import { type Fact, Figures } from "../parts/figures";
-import { PartsTable } from "../parts/health";
+import { ComponentTable } from "../parts/health";
 import { Loading, Panel, Problem } from "../parts/notes";
-import { Spelt } from "../parts/spelt";
 import { type Column, Table } from "../parts/table";
 import { to } from "../route";
 
@@ -44,18 +44,20 @@ export function SystemPage() {
           <Figures facts={counts(fleet.data)} />
         </Panel>
       </div>
-      <PartsTable />
-      <Panel title="What is wrong, by kind">
-        {fleet.data !== null && fleet.data.conditions.length === 0 && <p class="none">No device says so of itself.</p>}
-        <Table bare columns={CONDITIONS} rows={fleet.data?.conditions ?? []} id={(one) => one.kind} />
+      <ComponentTable />
+      <Panel title="Problems by kind">
+        {fleet.data !== null && fleet.data.conditions.length === 0 && <p class="none">No device reports a problem.</p>}
+        <Table bare columns={CONDITIONS} rows={fleet.data?.conditions ?? []} id={(condition) => condition.kind} />
       </Panel>
       <Panel title="Keys">
         {keys.error && <Problem error={keys.error} again={keys.again} />}
-        {keys.data !== null && keys.data.notices.length === 0 && <p class="none">Nothing waits for an operator.</p>}
+        {keys.data !== null && keys.data.notices.length === 0 && (
+          <p class="none">No key needs action by an operator.</p>
+        )}
         <ul class="warnings">
-          {(keys.data?.notices ?? []).map((one) => (
-            <li key={one}>
-              <Spelt text={one} />
+          {(keys.data?.notices ?? []).map((notice) => (
+            <li key={notice}>
+              <CommandText text={notice} />
             </li>
           ))}
         </ul>
@@ -64,7 +66,7 @@ export function SystemPage() {
   );
 }
 
-/** Devices by state, those that are no real ones, and agents by version. */
+/** Devices by state, how many are emulated or simulated, and agents by version. */
 function counts(fleet: Overview | null): Fact[] {
   const devices = fleet?.devices ?? {};
   return [
@@ -72,24 +74,24 @@ function counts(fleet: Overview | null): Fact[] {
     ...["emulated", "simulated"]
       .filter((kind) => (devices[kind] ?? 0) > 0)
       .map((kind): Fact => [`of them ${kind}`, <span key={kind}>{count(devices[kind] ?? 0)}</span>]),
-    ...(fleet?.agents ?? []).map((one): Fact => [`agent ${one.agent || "unknown"}`, count(one.devices)]),
+    ...(fleet?.agents ?? []).map(({ agent, devices }): Fact => [`agent ${agent || "unknown"}`, count(devices)]),
   ];
 }
 
 const CONDITIONS: readonly Column<Overview["conditions"][number]>[] = [
-  { title: "Devices", kind: "number", cell: (one) => count(one.devices) },
+  { title: "Devices", kind: "number", cell: (condition) => count(condition.devices) },
   {
-    title: "What",
+    title: "Problem",
     heads: true,
-    cell: (one) => (
+    cell: (condition) => (
       <>
-        {one.kind}
+        {condition.kind}
         <div class="faint">
-          <Spelt text={one.remedy ?? ""} />
+          <CommandText text={condition.remedy ?? ""} />
         </div>
       </>
     ),
   },
-  { title: "Since", kind: "nowrap", cell: (one) => `since ${moment(one.since)}` },
-  { title: "For example", cell: (one) => <a href={to("devices", one.example)}>{one.example}</a> },
+  { title: "Since", kind: "nowrap", cell: (condition) => `since ${moment(condition.since)}` },
+  { title: "For example", cell: (condition) => <a href={to("devices", condition.example)}>{condition.example}</a> },
 ];

@@ -1,5 +1,4 @@
-// A chart in the page's colours, as wide as there is room. What it shows stands in words beside it: a picture alone is
-// nothing to who cannot see it.
+// A chart in the page's colours, as wide as there is room, with its content as text for screen readers.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
@@ -11,8 +10,8 @@ export interface Line {
   label: string;
   colour: Colour;
   values: (number | null)[];
-  /** What the legend says of a point, where that is not the drawn value. */
-  told?: (index: number) => string;
+  /** The legend's text for a point, where that is not the drawn value. */
+  tooltip?: (index: number) => string;
   width?: number;
   filled?: boolean;
   dashed?: boolean;
@@ -38,7 +37,7 @@ export interface ChartProps {
   rightAxis?: Axis;
   height?: number;
   point?: { x: number; y: number; label: string } | undefined;
-  /** What the legend tells of while nobody points: the newest, or this value of x. */
+  /** The value of x that the legend shows without a pointer; the newest by default. */
   rest?: number;
 }
 
@@ -56,19 +55,19 @@ export function Chart(props: ChartProps) {
     theme,
   ]);
 
-  // a chart is made anew where its shape changes
+  // a chart is created again where its shape changes
   useEffect(() => {
     const element = place.current;
     if (element === null) return;
-    const made = new uPlot(options(drawn, element.clientWidth), data(drawn.current), element);
-    plot.current = made;
+    const created = new uPlot(options(drawn, element.clientWidth), data(drawn.current), element);
+    plot.current = created;
     const watcher = new ResizeObserver(() => {
-      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: drawn.current.height ?? 180 });
+      if (element.clientWidth > 0) created.setSize({ width: element.clientWidth, height: drawn.current.height ?? 180 });
     });
     watcher.observe(element);
     return () => {
       watcher.disconnect();
-      made.destroy();
+      created.destroy();
       plot.current = null;
     };
   }, [shape]);
@@ -87,19 +86,19 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
   const ink = colour("faint");
   const grid = { stroke: css("--grid"), width: 1 };
   const font = `11px ${css("--font")}`;
-  const axis = (one: Axis): uPlot.Axis => ({
+  const axis = (given: Axis): uPlot.Axis => ({
     stroke: ink,
     grid,
     ticks: { show: false },
     font,
     size: 58,
-    ...(one.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
-    values: (_, values) => values.map((value) => (value === null ? "" : one.format(value))),
+    ...(given.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
+    values: (_, values) => values.map((value) => (value === null ? "" : given.format(value))),
   });
-  const scale = (one: Axis): uPlot.Scale =>
-    one.logarithmic
+  const scale = (given: Axis): uPlot.Scale =>
+    given.logarithmic
       ? { distr: 3, range: (_, low, high) => [low / 1.15, high * 1.15] }
-      : { range: (_, low, high) => ranged(one, low, high) };
+      : { range: (_, low, high) => ranged(given, low, high) };
   return {
     width,
     height: height ?? 180,
@@ -124,7 +123,7 @@ function options(props: { current: ChartProps }, width: number): uPlot.Options {
         size: 28,
         font,
         ...(xAxis.logarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => steps(low, high) } : {}),
-        values: (_, values) => values.map((one) => (one === null ? "" : tick(one, values, xAxis))),
+        values: (_, values) => values.map((value) => (value === null ? "" : tick(value, values, xAxis))),
       },
       { ...axis(yAxis), scale: "y" },
       ...(rightAxis === undefined
@@ -157,8 +156,8 @@ function series(props: { current: ChartProps }, line: Line, place: number): uPlo
     ...(line.unlisted ? { class: "unlisted" } : {}),
     value: (_, value, __, index) => {
       if (value === null || value === undefined || index === null) return "";
-      const told = props.current.lines[place]?.told;
-      return told ? told(index) : axis.format(value);
+      const tooltip = props.current.lines[place]?.tooltip;
+      return tooltip ? tooltip(index) : axis.format(value);
     },
   };
 }
@@ -167,21 +166,21 @@ function at(value: number, axis: ChartProps["xAxis"]): string {
   return axis.time ? new Date(value * 1000).toLocaleTimeString("en-GB") : axis.format(value);
 }
 
-/** While nobody points at a place, the legend says the newest figures, or those at `rest`. */
+/** Without a pointer the legend shows the newest figures, or those at `rest`. */
 function tellAtRest(plot: uPlot, rest: number | undefined): void {
   const places = plot.data[0];
   if (places.length === 0) return;
-  const past = rest === undefined ? -1 : places.findIndex((one) => one >= rest);
+  const past = rest === undefined ? -1 : places.findIndex((x) => x >= rest);
   plot.setLegend({ idx: past < 0 ? places.length - 1 : past }, false);
 }
 
 /** One, two and five of each power of ten. */
 export function steps(low: number, high: number): number[] {
-  const found: number[] = [];
+  const ticks: number[] = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const base of [1, 2, 5]) found.push(base * 10 ** power);
+    for (const base of [1, 2, 5]) ticks.push(base * 10 ** power);
   }
-  return found.filter((one) => one >= low && one <= high);
+  return ticks.filter((tick) => tick >= low && tick <= high);
 }
 
 function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
@@ -194,8 +193,7 @@ function tick(value: number, all: number[], axis: ChartProps["xAxis"]): string {
   return apart > 0 && apart < 60 ? `${minutes}:${two(date.getSeconds())}` : minutes;
 }
 
-/** From nought, or from the least asked for, with a little air above; around what there is where a nought says
- *  nothing. */
+/** From zero, or from the axis's `least`, with some space above; `around` the values where zero is no useful bound. */
 function ranged(axis: Axis, low: number | null, high: number | null): [number, number] {
   if (axis.around !== undefined && low !== null && high !== null) return [low - axis.around, high + axis.around];
   const top = high === null || high <= 0 ? 1 : high * 1.08;

@@ -1,5 +1,5 @@
-// Asks before something is done to devices, in words that say what will happen. The dialog is the browser's own: it
-// keeps the keyboard inside, and Escape leaves it.
+// Confirmation of an action, with its consequences. A native dialog: it keeps the keyboard focus inside, and Escape
+// cancels it.
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -39,7 +39,7 @@ export function Confirm({ title, act, danger = false, onAct, onClose, children }
       )}
       <div class="actions">
         <button type="button" onClick={() => dialog.current?.close()}>
-          Leave it
+          Cancel
         </button>
         <button type="button" class={danger ? "danger" : "primary"} disabled={busy} onClick={() => void go()}>
           {act}

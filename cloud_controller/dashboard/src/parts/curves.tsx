@@ -22,19 +22,19 @@ export function value(curves: Curves, amount: number): string {
 
 export function CurveChart({ curves, now }: { curves: Curves; now?: DeviceCurves["now"] }) {
   const colours = rowColours(curves.rows);
-  const x = curves.up_bytes_per_s.map((one) => one * 8e-6);
-  const told = (row: CurveRow) => (index: number) => value(curves, row.line[index] ?? 0);
+  const x = curves.up_bytes_per_s.map((bytesPerS) => bytesPerS * 8e-6);
+  const tooltip = (row: CurveRow) => (index: number) => value(curves, row.line[index] ?? 0);
   const thin: Line[] = curves.rows.map((row) => ({
     label: name(row),
     colour: colours.get(row.name) ?? "ink",
     values: row.line,
-    told: told(row),
+    tooltip: tooltip(row),
     width: 1.25,
   }));
   const thick: Line[] = curves.rows.map((row) => ({
     label: `${name(row)}, where it is best`,
     colour: colours.get(row.name) ?? "ink",
-    values: row.line.map((one, index) => (touches(curves.best, index, row.name) ? one : null)),
+    values: row.line.map((cost, index) => (touches(curves.best, index, row.name) ? cost : null)),
     width: 4,
     unlisted: true,
   }));
@@ -44,12 +44,12 @@ export function CurveChart({ curves, now }: { curves: Curves; now?: DeviceCurves
       : { x: now.up_bytes_per_s * 8e-6, y: now.seconds, label: `now: ${nameOf(curves, now.row)}` };
   return (
     <Chart
-      label={`What each row of the plan takes by bandwidth. ${inWords(curves)}`}
+      label={`Cost of each row of the plan over bandwidth. ${inWords(curves)}`}
       x={x}
       lines={[...thin, ...thick]}
-      xAxis={{ format: (one) => `${figure(one)} Mbit/s`, logarithmic: true, name: "uplink" }}
+      xAxis={{ format: (mbps) => `${figure(mbps)} Mbit/s`, logarithmic: true, name: "uplink" }}
       rest={8e-6 * (now?.up_bytes_per_s ?? curves.link.up_bytes_per_s)}
-      yAxis={{ format: (one) => value(curves, one), logarithmic: true }}
+      yAxis={{ format: (cost) => value(curves, cost), logarithmic: true }}
       height={260}
       point={point}
     />
@@ -70,12 +70,12 @@ export function inWords(curves: Curves): string {
 }
 
 export function nameOf(curves: Curves, row: string): string {
-  const found = curves.rows.find((one) => one.name === row);
-  return found === undefined ? row : name(found);
+  const match = curves.rows.find((candidate) => candidate.name === row);
+  return match === undefined ? row : name(match);
 }
 
 function name(row: CurveRow): string {
-  const packed = [...row.codecs.filter((one) => one !== "raw"), ...(row.compress ? ["zstd"] : [])];
+  const packed = [...row.codecs.filter((codec) => codec !== "raw"), ...(row.compress ? ["zstd"] : [])];
   return packed.length === 0 ? cutName(row) : `${cutName(row)}, ${packed.join("+")}`;
 }
 
@@ -84,7 +84,7 @@ function touches(best: readonly string[], index: number, row: string): boolean {
   return best[index] === row || (best[index - 1] === row && index > 0);
 }
 
-/** The table of the plan at its planned link: what each row takes, and where. */
+/** The rows of the plan at its planned link: the latency of each, and its parts on device, link and remote. */
 export function PlanTable({ curves, inUse }: { curves: Curves; inUse?: string | undefined }) {
   const longest = Math.max(...curves.rows.map((row) => row.total_s));
   return (
@@ -98,10 +98,10 @@ export function PlanTable({ curves, inUse }: { curves: Curves; inUse?: string | 
               <span class="key remote">remote</span>
             </th>
             <th scope="col" class="number">
-              Answer
+              Latency
             </th>
             <th scope="col" class="number">
-              Sends
+              Sent up
             </th>
             <th scope="col" class="number">
               Loss

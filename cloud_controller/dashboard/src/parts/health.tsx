@@ -1,26 +1,26 @@
-// How the parts of the installation are: in a line where all is well, and in words where something is not.
+// Health of the installation's components: a strip of states, and details of those that are not good.
 
 import { useResource } from "../data/resource";
-import type { Part } from "../data/types";
+import type { Component } from "../data/types";
 import { moment } from "../format";
 import { to } from "../route";
+import { CommandText } from "./command_text";
 import { Panel, Problem } from "./notes";
-import { Spelt } from "./spelt";
 import { Status } from "./status";
 import { type Column, Table } from "./table";
 
 const EVERY_S = 10;
 
-export function useParts() {
-  return useResource<Part[]>("/v1/components", () => false, EVERY_S);
+export function useComponents() {
+  return useResource<Component[]>("/v1/components", () => false, EVERY_S);
 }
 
-/** For the overview: every part's state by name, and what to do about those that are not well. */
-export function PartsStrip() {
-  const { data, error, again } = useParts();
-  const bad = (data ?? []).filter((part) => part.state !== "good");
+/** For the overview: the state of every component, and remedies for those that are not good. */
+export function ComponentStrip() {
+  const { data, error, again } = useComponents();
+  const bad = (data ?? []).filter((component) => component.state !== "good");
   return (
-    <Panel title="Parts" note={<a href={to("system")}>more</a>}>
+    <Panel title="Components" note={<a href={to("system")}>more</a>}>
       {error && <Problem error={error} again={again} />}
       <ul class="parts-strip">
         {byName(data ?? []).map(([name, state]) => (
@@ -31,11 +31,11 @@ export function PartsStrip() {
       </ul>
       {bad.length > 0 && (
         <ul class="warnings">
-          {bad.map((part) => (
-            <li key={part.name + part.subject}>
-              <b>{titleOf(part)}</b>: <Spelt text={part.text} />
+          {bad.map((component) => (
+            <li key={component.name + component.subject}>
+              <b>{titleOf(component)}</b>: <CommandText text={component.text} />
               <div class="faint">
-                <Spelt text={part.remedy} />
+                <CommandText text={component.remedy} />
               </div>
             </li>
           ))}
@@ -45,52 +45,52 @@ export function PartsStrip() {
   );
 }
 
-export function PartsTable() {
-  const { data, error, again } = useParts();
+export function ComponentTable() {
+  const { data, error, again } = useComponents();
   return (
-    <Panel title="Parts" note="as the controller sees them">
+    <Panel title="Components" note="as the controller sees them">
       {error && <Problem error={error} again={again} />}
       {data !== null && <Table columns={COLUMNS} rows={data} id={titleOf} />}
     </Panel>
   );
 }
 
-const COLUMNS: readonly Column<Part>[] = [
-  { title: "Part", heads: true, cell: (part) => <Named part={part} /> },
-  { title: "State", cell: (part) => <Status state={part.state} /> },
+const COLUMNS: readonly Column<Component>[] = [
+  { title: "Component", heads: true, cell: (component) => <Named component={component} /> },
+  { title: "State", cell: (component) => <Status state={component.state} /> },
   {
-    title: "What is known",
+    title: "Detail",
     kind: "detail",
-    cell: (part) => (
+    cell: (component) => (
       <>
-        <Spelt text={part.text} />
-        {part.remedy !== "" && (
+        <CommandText text={component.text} />
+        {component.remedy !== "" && (
           <div class="faint">
-            <Spelt text={part.remedy} />
+            <CommandText text={component.remedy} />
           </div>
         )}
       </>
     ),
   },
-  { title: "Since", kind: "nowrap", cell: (part) => moment(part.since) },
-  { title: "Seen", kind: "nowrap", cell: (part) => moment(part.at) },
+  { title: "Since", kind: "nowrap", cell: (component) => moment(component.since) },
+  { title: "Checked", kind: "nowrap", cell: (component) => moment(component.at) },
 ];
 
-function Named({ part }: { part: Part }) {
+function Named({ component }: { component: Component }) {
   return (
     <>
-      {part.name} {part.subject !== "" && <a href={to("devices", part.subject)}>{part.subject}</a>}
+      {component.name} {component.subject !== "" && <a href={to("devices", component.subject)}>{component.subject}</a>}
     </>
   );
 }
 
-function titleOf(part: Part): string {
-  return part.subject === "" ? part.name : `${part.name} ${part.subject}`;
+function titleOf(component: Component): string {
+  return component.subject === "" ? component.name : `${component.name} ${component.subject}`;
 }
 
-/** One state per name: of several gateways the worst, for which the answer is sorted. */
-function byName(parts: readonly Part[]): [string, string][] {
-  const found = new Map<string, string>();
-  for (const part of parts) if (!found.has(part.name)) found.set(part.name, part.state);
-  return [...found].sort(([a], [b]) => (a < b ? -1 : 1));
+/** One state per name: of several gateways the worst, which the response lists first. */
+function byName(components: readonly Component[]): [string, string][] {
+  const states = new Map<string, string>();
+  for (const component of components) if (!states.has(component.name)) states.set(component.name, component.state);
+  return [...states].sort(([a], [b]) => (a < b ? -1 : 1));
 }

@@ -1,4 +1,4 @@
-// A device's recent log, versions and state, as it tells them when it is asked to.
+// Log bundles of a device: its recent log, versions and state, sent on request.
 
 import { useState } from "preact/hooks";
 import { post } from "../data/api";
@@ -12,20 +12,20 @@ export function Logs({ name, own }: { name: string; own: (change: { kind: string
   const path = `/v1/devices/${encodeURIComponent(name)}/logs`;
   const { data, error, again } = useResource<Bundle[]>(path, own);
   const [failed, setFailed] = useState<Error | null>(null);
-  const ask = () => {
+  const request = () => {
     setFailed(null);
     post(path).then(again, (reason: Error) => setFailed(reason));
   };
   const problem = failed ?? error;
   const columns: readonly Column<Bundle>[] = [
-    { title: "Asked", heads: true, kind: "nowrap", cell: (one) => moment(one.requested) },
-    { title: "By", cell: (one) => `by ${one.who}` },
-    { title: "State", cell: (one) => (one.reason === "" ? one.state : `${one.state}: ${one.reason}`) },
+    { title: "Requested", heads: true, kind: "nowrap", cell: (bundle) => moment(bundle.requested) },
+    { title: "By", cell: (bundle) => `by ${bundle.who}` },
+    { title: "State", cell: (bundle) => (bundle.reason === "" ? bundle.state : `${bundle.state}: ${bundle.reason}`) },
     {
       title: "Bundle",
-      cell: (one) =>
-        one.state === "complete" && (
-          <a href={`${path}/${encodeURIComponent(one.id)}`} download={`${name}-${one.id}.json`}>
+      cell: (bundle) =>
+        bundle.state === "complete" && (
+          <a href={`${path}/${encodeURIComponent(bundle.id)}`} download={`${name}-${bundle.id}.json`}>
             Download
           </a>
         ),
@@ -34,9 +34,9 @@ export function Logs({ name, own }: { name: string; own: (change: { kind: string
   return (
     <Panel title="Log bundles" note="recent log, versions and state, without secrets">
       {problem && <Problem error={problem} />}
-      {data !== null && data.length > 0 && <Table bare columns={columns} rows={data} id={(one) => one.id} />}
-      <button type="button" onClick={ask}>
-        Ask for its log
+      {data !== null && data.length > 0 && <Table bare columns={columns} rows={data} id={(bundle) => bundle.id} />}
+      <button type="button" onClick={request}>
+        Request a log bundle
       </button>
     </Panel>
   );

@@ -1,4 +1,4 @@
-// What a page says when it has nothing, not yet, or no more to show.
+// Empty state, loading state, error, and the titled panel.
 
 import type { ComponentChildren } from "preact";
 
@@ -18,7 +18,7 @@ export function Empty({ children, command }: { children: ComponentChildren; comm
 export function Loading() {
   return (
     <p class="empty" role="status">
-      Reading…
+      Loading…
     </p>
   );
 }

@@ -1,4 +1,4 @@
-// How far a stage or a rollout is: a bar whose parts differ by pattern as well as colour, and the same in words.
+// Progress of a stage or a rollout: a bar whose parts differ by pattern as well as colour, and the same as text.
 
 import { shares } from "../data/rollout";
 import { count } from "../format";

@@ -1,4 +1,4 @@
-// Plans that grew old: what drifted, what another table is predicted to bring, and an operator's word on it.
+// Proposals of re-planning: the drift, the predicted gain of another table, and the operator's decision.
 
 import { useState } from "preact/hooks";
 import { post } from "../data/api";
@@ -20,30 +20,32 @@ export function Proposals({ model }: { model: string }) {
     "/v1/proposals",
     (change) => change.kind === "model" || change.kind === "rollout",
   );
-  const [asking, setAsking] = useState<{ proposal: Proposal; verb: "accept" | "dismiss" } | null>(null);
-  const found = proposalsOf(data ?? [], model);
-  if (data !== null && found.length === 0) return null;
+  const [pending, setPending] = useState<{ proposal: Proposal; verb: "accept" | "dismiss" } | null>(null);
+  const proposals = proposalsOf(data ?? [], model);
+  if (data !== null && proposals.length === 0) return null;
   return (
     <Panel title="Re-planning" note="other tables, proposed from what devices measured">
       {error && <Problem error={error} again={again} />}
-      {found.slice(0, MOST_SHOWN).map((one) => (
-        <ProposalPart key={one.id} proposal={one} onAsk={(verb) => setAsking({ proposal: one, verb })} />
+      {proposals.slice(0, MOST_SHOWN).map((proposal) => (
+        <ProposalPart key={proposal.id} proposal={proposal} onAsk={(verb) => setPending({ proposal, verb })} />
       ))}
-      {found.length > MOST_SHOWN && (
-        <p class="faint words">And {count(found.length - MOST_SHOWN)} older ones: edgectl rollout proposals --all</p>
+      {proposals.length > MOST_SHOWN && (
+        <p class="faint words">
+          And {count(proposals.length - MOST_SHOWN)} older ones: edgectl rollout proposals --all
+        </p>
       )}
-      {asking !== null && (
+      {pending !== null && (
         <Confirm
-          title={`${asking.verb === "accept" ? "Accept" : "Dismiss"} proposal ${asking.proposal.id}?`}
-          act={asking.verb === "accept" ? "Accept and roll out" : "Dismiss"}
+          title={`${pending.verb === "accept" ? "Accept" : "Dismiss"} proposal ${pending.proposal.id}?`}
+          act={pending.verb === "accept" ? "Accept and roll out" : "Dismiss"}
           onAct={async () => {
-            await post(`/v1/proposals/${asking.proposal.id}/${asking.verb}`);
+            await post(`/v1/proposals/${pending.proposal.id}/${pending.verb}`);
             again();
           }}
-          onClose={() => setAsking(null)}
+          onClose={() => setPending(null)}
         >
-          {consequences(asking.proposal, asking.verb).map((one) => (
-            <p key={one}>{one}</p>
+          {consequences(pending.proposal, pending.verb).map((line) => (
+            <p key={line}>{line}</p>
           ))}
         </Confirm>
       )}
@@ -83,14 +85,14 @@ function ProposalPart({ proposal, onAsk }: { proposal: Proposal; onAsk: (verb: "
 }
 
 function Drifted({ proposal }: { proposal: Proposal }) {
-  const found = drifted(proposal.drift);
+  const drift = drifted(proposal.drift);
   return (
     <>
-      {found.length > 0 && <Table columns={COLUMNS} rows={found} id={(one) => one.what} />}
+      {drift.length > 0 && <Table columns={COLUMNS} rows={drift} id={(drift) => drift.what} />}
       <p class="words faint">
-        Heard of {plural(proposal.heard, "device")}{" "}
-        {proposal.basis !== null && proposal.basis !== "measured" && <span class="mark">{proposal.basis}</span>} Cuts
-        now: {cuts(proposal.rows)}. Proposed: {cuts(proposal.proposed_rows)}.
+        Measured on {plural(proposal.heard, "device")}{" "}
+        {proposal.basis !== null && proposal.basis !== "measured" && <span class="mark">{proposal.basis}</span>} Current
+        cuts: {cuts(proposal.rows)}. Proposed cuts: {cuts(proposal.proposed_rows)}.
       </p>
     </>
   );
@@ -111,8 +113,8 @@ function Decided({ proposal }: { proposal: Proposal }) {
 }
 
 const COLUMNS: readonly Column<Drift>[] = [
-  { title: "What drifted", heads: true, cell: (one) => one.what },
-  { title: "The plan assumed", kind: "number", cell: (one) => amount(one.assumed, one.unit) },
-  { title: "Measured", kind: "number", cell: (one) => amount(one.measured, one.unit) },
-  { title: "Factor", kind: "number", cell: (one) => times(one.factor) },
+  { title: "Quantity", heads: true, cell: (drift) => drift.what },
+  { title: "Assumed by the plan", kind: "number", cell: (drift) => amount(drift.assumed, drift.unit) },
+  { title: "Measured", kind: "number", cell: (drift) => amount(drift.measured, drift.unit) },
+  { title: "Factor", kind: "number", cell: (drift) => times(drift.factor) },
 ];

@@ -1,4 +1,4 @@
-// What surrounds every page: where one is, whether what is shown is live, who is signed in.
+// The frame of every page: navigation, whether the page is live, the signed-in operator.
 
 import type { ComponentChildren } from "preact";
 import { clock, useCell } from "../data/cell";
@@ -18,7 +18,7 @@ const PAGES = [
 
 export function Shell({ children }: { children: ComponentChildren }) {
   const { parts } = useCell(route);
-  const who = useCell(session);
+  const signedIn = useCell(session);
   const here = parts[0] === "devices" ? "" : (parts[0] ?? "");
   return (
     <>
@@ -39,11 +39,11 @@ export function Shell({ children }: { children: ComponentChildren }) {
         <div class="side">
           <Live />
           <ThemeSwitch />
-          {who && (
+          {signedIn && (
             <span class="who">
               <span class="hidden">Signed in as </span>
-              {who.operator}
-              <span class="faint"> {who.role}</span>
+              {signedIn.operator}
+              <span class="faint"> {signedIn.role}</span>
               <button type="button" class="plain" onClick={() => void signOut()}>
                 Sign out
               </button>
@@ -65,7 +65,7 @@ function Live() {
   return (
     <output
       class={`live ${live ? "good" : "warn"}`}
-      title={live ? "Changes are shown as they happen" : "What is shown may be old"}
+      title={live ? "Changes are shown as they happen" : "The page may not be current"}
     >
       <span class="shape" aria-hidden="true">
         {live ? "●" : "◐"}

@@ -1,4 +1,4 @@
-// States by shape and word, and only then by colour.
+// States by shape and word, and by colour in addition.
 
 const SHAPES: Record<string, { shape: string; tone: string }> = {
   online: { shape: "●", tone: "good" },
@@ -35,7 +35,7 @@ const SHAPES: Record<string, { shape: string; tone: string }> = {
   superseded: { shape: "»", tone: "quiet" },
 };
 
-/** With `label` that word stands there, and the state is read to who cannot see its shape. */
+/** `label` replaces the state's name, which is then left to screen readers. */
 export function Status({ state, label }: { state: string; label?: string }) {
   const { shape, tone } = SHAPES[state] ?? { shape: "·", tone: "quiet" };
   return (
@@ -53,13 +53,13 @@ export function tone(state: string): string {
   return SHAPES[state]?.tone ?? "quiet";
 }
 
-/** How many of those that were counted are no real devices; nothing where all are. */
-export function MadeUp({ emulated, simulated }: { emulated: number; simulated: number }) {
+/** How many of the counted devices are emulated or simulated; nothing where none is. */
+export function OriginCounts({ emulated, simulated }: { emulated: number; simulated: number }) {
   const parts = [emulated > 0 && `${emulated} emulated`, simulated > 0 && `${simulated} simulated`].filter(Boolean);
   return parts.length === 0 ? null : <span class="mark">{parts.join(", ")}</span>;
 }
 
-/** What is not a real device's says so wherever it is shown. */
+/** The mark of an emulated or simulated device. */
 export function Origin({ emulated, simulated }: { emulated: boolean; simulated?: boolean | undefined }) {
   if (simulated) return <span class="mark">simulated</span>;
   return emulated ? <span class="mark">emulated</span> : null;

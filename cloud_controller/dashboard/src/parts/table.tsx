@@ -1,11 +1,11 @@
-// Rows of one kind under titles. On a narrow screen it scrolls within itself.
+// A table, which scrolls within itself on a narrow screen.
 
 import type { ComponentChildren } from "preact";
 
 export interface Column<Row> {
   title: string;
   cell: (row: Row) => ComponentChildren;
-  /** What the row is named by, for who hears the page. */
+  /** Whether it is the header of its row, for screen readers. */
   heads?: boolean;
   /** Classes of its cells: `number`, `nowrap`, `wide`, `detail`. */
   kind?: string;
@@ -17,9 +17,9 @@ interface Props<Row> {
   columns: readonly Column<Row>[];
   rows: readonly Row[];
   id: (row: Row) => string | number;
-  /** Is this row the one that the page is about? */
+  /** Whether the row is highlighted. */
   marked?: (row: Row) => boolean;
-  /** Without titles, where what stands there speaks for itself. */
+  /** Without column titles. */
   bare?: boolean;
   name?: string;
 }
@@ -68,6 +68,6 @@ function Cell<Row>({ column, row }: { column: Column<Row>; row: Row }) {
 function titled(kind = ""): string {
   return kind
     .split(" ")
-    .filter((one) => one === "number" || one === "wide")
+    .filter((name) => name === "number" || name === "wide")
     .join(" ");
 }

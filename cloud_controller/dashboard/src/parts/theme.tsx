@@ -4,13 +4,13 @@ const CHOICES = ["system", "light", "dark"] as const;
 type Choice = (typeof CHOICES)[number];
 const KEY = "edgesplit.theme";
 
-/** The kept choice takes effect before anything is drawn. */
+/** Applies the stored choice, before anything is drawn. */
 export function applyTheme(): void {
-  apply(kept());
+  apply(storedChoice());
 }
 
 export function ThemeSwitch() {
-  const [choice, setChoice] = useState<Choice>(kept());
+  const [choice, setChoice] = useState<Choice>(storedChoice());
   const choose = (next: Choice) => {
     setChoice(next);
     apply(next);
@@ -25,9 +25,9 @@ export function ThemeSwitch() {
     <label class="theme">
       <span class="hidden">Colours</span>
       <select value={choice} onChange={(event) => choose(event.currentTarget.value as Choice)}>
-        {CHOICES.map((one) => (
-          <option key={one} value={one}>
-            {one === "system" ? "as the system" : one}
+        {CHOICES.map((name) => (
+          <option key={name} value={name}>
+            {name === "system" ? "as the system" : name}
           </option>
         ))}
       </select>
@@ -35,10 +35,10 @@ export function ThemeSwitch() {
   );
 }
 
-function kept(): Choice {
+function storedChoice(): Choice {
   try {
-    const found = localStorage.getItem(KEY);
-    return CHOICES.find((one) => one === found) ?? "system";
+    const stored = localStorage.getItem(KEY);
+    return CHOICES.find((name) => name === stored) ?? "system";
   } catch {
     return "system";
   }

@@ -69,7 +69,7 @@ class Bench:
     def _ask(self, what: str, body: bytes) -> bytes:
         if self.trouble is not None:
             raise self.trouble
-        if what == "revoked":
+        if what == "crl":
             return self.forged or self.authority.revocation_list(self.revoked)
         csr = json.loads(body)["csr_pem"].encode()
         return json.dumps({"certificate_pem": self.authority.sign_gateway(csr, "gw").decode()}).encode()

@@ -136,9 +136,9 @@ def test_a_plan_without_power_figures_is_answered_all_the_same() -> None:
 def test_a_cloud_that_is_out_leaves_the_device() -> None:
     """Under every stance; and nothing where the plan has no way to answer alone."""
     for stance in (PERFORMANCE, PowerMode("balanced"), PowerMode("saver"), PowerMode(watts=0.1)):
-        assert named(select_row(PLAN, at(remote_ok=False, per_s=1.0), stance, HeldRow("remote", 0.0))) == "local"
+        assert named(select_row(PLAN, at(remote_usable=False, per_s=1.0), stance, HeldRow("remote", 0.0))) == "local"
     lost = msgspec.structs.replace(PLAN, rows=(REMOTE,), fallback="none")
-    assert select_row(lost, at(remote_ok=False)) is None
+    assert select_row(lost, at(remote_usable=False)) is None
 
 
 def test_a_forced_row_is_taken_whatever_the_stance() -> None:

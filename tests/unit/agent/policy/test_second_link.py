@@ -41,7 +41,7 @@ def meter(*waits_s: float, answered: bool = True, at: float = 100.0) -> LinkEsti
 
 
 def chosen(by: LinkEstimate) -> str:
-    row = choose_row(PLAN, by.conditions(remote_ok=True))
+    row = choose_row(PLAN, by.conditions(remote_usable=True))
     assert row is not None
     return row.name
 
@@ -51,7 +51,7 @@ def test_until_a_gateway_tells_of_it_the_link_beyond_is_as_planned() -> None:
     planned = further_link(FAR)
     assert planned is not None and further_link(NEAR) is None
     assert planned.rtt_s == pytest.approx(0.02) and planned.up_bytes_per_s == pytest.approx(5e6)
-    assert LinkEstimate.from_link(LINK).conditions(remote_ok=True).further is None
+    assert LinkEstimate.from_link(LINK).conditions(remote_usable=True).further is None
     known = Conditions(link=LINK, further=planned)
     assert further_links_s(FAR, known) == pytest.approx(FAR.further_links_s) and latency_s(FAR, known) == pytest.approx(
         latency_s(FAR, Conditions(link=LINK))
@@ -80,7 +80,9 @@ def test_a_link_beyond_that_has_become_quick_is_used_more() -> None:
     made = LinkEstimate.from_link(LINK)
     for _ in range(5):
         made = made.after_further_hop(slow, 0.03, 100.0, answered=True)
-    before, after = (choose_row(plan, one.conditions(remote_ok=True)) for one in (LinkEstimate.from_link(LINK), made))
+    before, after = (
+        choose_row(plan, one.conditions(remote_usable=True)) for one in (LinkEstimate.from_link(LINK), made)
+    )
     assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
 
 
@@ -109,7 +111,7 @@ def test_no_claim_of_a_gateway_makes_a_figure_that_cannot_be(told: list[tuple[fl
     made = LinkEstimate.from_link(LINK)
     for seconds, answered in told:
         made = made.after_further_hop(FAR, seconds, 100.0, answered=answered)
-    now = made.conditions(remote_ok=True)
+    now = made.conditions(remote_usable=True)
     for figure in (latency_s(FAR, now), slowest_stage_s(FAR, now), energy_j(FAR, now, Power(idle_watts=1.0))):
         assert 0.0 <= figure < 1e9
     assert choose_row(PLAN, now) is not None

@@ -16,11 +16,12 @@ from edgesplit_controller.errors import Conflict, Unauthenticated
 from edgesplit_controller.fleet import devices as devices_module
 from edgesplit_controller.fleet.devices import ClaimRequest, Devices, Enrolment, public_key_sha256
 from edgesplit_controller.pki.authority import Authority
-from edgesplit_controller.releases.director import Director, next_counter
+from edgesplit_controller.releases.director import Director
 from edgesplit_controller.storage.database import Database
 from edgesplit_controller.storage.tables.core import Device, Model, ReleaseRow
 from edgesplit_controller.tuf.key_change import KeyChange
 from edgesplit_controller.tuf.repository import Repository
+from edgesplit_controller.tuf.repository_signer import next_version
 from edgesplit_controller.tuf.rotation import Rotation
 from support.immediate_deployment import deploy
 
@@ -307,9 +308,9 @@ def test_history_is_a_ring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_counters_only_grow_and_follow_the_clock() -> None:
     """A restored backup cannot command backwards, nor can a clock that was set back."""
-    assert next_counter(0, 1_000.9) == 1_000
-    assert next_counter(1_000, 1_000.9) == 1_001
-    assert next_counter(5_000, 1_000.0) == 5_001
+    assert next_version(0, 1_000.9) == 1_000
+    assert next_version(1_000, 1_000.9) == 1_001
+    assert next_version(5_000, 1_000.0) == 5_001
 
 
 def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
@@ -327,18 +328,16 @@ def test_a_statement_names_everything_a_device_shall_run(bench: Bench) -> None:
     assert bench.director.statements(["other"]) == {}
 
 
-def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_urgent_deployment_is_said_to_be_fetched_at_once(bench: Bench) -> None:
     """`--now` stands in the signed statement, for the release that it was said of and no other."""
     bench.enrol()
     for digest in ("a1", "b1", "b2"):
         bench.release(digest)
-    stated: list[Statement] = []
-    monkeypatch.setattr(bench.director, "_sign", lambda statement: stated.append(statement) or b"signed")
     deploy(bench.database, bench.director, "a1", "m@1", ["cam"])
     deploy(bench.database, bench.director, "b1", "n@1", ["cam"], now=True)
-    assert [(one.model, one.fetch_now) for one in stated[-1].releases] == [("m", False), ("n", True)]
+    assert [(one.model, one.fetch_now) for one in bench.signed[-1].releases] == [("m", False), ("n", True)]
     deploy(bench.database, bench.director, "b2", "n@2", ["cam"], now=False)
-    assert not any(one.fetch_now for one in stated[-1].releases)
+    assert not any(one.fetch_now for one in bench.signed[-1].releases)
 
 
 def test_statements_are_renewed_at_half_their_life(bench: Bench) -> None:

@@ -23,7 +23,7 @@ from edgesplit_partitioner.calibration.calibrate import (
 )
 from edgesplit_partitioner.calibration.child import BatchTimes, CalibrationJob
 from edgesplit_partitioner.calibration.networks import calibration_networks
-from edgesplit_partitioner.costs.predict import Predictor, predict_intervals, predict_layers
+from edgesplit_partitioner.costs.predict import Predictor, predict_intervals
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 from edgesplit_partitioner.sandbox.child_process import run_child
 
@@ -84,9 +84,11 @@ def test_a_calibrated_profile_predicts_what_it_was_made_of(profile: DeviceProfil
     """Operators of the grid that were held back come out within a third, most within a tenth."""
     held = [operator_grid.point_work(point) for point in GRID[600:]]
     graph = _graph(held)
-    predicted = predict_layers(graph, profile)
+    predicted = predict_intervals(graph, profile)
     errors = sorted(
-        abs(predicted[str(place)] / (SLOWER * made_up_s(work)) - 1) for place, work in enumerate(held) if work.family
+        abs(predicted[str(place)].seconds / (SLOWER * made_up_s(work)) - 1)
+        for place, work in enumerate(held)
+        if work.family
     )
 
     assert errors[len(errors) // 2] < 0.1 and errors[int(0.95 * len(errors))] < 0.35
@@ -131,32 +133,25 @@ def test_every_prediction_lies_inside_its_interval(profile: DeviceProfile) -> No
 def test_an_operator_without_a_family_goes_by_its_class(profile: DeviceProfile) -> None:
     """TFLite's operators and strangers are predicted from their operations and bytes, in proportion."""
     small, large = OperatorWork("conv", 1e6, 1e5), OperatorWork("conv", 1e8, 1e7)
-    seconds = predict_layers(_graph([small, large]), profile)
+    predicted = predict_intervals(_graph([small, large]), profile)
 
-    assert 0 < seconds["0"] < seconds["1"]
-    assert seconds["1"] == pytest.approx(SLOWER * made_up_s(large), rel=1.0)
-
-
-def test_a_slice_pays_for_its_run_and_its_tensors(profile: DeviceProfile) -> None:
-    """What the sum over layers leaves out is in the slice."""
-    graph = _graph([GRID_WORK])
-    predictor = Predictor(profile)
-    together, slice_ = predictor.predict_sum(graph.layers), predictor.predict_slice(graph.layers, tensors=6)
-
-    assert profile.fit is not None
-    assert slice_.seconds - together.seconds == pytest.approx(profile.fit.run_s + 4 * profile.fit.tensor_s)
+    assert 0 < predicted["0"].seconds < predicted["1"].seconds
+    assert predicted["1"].seconds == pytest.approx(SLOWER * made_up_s(large), rel=1.0)
 
 
 @pytest.mark.parametrize("name", ["mine", "coral-usb-rpi4"])
 def test_plans_left_out_what_a_run_costs(profile: DeviceProfile, name: str) -> None:
-    """4 ms of USB for each run on an Edge TPU: all layers together take what the slice of them takes."""
+    """4 ms of USB for each run on an Edge TPU: all layers together take the sum of their operators and one run."""
     chosen = profile if name == "mine" else load_profile(name)
     graph = _graph([operator_grid.point_work(point) for point in GRID[::80]])
-    seconds = predict_layers(graph, chosen)
+    predicted = predict_intervals(graph, chosen)
 
-    assert sum(seconds.values()) == pytest.approx(Predictor(chosen).predict_slice(graph.layers).seconds)
     assert chosen.fit is not None
-    assert seconds["0"] == pytest.approx(Predictor(chosen).predict_sum(graph.layers[:1]).seconds + chosen.fit.run_s)
+    total_s = Predictor(chosen).predict_sum(graph.layers).seconds + chosen.fit.run_s
+    assert sum(prediction.seconds for prediction in predicted.values()) == pytest.approx(total_s)
+    assert predicted["0"].seconds == pytest.approx(
+        Predictor(chosen).predict_sum(graph.layers[:1]).seconds + chosen.fit.run_s
+    )
 
 
 def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +160,6 @@ def test_threads_beyond_the_cores_fought_for_a_minute(monkeypatch: pytest.Monkey
 
     with pytest.raises(UsageError, match="5 threads on 4 cores"):
         calibrate.measure_points(1.0, threads=5)
-
-
-GRID_WORK = operator_grid.point_work(GRID[0])
 
 
 def test_a_slow_machine_was_fitted_by_its_widest_networks_alone() -> None:

@@ -9,7 +9,7 @@ from edgesplit.device_profile import load_profile
 from edgesplit.errors import UsageError
 from edgesplit_partitioner.costs.build import build_costs, costs_for_device, main_operator
 from edgesplit_partitioner.costs.model import CodecCost, Costs, TensorCost, load_costs
-from edgesplit_partitioner.costs.predict import predict_layers
+from edgesplit_partitioner.costs.predict import predict_intervals
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorWork, Tensor
 
 PI = load_profile("raspberrypi4")
@@ -58,7 +58,8 @@ def test_every_layer_has_seconds_on_both_tiers() -> None:
 
     assert made.tiers == ("device", "cloud") and made.device_class == "raspberrypi4"
     assert {layer.name: layer.seconds["cloud"] for layer in made.layers} == CLOUD_S
-    assert {layer.name: layer.seconds["device"] for layer in made.layers} == predict_layers(GRAPH, PI)
+    predicted = {name: prediction.seconds for name, prediction in predict_intervals(GRAPH, PI).items()}
+    assert {layer.name: layer.seconds["device"] for layer in made.layers} == predicted
     for layer in made.layers:
         assert layer.joules["device"] == pytest.approx(layer.seconds["device"] * PI.active_watts.value)
     assert made.idle_watts == {"device": PI.idle_watts.value}
@@ -69,7 +70,7 @@ def test_what_was_measured_on_the_device_counts_more_than_what_was_predicted() -
     made = costs(device_s={"conv": 0.5})
 
     assert made.layers[1].seconds["device"] == 0.5
-    assert made.layers[2].seconds["device"] == predict_layers(GRAPH, PI)["fc"]
+    assert made.layers[2].seconds["device"] == predict_intervals(GRAPH, PI)["fc"].seconds
     assert made.basis["device"].startswith("measured") and costs().basis["device"].startswith("predicted")
 
 

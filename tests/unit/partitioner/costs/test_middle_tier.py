@@ -10,7 +10,7 @@ from edgesplit.links import parse_link
 from edgesplit_partitioner import Costs, plan
 from edgesplit_partitioner.costs.build import build_costs, with_tier
 from edgesplit_partitioner.costs.model import CodecCost, TensorCost
-from edgesplit_partitioner.costs.predict import predict_layers
+from edgesplit_partitioner.costs.predict import predict_intervals
 from support import onnx_models as tiny
 
 
@@ -33,7 +33,8 @@ def test_a_gateway_is_priced_by_its_profile() -> None:
     graph, profile = tiny.prepared("chain").graph, load_profile("jetson-nano")
     costs = with_tier(costs_of(), graph, "edge", profile)
     assert costs.tiers == ("device", "edge", "cloud")
-    assert {layer.name: layer.seconds["edge"] for layer in costs.layers} == predict_layers(graph, profile)
+    predicted = {name: prediction.seconds for name, prediction in predict_intervals(graph, profile).items()}
+    assert {layer.name: layer.seconds["edge"] for layer in costs.layers} == predicted
     codec = costs.layers[0].writes[graph.layers[0].writes[0]].codecs["raw+zstd"]
     assert codec.encode_s["edge"] == pytest.approx(1e-4 * profile.zstd_slowdown.value)
     assert codec.decode_s["edge"] == pytest.approx(2e-4 * profile.zstd_slowdown.value)

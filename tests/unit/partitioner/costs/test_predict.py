@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edgesplit.device_profile import DeviceProfile, list_profiles, load_profile
-from edgesplit_partitioner.costs.predict import Predictor, predict_joules, predict_layers, roofline_s
+from edgesplit_partitioner.costs.predict import Predictor, predict_intervals, predict_joules, roofline_s
 from edgesplit_partitioner.ir.graph import Layer, LayerGraph, OperatorClass, OperatorWork, Tensor
 
 PI = load_profile("raspberrypi4")
@@ -86,7 +86,8 @@ def test_more_work_never_takes_less_time(operator: OperatorClass) -> None:
 
 def test_every_layer_is_predicted_and_costs_energy() -> None:
     """Each layer has seconds, and joules are the board's active watts for as long."""
-    seconds = predict_layers(graph(layer(OperatorWork("conv", 1e9, 1e6), name="a"), layer(name="b")), PI)
+    predicted = predict_intervals(graph(layer(OperatorWork("conv", 1e9, 1e6), name="a"), layer(name="b")), PI)
+    seconds = {name: prediction.seconds for name, prediction in predicted.items()}
     joules = predict_joules(seconds, PI)
 
     assert list(seconds) == ["a", "b"] and seconds["b"] == 0.0

@@ -196,7 +196,7 @@ def test_a_plan_says_of_its_figures_what_was_tried(tiers: int) -> None:
 def check_table(label: str, rng: random.Random) -> None:
     lossy = rng.random() < 0.5
     instance = random_instance(rng, rng.randrange(1, 5 if lossy else 7), 2, lossy=lossy)
-    measured = {name for tensor in instance.costs.tensors for name in tensor.codecs}
+    measured = {name for tensor in instance.costs.tensors.values() for name in tensor.codecs}
     codecs = tuple(name for name in instance.codecs if name in measured or name.startswith("raw"))
     instance = replace(instance, codecs=codecs)
     trials = every_trial(instance, lossy=lossy)

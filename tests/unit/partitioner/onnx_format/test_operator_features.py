@@ -9,6 +9,7 @@ from onnx import helper
 
 from edgesplit_partitioner.onnx_format.operator_features import FEATURES
 from edgesplit_partitioner.onnx_format.operator_work import work_of
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -17,7 +18,7 @@ def seen(operator: str, shapes: Shapes, weights: tuple[str, ...] = (), **attribu
     """Family and sizes by name of a node that reads all but the last of these tensors and writes it."""
     *reads, out = shapes
     node = helper.make_node(operator, reads, [out], **attributes)
-    work = work_of(node, shapes.get, lambda _: 4, weights.__contains__)
+    work = work_of(node, TensorLookup(shapes.get, lambda _: 4, weights.__contains__))
     return work.family, dict(zip(FEATURES.get(work.family, ("elements",)), work.sizes, strict=True))
 
 
@@ -89,14 +90,14 @@ def test_a_transpose_that_moves_nothing_is_free() -> None:
 def test_what_is_not_known_has_no_family() -> None:
     """Neither an operator nobody has heard of nor a convolution without a shape."""
     stranger = helper.make_node("Frobnicate", ["x"], ["y"])
-    assert work_of(stranger, lambda _: IMAGE, lambda _: 4, lambda _: False).family == ""
+    assert work_of(stranger, TensorLookup(lambda _: IMAGE, lambda _: 4, lambda _: False)).family == ""
     node = helper.make_node("Conv", ["x", "w"], ["y"])
-    assert work_of(node, lambda _: None, lambda _: 4, lambda _: True).family == ""
+    assert work_of(node, TensorLookup(lambda _: None, lambda _: 4, lambda _: True)).family == ""
 
 
 def test_works_are_compared_by_what_they_do() -> None:
     """Family and sizes are looked up, not compared: a work made by hand equals one that was read."""
     node = helper.make_node("Relu", ["x"], ["y"])
-    work = work_of(node, lambda _: IMAGE, lambda _: 4, lambda _: False)
+    work = work_of(node, TensorLookup(lambda _: IMAGE, lambda _: 4, lambda _: False))
 
     assert work == type(work)(work.operator, work.flops, work.bytes_moved) and work.family == "Relu"

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from edgesplit.input_spec import InputSpec
 from edgesplit_partitioner.ir.graph import OperatorWork
 from edgesplit_partitioner.onnx_format.operator_work import NO_WORK, input_work, work_of
+from edgesplit_partitioner.onnx_format.tensor_lookup import TensorLookup
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -28,7 +29,7 @@ def work(
     """The work of one float32 node with these input shapes and this output shape."""
     node = helper.make_node(operator, list(inputs), ["y"], **attributes)
     shapes: Shapes = {**inputs, "y": out}
-    return work_of(node, shapes.get, lambda name: 4, lambda name: name in weights)
+    return work_of(node, TensorLookup(shapes.get, lambda name: 4, lambda name: name in weights))
 
 
 def moved(*shapes: tuple[int, ...]) -> float:
@@ -153,7 +154,7 @@ def test_the_rest_moves_its_bytes(operator: str) -> None:
 def test_an_input_read_twice_moves_once() -> None:
     """x * x reads x once."""
     node = helper.make_node("Mul", ["x", "x"], ["y"])
-    square = work_of(node, {"x": (10,), "y": (10,)}.get, lambda name: 4, lambda name: False)
+    square = work_of(node, TensorLookup({"x": (10,), "y": (10,)}.get, lambda name: 4, lambda name: False))
 
     assert square.bytes_moved == 80.0
 
@@ -162,7 +163,7 @@ def test_unknown_lengths_and_missing_inputs_cost_nothing_and_fail_nothing() -> N
     """An operator whose shapes are unknown, or whose optional inputs were left out, still has an answer."""
     for operator in ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "Softmax", "Resize", "ReduceMean", "Einsum"):
         node = helper.make_node(operator, ["x", ""], ["y"])
-        assert work_of(node, lambda name: None, lambda name: 4, lambda name: False).bytes_moved == 0.0
+        assert work_of(node, TensorLookup(lambda name: None, lambda name: 4, lambda name: False)).bytes_moved == 0.0
 
 
 def test_a_branch_costs_what_its_heavier_side_does() -> None:
@@ -174,7 +175,7 @@ def test_a_branch_costs_what_its_heavier_side_does() -> None:
     node = helper.make_node("If", ["c"], ["y"], then_branch=heavy, else_branch=light)
     shapes: Shapes = {"x": (1, 8), "c": (1,), "y": (1, 8)}
 
-    branch = work_of(node, shapes.get, lambda name: 4, lambda name: False)
+    branch = work_of(node, TensorLookup(shapes.get, lambda name: 4, lambda name: False))
 
     assert (branch.operator, branch.flops) == ("gemm", 128.0)
     assert branch.bytes_moved >= 64 * 4
@@ -193,5 +194,5 @@ def test_every_operator_of_onnx_has_an_answer() -> None:
     for schema in onnx.defs.get_all_schemas():
         node = helper.make_node(schema.name, ["a", "b", "c"], ["y"])
         shapes: Shapes = {"a": (1, 4, 8, 8), "b": (4, 4, 3, 3), "c": (4,), "y": (1, 4, 6, 6)}
-        done = work_of(node, shapes.get, lambda name: 4, lambda name: name == "b")
+        done = work_of(node, TensorLookup(shapes.get, lambda name: 4, lambda name: name == "b"))
         assert done.flops >= 0 and done.bytes_moved >= 0, schema.name

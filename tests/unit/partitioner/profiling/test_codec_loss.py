@@ -8,7 +8,6 @@ import pytest
 
 from edgesplit.plan import Row
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
-from edgesplit_partitioner.formulation.cost_model import tensors_of
 from edgesplit_partitioner.planner.loss_validation import unconfirmed, with_losses, without
 from edgesplit_partitioner.profiling.codec_loss import (
     CodecLoss,
@@ -118,7 +117,7 @@ def test_a_codec_that_does_not_hold_goes_and_the_next_best_stays() -> None:
 
 def test_a_row_says_both_figures() -> None:
     """Its loss as it was chosen, and as it was confirmed; a lossless row says nothing."""
-    tensors = tensors_of(costs(int8=0.02))
+    tensors = costs(int8=0.02).tensors
     row = Row(name="cut-1", sends=("t",), codecs={"t": "int8"})
 
     assert with_losses(row, tensors).loss == 0.001 and with_losses(row, tensors).confirmed_loss == 0.02

@@ -313,9 +313,9 @@ def with_file(**changes: object) -> Twist:
 
 
 CONTRADICTIONS: dict[str, Twist] = {
-    "a plaintext size that does not fit": with_file(plain=msgspec.structs.replace(FIRST.plaintext, bytes=8)),
-    "no plaintext size": with_file(plain=None),
-    "a digest that is none": with_file(plain=msgspec.structs.replace(FIRST.plaintext, digest="x")),
+    "a plaintext size that does not fit": with_file(plaintext=msgspec.structs.replace(FIRST.plaintext, bytes=8)),
+    "no plaintext size": with_file(plaintext=None),
+    "a digest that is none": with_file(plaintext=msgspec.structs.replace(FIRST.plaintext, digest="x")),
     "a key id that is none": lambda one: msgspec.structs.replace(
         one, encryption=EncryptionInfo("chacha20-poly1305", "../x", "0" * 64)
     ),
@@ -324,7 +324,7 @@ CONTRADICTIONS: dict[str, Twist] = {
     ),
     "a file in clear with a plaintext": lambda one: msgspec.structs.replace(one, encryption=None),
     "a chunk that is only a tag": with_file(
-        bytes=16, chunks=(chunk_of(b"t" * 16),), plain=msgspec.structs.replace(FIRST.plaintext, bytes=0)
+        bytes=16, chunks=(chunk_of(b"t" * 16),), plaintext=msgspec.structs.replace(FIRST.plaintext, bytes=0)
     ),
 }
 

@@ -102,7 +102,7 @@ def test_a_plan_that_may_offload_has_no_lanes() -> None:
 def test_the_operator_may_switch_them_off() -> None:
     """`--no-direct-access`; without it they are granted."""
     for words, lanes in ([], True), (["--no-direct-access"], False):
-        assert _parser().parse_args(["run", "--data", "d", *words]).lanes is lanes
+        assert _parser().parse_args(["run", "--data", "d", *words]).direct_access is lanes
 
 
 def test_what_came_of_lanes_is_told_as_of_every_request() -> None:
@@ -152,7 +152,7 @@ def test_tensors_lie_apart_and_aligned() -> None:
     "spoilt",
     [
         {"bytes": 64},
-        {"answers_at": 2**30},
+        {"outputs_offset": 2**30},
         {"inputs": (LaneTensor("x", "FP32", (1, 4), 64),)},
         {"inputs": (LaneTensor("x", "FP32", (1, 4), 4),)},
         {"outputs": (LaneTensor("y", "FP32", (2**30,), 64),)},

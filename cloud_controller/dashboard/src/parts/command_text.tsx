@@ -1,6 +1,6 @@
-// Text of the controller, in which commands stand between backticks.
+// Text of the controller with its commands, which are between backticks, set as code.
 
-export function Spelt({ text }: { text: string }) {
+export function CommandText({ text }: { text: string }) {
   return (
     <>
       {text.split("`").map((part, place) => {

@@ -1,0 +1,52 @@
+// Desired and reported state of a device's models: one row per model. Pure.
+
+import type { Device, Difference, Telemetry } from "./types";
+
+export interface ModelStatus {
+  model: string;
+  desired: string;
+  running: string;
+  state: string;
+  cut: string;
+  detail: string;
+}
+
+/** Its newest measurements, current or not. */
+export function latestTelemetry(device: Device): Telemetry | null {
+  return device.telemetry ?? device.last_telemetry ?? null;
+}
+
+export function modelStatuses(device: Device): ModelStatus[] {
+  const differences = new Map((device.differences ?? []).map((difference) => [bare(difference.model), difference]));
+  const windows = new Map((latestTelemetry(device)?.models ?? []).map((window) => [window.model, window]));
+  const reported = device.models.map((model) => ({
+    model: model.model,
+    desired: device.desired.find((desired) => desired.model === bare(model.model))?.release ?? "",
+    running: model.release,
+    state: model.last_state ?? model.state,
+    cut: windows.get(model.model)?.row ?? "",
+    detail: detailOf(differences.get(bare(model.model)), model.detail),
+  }));
+  const known = new Set(device.models.map((model) => bare(model.model)));
+  const unreported = device.desired.filter((desired) => !known.has(desired.model));
+  return [
+    ...reported,
+    ...unreported.map((desired) => ({
+      model: desired.model,
+      desired: desired.release,
+      running: "",
+      state: "assigned",
+      cut: "",
+      detail: detailOf(differences.get(desired.model), "not reported by the device yet"),
+    })),
+  ];
+}
+
+function detailOf(difference: Difference | undefined, detail: string): string {
+  if (difference === undefined || difference.kind === "as desired") return detail;
+  return [difference.kind, difference.detail || detail].filter(Boolean).join(": ");
+}
+
+function bare(model: string): string {
+  return model.split("@")[0] ?? model;
+}

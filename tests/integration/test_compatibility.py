@@ -1,0 +1,179 @@
+"""The version before and this one: each takes over from the other, with what the other left on disk.
+
+`docs/compatibility.md` lists the commits of the versions; the newest one that is not this tree plays the older version.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from edgesplit.mqtt import messages
+from edgesplit.mqtt.messages import Ack, Backlog, Telemetry
+from edgesplit_controller.messaging.broker import Broker
+from edgesplit_controller.storage.database import Database
+from edgesplit_controller.storage.tables.core import Model
+from integration.test_agent import HERE, Made
+from integration.test_self_update import Controller, Device, Version, _runs
+from support import REPOSITORY
+from support.agent_engine import eventually
+
+ROOMS = ("sdk", "partitioner", "agent", "offload", "cloud_controller", "provisioning", "cli", "device_profiles")
+DATABASE_OF_BEFORE = """
+import sys
+from sqlalchemy import create_engine, text
+from edgesplit_controller.messaging.broker import Broker
+from edgesplit_controller.storage.database import Database
+Database(sys.argv[1]).close()
+with create_engine(sys.argv[1]).begin() as connection:
+    connection.execute(text("INSERT INTO models (name, version, sha256, optimised_sha256, bytes, input_text, bindings,"
+        " shown, created) VALUES ('digits', 1, 'a', 'b', 20, '', '{}', '{}', 1.5)"))
+"""
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Source tree of the version before."""
+    page = (REPOSITORY / "docs" / "compatibility.md").read_text()
+    commits = re.findall(r"^\| [0-9.]+ \| `?([0-9a-f]{40})`? \|$", page, re.MULTILINE)
+    if not commits:
+        pytest.skip("docs/compatibility.md lists no version yet")
+    asked = subprocess.run(["git", "-C", str(REPOSITORY), "archive", commits[-1]], capture_output=True, check=False)
+    if asked.returncode:
+        pytest.skip(f"commit {commits[-1][:12]} of the version before is not at hand: {asked.stderr.decode().strip()}")
+    tree = tmp_path_factory.mktemp("before")
+    with tarfile.open(fileobj=io.BytesIO(asked.stdout)) as archive:
+        archive.extractall(tree, filter="data")
+    return tree
+
+
+class AcknowledgingController(Controller):
+    """One that acknowledges telemetry as the cloud's does, until it is told not to, and asks for it each second."""
+
+    acknowledges = True
+
+    def ingest(self, heard: Sequence[tuple[str, messages.Message]]) -> None:
+        """Record messages; acknowledge telemetry."""
+        super().ingest(heard)
+        for device, message in heard:
+            if isinstance(message, Telemetry) and self.acknowledges:
+                ack = Ack(session=message.session, sequence=message.sequence, telemetry_interval_s=1.0)
+                self.delivery.acknowledge([(device, ack)])
+            elif isinstance(message, Backlog):
+                self.delivery.acknowledge([(device, Ack(batch=message.batch))])
+
+    def replace_broker(self) -> None:
+        """Start a broker at the port of the one that was stopped."""
+        credentials = self.authority.issue_server("controller", ["localhost", HERE])
+        self.broker = Broker(self.folder / "broker", credentials, self.broker.port)
+        self.broker.start()
+
+    def live(self) -> set[tuple[int, int]]:
+        """Session and sequence number of each telemetry message that arrived live."""
+        return {(one.session, one.sequence) for _, one in list(self.heard) if isinstance(one, Telemetry)}
+
+    def from_backlog(self) -> set[tuple[int, int]]:
+        """Session and sequence number of each telemetry message that arrived from a backlog."""
+        batches = [one for _, one in list(self.heard) if isinstance(one, Backlog)]
+        return {(one.session, one.sequence) for batch in batches for one in batch.messages}
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[AcknowledgingController]:
+    if shutil.which("mosquitto") is None and not Path("/usr/sbin/mosquitto").exists():
+        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+    made = AcknowledgingController(tmp_path / "controller")
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_the_version_before_updates_itself_to_this_one_and_back(
+    controller: AcknowledgingController, before: Path, tmp_path: Path
+) -> None:
+    """The older version, installed, installs this one by a signed release; this one installs the older one again. Both
+    are found healthy and serve the same model."""
+    device, model = Device(controller, tmp_path), Made(1)
+    controller.deploy(model)
+    device.start(tree=before)
+    try:
+        eventually("the version before serves the model", lambda: _runs(controller, model), 90)
+        this = Version(tmp_path, "9.1.0")
+        controller.say(this, model)
+        eventually("this version is found healthy", lambda: device.runs(this), 120)
+        assert device.version() == "9.1.0+device" and device.answers()
+
+        older = Version(tmp_path, "9.0.0", tree=before)
+        controller.say(older, model)
+        eventually("the version before is found healthy", lambda: device.runs(older), 120)
+        assert device.version() == "9.0.0+device" and device.answers() and controller.enrolments == 1
+    except BaseException:
+        print(device.log.read_text()[-6_000:])
+        raise
+    finally:
+        device.stop(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("older_first", [True, False], ids=["update", "rollback"])
+def test_no_stored_telemetry_is_lost_between_versions(
+    controller: AcknowledgingController, before: Path, tmp_path: Path, older_first: bool
+) -> None:
+    """Telemetry that one version stored, as its broker was lost before it was acknowledged, is sent by the other."""
+    first, second = (before, None) if older_first else (None, before)
+    device, model = Device(controller, tmp_path), Made(1)
+    controller.deploy(model)
+    device.start(tree=first)
+    try:
+        eventually("it reports each second", lambda: len(controller.live()) > 1, 90)
+        controller.acknowledges = False
+        acknowledged = controller.live()
+        eventually("some is not acknowledged", lambda: len(controller.live() - acknowledged) > 2, 30)
+        controller.broker.stop()
+        eventually("telemetry is stored", lambda: _stored_messages(device) > 2, 60)
+        device.stop()  # writes what it holds to disk
+        stored = controller.live() - acknowledged
+
+        controller.acknowledges = True
+        controller.replace_broker()
+        device.start(tree=second)
+        eventually("the other version sends what was stored", lambda: stored <= controller.from_backlog(), 90)
+    except BaseException:
+        print(device.log.read_text()[-6_000:])
+        raise
+    finally:
+        device.stop(signal.SIGKILL)
+
+
+def _stored_messages(device: Device) -> int:
+    """Telemetry messages that wait for a broker, by the agent's own status."""
+    command = [sys.executable, "-m", "edgesplit_agent.main", "status", "--data", str(device.data)]
+    asked = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    return int(json.loads(asked.stdout)["backlog"].get("messages", 0))
+
+
+def test_the_database_of_the_version_before_opens_with_its_rows(before: Path, tmp_path: Path) -> None:
+    """It is migrated to this version's tables."""
+    url = f"sqlite:///{tmp_path / 'controller.db'}"
+    path = os.pathsep.join(str(before / room) for room in ROOMS)
+    command = [sys.executable, "-c", DATABASE_OF_BEFORE, url]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, timeout=120)
+    database = Database(url)
+    with database.read() as session:
+        model = session.get(Model, 1)
+        assert model is not None and (model.name, model.bytes) == ("digits", 20)
+    database.close()
+    engine = create_engine(url)
+    assert "telemetry" in inspect(engine).get_table_names()
+    engine.dispose()
