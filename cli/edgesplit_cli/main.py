@@ -32,16 +32,13 @@ COMMANDS = {
 
 
 @click.group(
-    commands=LazyCommands(COMMANDS),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    commands=LazyCommands(COMMANDS), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="edgectl")
 @click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
+    "--data", type=click.Path(file_okay=False, path_type=Path), default=None,
     help=f"The controller's data folder. [default: ${DATA_VARIABLE} or ~/.local/share/edgesplit]",
-)
+)  # fmt: skip
 @click.option(
     "--credentials",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

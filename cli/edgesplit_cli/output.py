@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +44,18 @@ def bold_head(head: str, rest: str) -> Text:
     return Text.assemble((head, "bold"), rest)
 
 
+def print_result(value: Any, as_json: bool, *parts: RenderableType) -> None:
+    """Print a result: as JSON, or these lines and tables for people."""
+    if as_json:
+        print_json(value)
+        return
+    for part in parts:
+        if isinstance(part, str):
+            click.echo(part)
+        else:
+            console().print(part)
+
+
 def print_json(value: Any) -> None:
     """Print JSON on standard output, keys in their order."""
     click.echo(json.dumps(value, indent=2))
@@ -55,11 +67,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: s
     for column in columns:
         is_right_aligned = column.startswith(">")
         result.add_column(
-            column.lstrip(">"),
-            justify="right" if is_right_aligned else "left",
-            overflow="fold",
+            column.lstrip(">"), justify="right" if is_right_aligned else "left", overflow="fold",
             no_wrap=is_right_aligned and "\n" in column,
-        )
+        )  # fmt: skip
     for row in rows:
         result.add_row(*row)
     return result
@@ -77,13 +87,9 @@ def fine_ms(seconds: float | None) -> str:
 
 def percent_text(fraction: float | None) -> str:
     """A fraction as a percentage; small ones in scientific notation."""
-    return (
-        "-"
-        if fraction is None
-        else f"{fraction:.2%}"
-        if fraction >= 1e-3 or not fraction
-        else f"{fraction:.1e}".replace("e-0", "e-")
-    )
+    if fraction is None:
+        return "-"
+    return f"{fraction:.2%}" if fraction >= 1e-3 or not fraction else f"{fraction:.1e}".replace("e-0", "e-")
 
 
 def rate(bytes_per_s: float | None) -> str:

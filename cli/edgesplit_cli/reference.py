@@ -54,13 +54,9 @@ def _subclasses(kind: type[EdgeError]) -> list[type[EdgeError]]:
 def _sections(command: click.Command, path: tuple[str, ...], parent: click.Context | None = None) -> Iterator[str]:
     """The command's help, then that of its subcommands, by name."""
     context = click.Context(
-        command,
-        info_name=path[-1],
-        parent=parent,
-        terminal_width=WIDTH,
-        max_content_width=WIDTH,
+        command, info_name=path[-1], parent=parent, terminal_width=WIDTH, max_content_width=WIDTH,
         help_option_names=["-h", "--help"],
-    )
+    )  # fmt: skip
     yield f"{'#' * (len(path) + 1)} {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for name in sorted(command.commands):

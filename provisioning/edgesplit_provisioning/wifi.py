@@ -11,9 +11,9 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from edgesplit.errors import UsageError
+from edgesplit_provisioning.flash_options import FlashOptions
 
 PBKDF2_ROUNDS, KEY_BYTES = 4_096, 32
 """PBKDF2 with HMAC-SHA1 and the SSID as salt (IEEE 802.11i, annex H.4)."""
@@ -47,11 +47,10 @@ def make_wifi(ssid: str, passphrase: str, country: str) -> Wifi:
     return Wifi(name, derived_key(name, passphrase), country)
 
 
-def network_from_options(
-    ssid: str | None, password_file: Path | None, country: str, ask_passphrase: Callable[[], str]
-) -> Wifi | None:
+def network_from_options(flash: FlashOptions, ask_passphrase: Callable[[], str]) -> Wifi | None:
     """The wireless network of a flash's options, None without an SSID; the passphrase comes from the file, else from
     `ask_passphrase`."""
+    ssid, password_file, country = flash.ssid, flash.wifi_password_file, flash.wifi_country
     if ssid is None:
         if password_file is not None:
             raise UsageError("--wifi-password-file needs --wifi SSID")

@@ -54,18 +54,10 @@ class SimulatedController:
     """One controller on one data folder; call `start` first."""
 
     def __init__(
-        self,
-        folder: Path,
-        hub: Hub,
-        broker: InMemoryBroker,
-        *,
-        url: str = "",
-        stale_after_s: float = 10.0,
-        housekeeping_s: float = HOUSEKEEPING_S,
-        step_s: float = STEP_S,
-        wake_delay_s: float = WAKE_DELAY_S,
+        self, folder: Path, hub: Hub, broker: InMemoryBroker, *, url: str = "", stale_after_s: float = 10.0,
+        housekeeping_s: float = HOUSEKEEPING_S, step_s: float = STEP_S, wake_delay_s: float = WAKE_DELAY_S,
         acknowledges: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`url` is the database URL; empty means SQLite in `folder`. `acknowledges`: acknowledge stored telemetry to
         devices, which devices with a telemetry backlog wait for."""
         self.folder = folder
@@ -111,28 +103,19 @@ class SimulatedController:
             self.database, self.repository.sign_statement, statement_s=STATEMENT_S, now=now, gateways=gateways
         )
         self.rollouts = Rollouts(
-            self.database,
-            self.director,
-            now=now,
+            self.database, self.director, now=now, evidences=evidence_of_members,
             announce=lambda devices: self.delivery.publish_statements(devices),
-            evidences=evidence_of_members,
-        )
+        )  # fmt: skip
         events = DeviceEvents(
             self.devices, acknowledge=self._acknowledge, end_session=self.broker.disconnect,
             publish_revocations=lambda: None, on_reports=self._on_reports,
         )  # fmt: skip
-        self.delivery = Delivery(
-            Sources(
-                metadata=self.repository.read,
-                chunk=self.blobs.get,
-                release_chunks=self.release_builder.chunks_of,
-                ingest=events.on_messages,
-                statements=self.director.statements,
-                on_flood=events.on_flood,
-                confirm=StatementPublisher(self.database).confirm,
-            ),
-            self.hub.with_wakeup_delay(self._wake_delay_s),
-        )
+        sources = Sources(
+            metadata=self.repository.read, chunk=self.blobs.get, release_chunks=self.release_builder.chunks_of,
+            ingest=events.on_messages, statements=self.director.statements, on_flood=events.on_flood,
+            confirm=StatementPublisher(self.database).confirm,
+        )  # fmt: skip
+        self.delivery = Delivery(sources, self.hub.with_wakeup_delay(self._wake_delay_s))
         if self._restored:  # statements sent since the backup are lost: publish all again, with newer counters
             self.director.resign_all()
             self._restored = False

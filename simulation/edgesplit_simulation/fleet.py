@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from edgesplit.plan import Link
 from edgesplit.testing.in_memory_broker import InMemoryBroker, InMemorySession, NetworkPath
@@ -65,19 +64,10 @@ class SimulatedFleet(BaseFleet):
     """A fleet in virtual time; the module's docstring shows its use. `folder` is best on a RAM disk."""
 
     def __init__(
-        self,
-        folder: Path,
-        devices: int = 10,
-        *,
-        seed: int = 1,
-        classes: Mapping[str, float] | None = None,
-        intervals: EventIntervals | None = None,
-        database_url: str = "",
-        health_s: float = 10.0,
-        link: Link = LINK,
-        group: Callable[[int], str] = lambda number: "",
-        telemetry_backlog_bytes: int = 0,
-    ) -> None:
+        self, folder: Path, devices: int = 10, *, seed: int = 1, classes: Mapping[str, float] | None = None,
+        intervals: EventIntervals | None = None, database_url: str = "", health_s: float = 10.0, link: Link = LINK,
+        group: Callable[[int], str] = lambda number: "", telemetry_backlog_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """`classes` maps device classes to their shares; `group` returns a device's group by its number, from 1."""
         intervals = intervals or EventIntervals()
         super().__init__(
@@ -100,9 +90,7 @@ class SimulatedFleet(BaseFleet):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -135,8 +123,7 @@ class SimulatedFleet(BaseFleet):
     ) -> SimulatedRelease:  # fmt: skip
         """Sign and publish another version, which behaves as `behaviour` on a fraction `share` of the devices."""
         new_release = make_release(model, version, self.classes, size=size, at=self.hub.time(), drift=drift)
-        known_files = self.checker.signed_files or set()
-        self.checker.signed_files = known_files | new_release.files
+        self.checker.signed_files = (self.checker.signed_files or set()) | set(new_release.chunks)
         self.releases[new_release.digest] = new_release
         self._behaviours[new_release.digest] = behaviour, share
         self.controller.publish(new_release)

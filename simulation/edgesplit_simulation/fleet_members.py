@@ -28,18 +28,10 @@ class BaseFleet(ABC):
     """Base class of a simulated fleet: its devices and what surrounds them."""
 
     def __init__(
-        self,
-        folder: Path,
-        hub: Hub,
-        *,
-        seed: int,
-        classes: Mapping[str, float] | None,
-        telemetry_schedule: TelemetrySchedule,
-        request_every_s: float,
-        health_s: float,
-        link: Link = LINK,
+        self, folder: Path, hub: Hub, *, seed: int, classes: Mapping[str, float] | None,
+        telemetry_schedule: TelemetrySchedule, request_every_s: float, health_s: float, link: Link = LINK,
         telemetry_backlog_bytes: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`classes` maps device classes to their shares; `request_every_s` 0 means no requests;
         `telemetry_backlog_bytes` limits the telemetry backlog of each device while it has no link."""
         self.folder = folder

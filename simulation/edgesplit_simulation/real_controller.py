@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -36,22 +35,10 @@ class RealFleet(BaseFleet):
     """Devices named PREFIX-NUMBER at a real controller: `enrol`, `start`, `run`, and `stop` at the end."""
 
     def __init__(
-        self,
-        folder: Path,
-        api: ControllerClient,
-        *,
-        devices: int,
-        first: int = 1,
-        prefix: str = "sim",
-        seed: int = 1,
-        classes: Mapping[str, float] | None = None,
-        telemetry_schedule: TelemetrySchedule,
-        request_every_s: float = 0.0,
-        health_s: float = 10.0,
-        link: str = "wifi",
-        group: str = "simulated",
-        telemetry_backlog_bytes: int = 0,
-    ) -> None:
+        self, folder: Path, api: ControllerClient, *, devices: int, first: int = 1, prefix: str = "sim", seed: int = 1,
+        classes: Mapping[str, float] | None = None, telemetry_schedule: TelemetrySchedule, request_every_s: float = 0.0,
+        health_s: float = 10.0, link: str = "wifi", group: str = "simulated", telemetry_backlog_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """`link` is written into the claims, and emulated between each device and its simulated offload server."""
         self.reactor = Reactor()
         super().__init__(
@@ -59,9 +46,7 @@ class RealFleet(BaseFleet):
             request_every_s=request_every_s, health_s=health_s, link=parse_link(link),
             telemetry_backlog_bytes=telemetry_backlog_bytes,
         )  # fmt: skip
-        self.checker.signed_files = (
-            None  # the controller is external: the set of files that it signed is not known here
-        )
+        self.checker.signed_files = None  # the controller is external: which files it signed is not known here
         self.next_behaviour: tuple[Behaviour, float] | None = None
         """How the next release that devices receive behaves, and on what fraction of them."""
         self._api = api
@@ -74,9 +59,7 @@ class RealFleet(BaseFleet):
     def __enter__(self) -> RealFleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def enrol(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:

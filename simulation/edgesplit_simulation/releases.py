@@ -78,22 +78,11 @@ class SimulatedRelease:
         """The release's digest."""
         return release_digest(self.raw)
 
-    @property
-    def files(self) -> set[str]:
-        """SHA-256 of every chunk and of every file that devices may load of it."""
-        return set(self.chunks)
-
 
 def make_release(
-    model: str,
-    version: int,
-    classes: Iterable[str],
-    *,
-    size: int = 2_000,
-    at: float = 0.0,
-    device_s: float = DEVICE_S,
-    drift: float = 0.0,
-) -> SimulatedRelease:
+    model: str, version: int, classes: Iterable[str], *, size: int = 2_000, at: float = 0.0,
+    device_s: float = DEVICE_S, drift: float = 0.0,
+) -> SimulatedRelease:  # fmt: skip
     """Make a release of the simulated model. `size` is the length in bytes of the second slice, which is new in each
     version; the first slice is the same in every version. `drift` is the fraction by which its answers differ from
     those of other versions."""
@@ -112,18 +101,12 @@ def make_release(
         for name, ends in (("a", (X, H)), ("b", (H, Y)))
     )
     manifest = Manifest(
-        model=f"{model}@{version}",
-        model_sha256=hashlib.sha256(model.encode()).hexdigest(),
-        created=datetime.fromtimestamp(int(at), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        input_spec=None,
-        inputs=(X,),
-        outputs=(Y,),
-        slices=slices,
-        plans={
-            device_class: _plan(f"{model}@{version}", device_class, device_s) for device_class in sorted(set(classes))
-        },
+        model=f"{model}@{version}", model_sha256=hashlib.sha256(model.encode()).hexdigest(),
+        created=datetime.fromtimestamp(int(at), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), input_spec=None,
+        inputs=(X,), outputs=(Y,), slices=slices,
+        plans={name: _plan(f"{model}@{version}", name, device_s) for name in sorted(set(classes))},
         golden=(GoldenExample(chunk_of(request), chunk_of(response)),),
-    )
+    )  # fmt: skip
     return SimulatedRelease(model, version, encode_manifest(manifest), chunks)
 
 

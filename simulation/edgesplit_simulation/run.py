@@ -29,35 +29,19 @@ OnProgress = Callable[[str], None]
 
 
 def run_virtual(
-    folder: Path,
-    devices: int,
-    *,
-    seed: int,
-    classes: Mapping[str, float],
-    link: Link,
-    faults: Sequence[Fault],
-    duration_s: float,
-    request_every_s: float,
-    telemetry_every_s: float,
-    health_s: float,
-    telemetry_backlog_bytes: int = 0,
-    on_progress: OnProgress = lambda line: None,
-) -> Summary:
+    folder: Path, devices: int, *, seed: int, classes: Mapping[str, float], link: Link, faults: Sequence[Fault],
+    duration_s: float, request_every_s: float, telemetry_every_s: float, health_s: float,
+    telemetry_backlog_bytes: int = 0, on_progress: OnProgress = lambda line: None,
+) -> Summary:  # fmt: skip
     """Run a fleet with its own controller and broker in virtual time; `on_progress` receives progress lines."""
     rates = EventIntervals(
         telemetry_every_s=telemetry_every_s, request_every_s=request_every_s, stale_after_s=3 * telemetry_every_s,
         step_every_s=min(60.0, telemetry_every_s),
     )  # fmt: skip
     fleet = SimulatedFleet(
-        folder,
-        devices,
-        seed=seed,
-        classes=classes,
-        intervals=rates,
-        health_s=health_s,
-        link=link,
+        folder, devices, seed=seed, classes=classes, intervals=rates, health_s=health_s, link=link,
         telemetry_backlog_bytes=telemetry_backlog_bytes,
-    )
+    )  # fmt: skip
     with fleet:
         injector = FaultInjector(fleet, faults)
         injector.begin()
@@ -76,24 +60,11 @@ def run_virtual(
 
 
 def run_real(
-    folder: Path,
-    api: ControllerClient,
-    devices: int,
-    *,
-    first: int,
-    prefix: str,
-    group: str,
-    seed: int,
-    classes: Mapping[str, float],
-    link: str,
-    faults: Sequence[Fault],
-    duration_s: float,
-    request_every_s: float,
-    telemetry_every_s: float,
-    health_s: float,
-    telemetry_backlog_bytes: int = 0,
+    folder: Path, api: ControllerClient, devices: int, *, first: int, prefix: str, group: str, seed: int,
+    classes: Mapping[str, float], link: str, faults: Sequence[Fault], duration_s: float, request_every_s: float,
+    telemetry_every_s: float, health_s: float, telemetry_backlog_bytes: int = 0,
     on_progress: OnProgress = lambda line: None,
-) -> Summary:
+) -> Summary:  # fmt: skip
     """Run devices at that controller and its broker in real time; `on_progress` receives progress lines. UsageError
     where a fault cannot be applied there, or where the process may not open enough files."""
     unsupported = sorted({fault.kind for fault in faults} - REAL_TIME_FAULTS)
@@ -134,7 +105,7 @@ def run_real(
 def _run_with_progress(
     fleet: SimulatedFleet | RealFleet, duration_s: float, on_progress: OnProgress, summarise: Callable[[], Summary]
 ) -> None:
-    """Let `lasts_s` of the fleet's time pass and pass a progress line to `on_progress` every `PROGRESS_INTERVAL_S`
+    """Let `duration_s` of the fleet's time pass and pass a progress line to `on_progress` every `PROGRESS_INTERVAL_S`
     seconds."""
     end, told_at = fleet.hub.monotonic() + duration_s, 0.0
 

@@ -64,24 +64,14 @@ class Summary:
         for device in fleet.devices.values():
             running.update(f"{model} {release[:12]}" for model, release in device.running.items())
         return cls(
-            simulated=True,
-            virtual=virtual,
-            seed=fleet.seed,
-            devices=len(fleet.devices),
-            seconds=round(fleet.elapsed_s, 3),
-            states=dict(Counter(_state(fleet, name) for name in fleet.names)),
-            releases=dict(running),
-            requests=dict(witness.outcomes),
-            asked=witness.request_count,
-            starts=sum(device.start_count for device in fleet.devices.values()),
-            statements=witness.statement_count,
-            messages=messages,
-            loads=witness.load_count,
-            faults=dict(injector.counts) if injector is not None else {},
-            broken=list(witness.violations),
-            unchecked=[] if virtual else list(INVARIANTS[:2]),
+            simulated=True, virtual=virtual, seed=fleet.seed, devices=len(fleet.devices),
+            seconds=round(fleet.elapsed_s, 3), states=dict(Counter(_state(fleet, name) for name in fleet.names)),
+            releases=dict(running), requests=dict(witness.outcomes), asked=witness.request_count,
+            starts=sum(device.start_count for device in fleet.devices.values()), statements=witness.statement_count,
+            messages=messages, loads=witness.load_count, faults=dict(injector.counts) if injector is not None else {},
+            broken=list(witness.violations), unchecked=[] if virtual else list(INVARIANTS[:2]),
             fingerprint=witness.fingerprint if virtual else "",
-        )
+        )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON-serialisable values."""

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from edgesplit.errors import NotFound
@@ -57,7 +58,7 @@ class FakeKit:
 
     def __init__(self, folder: Path, version: str = "1.0", content: bytes = b"wheels" * 1000) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.version, self.mark, self.needs_bytes = version, f"{version}-0123abcd", 1_000
+        self.manifest, self.mark = SimpleNamespace(version=version, needs_bytes=1_000), f"{version}-0123abcd"
         sums = f"{hashlib.sha256(content).hexdigest()}  wheels.tar\n"
         installer = INSTALLER.replace("@MARK@", self.mark).replace("@SUMS@", sums)
         self.files: dict[str, Path] = {}

@@ -92,7 +92,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "api",
         "app",
     ),
-    PROVISIONING: ("bundle flash_options kit os_release profiles wifi", "image jetson", "ssh"),
+    PROVISIONING: ("bundle flash_options kit os_release profiles", "wifi", "image jetson", "ssh"),
     SIMULATION: (
         "invariants releases",
         "controller device",
@@ -104,6 +104,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     ),
     CLI: (
         "export_files lazy_commands output settings",
+        "progress",
         "demo doctor flash local options signing",
         "main operator_keys views",
         "commands reference start",

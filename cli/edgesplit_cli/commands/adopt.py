@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import TextColumn
 
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.identifiers import parse_label
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.options.types import FILE, FOLDER
+from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.progress import BYTES, make_bars
 from edgesplit_cli.settings import chosen_credentials
+from edgesplit_provisioning.kit import Kit
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
-from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptions, Kit
+from edgesplit_provisioning.ssh.adopt import Adopter, AdoptionResult, AdoptOptions
 from edgesplit_provisioning.ssh.connection import Ssh
 from edgesplit_provisioning.ssh.decide import InstallMeans
 from edgesplit_provisioning.ssh.facts import DATA, PREFIX, MachineFacts
@@ -39,20 +42,18 @@ DRY_RUN_TEXT = {
     "install": "would be installed", "upgrade": "would be upgraded", "repair": "would be repaired",
     "nothing": "is up to date", "remove": "would be removed", "purge": "would be removed, with its identity",
 }  # fmt: skip
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[USER@]HOST...")
 @click.option(
     "--batch",
-    type=_FILE,
-    default=None,
+    type=FILE,
     help="Adopt the machines in this CSV file too: columns host, name,"
     " device_class, group, labels (K=V K=V), link, port, key.",
 )
-@click.option("-p", "--port", type=click.IntRange(1, 65535), default=None, help="Port of ssh on the machines.")
-@click.option("-i", "--key", type=_FILE, default=None, help="Private key for ssh.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of ssh on the machines.")
+@click.option("-i", "--key", type=FILE, help="Private key for ssh.")
 @click.option("-o", "ssh_options", multiple=True, metavar="OPTION", help="Passed to ssh with -o; repeatable.")
 @click.option("--name", default="", help="Name of the device. [default: the machine's host name]")
 @click.option("--device-class", default="", help="Device profile. [default: by the machine's device tree]")
@@ -68,25 +69,16 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--purge", is_flag=True, help="With --remove: delete its identity and data too.")
 @click.option("--coral", is_flag=True, help="There is a Coral Edge TPU: install libedgetpu too.")
 @click.option(
-    "--coral-deb",
-    "coral_debs",
-    multiple=True,
-    type=_FILE,
+    "--coral-deb", "coral_debs", multiple=True, type=FILE,
     help="The libedgetpu1 package for that machine, and what it needs there; repeatable.",
-)
+)  # fmt: skip
 @click.option(
     "--interpreter",
-    type=_FILE,
-    default=None,
+    type=FILE,
     help="A Python to install where the machine has none that fits"
     " (JetPack 5, Mendel): an install_only archive of python-build-standalone for it.",
 )
-@click.option(
-    "--wheelhouse",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=None,
-    help="Take wheels from this folder, and none from a package index.",
-)
+@click.option("--wheelhouse", type=FOLDER, help="Take wheels from this folder, and none from a package index.")
 @click.option("--extra", "extras", multiple=True, type=click.Choice(["tflite", "otel"]), help="Install this extra too.")
 @click.option("--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where the agent is installed there.")
 @click.option("--agent-data", default=DATA, show_default=True, metavar="DIR", help="Its data folder there.")
@@ -106,12 +98,15 @@ def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json:
         raise UsageError("--purge goes with --remove")
     alone = len(hosts) == 1 and sys.stdin.isatty()
     with tempfile.TemporaryDirectory(prefix="es-") as folder, _ProgressBars(hosts, quiet=as_json) as bars:
-        run = _prepare_run(data, options, Path(folder), ask=_password_source(options["ask_sudo_password"], alone))
+        ask_password = _password_source(options["ask_sudo_password"], alone)
+        adopter = _make_adopter(data, options, Path(folder), ask_password)
 
         def process(host: Host) -> AdoptionResult:
-            on_progress = run.with_progress(bars.callback_for(host))
+            with_progress = replace(adopter, on_progress=bars.callback_for(host))
             with Ssh(host, options["ssh_options"], may_ask=alone) as ssh:
-                return run.execute(on_progress, ssh)
+                if options["removes"]:
+                    return with_progress.remove(ssh, installer_path(), purge=options["purge"])
+                return with_progress.adopt(ssh)
 
         outcomes = run_parallel(hosts, process, bars.on_finished)
     if as_json:
@@ -125,27 +120,10 @@ def adopt(data: Path, /, machines: tuple[str, ...], batch: Path | None, as_json:
         raise failed[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class _AdoptRun:
-    """What is done with each machine: adopt it, or remove the agent."""
-
-    adoption: Adopter
-    removes: bool
-    purge: bool
-
-    def with_progress(self, on_progress: Callable[..., None]) -> Adopter:
-        return replace(self.adoption, on_progress=on_progress)
-
-    def execute(self, adoption: Adopter, ssh: Ssh) -> AdoptionResult:
-        return adoption.remove(ssh, installer_path(), purge=self.purge) if self.removes else adoption.adopt(ssh)
-
-
-def _prepare_run(data: Path, options: dict[str, Any], folder: Path, ask: Callable[[str], str]) -> _AdoptRun:
+def _make_adopter(data: Path, options: dict[str, Any], folder: Path, ask_password: Callable[[str], str]) -> Adopter:
     chosen = chosen_credentials(data)
     login = credentials.read(chosen) if chosen else credentials.from_data_folder(data)
-    make = kit_maker(
-        cache_folder(), options["extras"], options["interpreter"], options["wheelhouse"], lambda text: None
-    )
+    make = kit_maker(cache_folder(), options["extras"], options["interpreter"], options["wheelhouse"])
     coral = CoralPackages(options["coral_debs"]) if options["coral"] else None
 
     def kit_for(means: InstallMeans, facts: MachineFacts, coral_wanted: bool) -> Kit:
@@ -155,11 +133,10 @@ def _prepare_run(data: Path, options: dict[str, Any], folder: Path, ask: Callabl
         coral=options["coral"], interpreter=options["interpreter"] is not None,
         prefix=_checked_folder(options["prefix"], "--prefix"),
         data=_checked_folder(options["agent_data"], "--agent-data"), service=not options["no_service"],
-        replace=options["replaces"],
-        link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0, dry_run=options["dry_run"],
+        replace=options["replaces"], link=options["link"], wait_s=options["wait_seconds"] if options["wait"] else 0.0,
+        dry_run=options["dry_run"],
     )  # fmt: skip
-    adoption = Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password=ask)
-    return _AdoptRun(adoption, options["removes"], options["purge"])
+    return Adopter(ControllerClient.from_credentials(login), login.ca_pem, adopt_options, kit_for, ask_password)
 
 
 def _checked_folder(text: str, option: str) -> str:
@@ -209,9 +186,7 @@ class _ProgressBars:
     """One progress line for each machine."""
 
     def __init__(self, hosts: Sequence[Host], *, quiet: bool) -> None:
-        columns = (TextColumn("{task.fields[host]}"), BarColumn(), DownloadColumn(), TextColumn("{task.description}"))
-        out = console(quiet=quiet)
-        self._bars = Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
+        self._bars = make_bars(TextColumn("{task.fields[host]}"), *BYTES, TextColumn("{task.description}"), quiet=quiet)
         self._tasks = {id(host): self._bars.add_task("waiting", total=None, host=host.target) for host in hosts}
 
     def __enter__(self) -> _ProgressBars:

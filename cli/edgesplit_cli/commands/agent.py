@@ -12,8 +12,7 @@ from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.quantities import format_size
 from edgesplit.release.agent_release import WHEELS_FILE
-from edgesplit_cli.commands.deploy import sign_release, wait_for_rollout
-from edgesplit_cli.commands.upload_progress import upload_bar
+from edgesplit_cli.commands.deploy import sign_release, superseded_lines, wait_for_rollout
 from edgesplit_cli.options.kit import kit_options
 from edgesplit_cli.options.rollout import (
     now_option,
@@ -24,7 +23,9 @@ from edgesplit_cli.options.rollout import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.output import console, json_option, print_json, table
+from edgesplit_cli.options.types import FOLDER
+from edgesplit_cli.output import console, json_option, print_json, print_result, table
+from edgesplit_cli.progress import upload_bar
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
@@ -36,22 +37,15 @@ def agent() -> None:
 
 
 @agent.command()
-@click.argument("kits", nargs=-1, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="[KIT]...")
+@click.argument("kits", nargs=-1, type=FOLDER, metavar="[KIT]...")
 @click.option("--build", is_flag=True, help="Build the kit of this version here instead of giving its folder.")
 @kit_options("With --build: ")
 @json_option
 @click.pass_obj
 def push(
-    data: Path,
-    /,
-    kits: tuple[Path, ...],
-    build: bool,
-    python: str,
-    machine: str,
-    extras: tuple[str, ...],
-    wheelhouse: Path | None,
-    as_json: bool,
-) -> None:
+    data: Path, /, kits: tuple[Path, ...], build: bool, python: str, machine: str, extras: tuple[str, ...],
+    wheelhouse: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Give the controller a version of the agent: one KIT for each kind of machine that it shall run on.
 
     A KIT is the folder that `edgectl flash` puts on a card. The version is the kit's; its content is never changed once
@@ -62,15 +56,14 @@ def push(
     api = connect(data)
     pushed_kits = [read_kit(kit) for kit in kits] or [_build_kit(Target(python, machine), extras, wheelhouse, as_json)]
     answers = [_push_kit(api, kit, as_json) for kit in pushed_kits]
-    if as_json:
-        print_json(answers)
-        return
-    for answer, kit in zip(answers, pushed_kits, strict=True):
-        outcome = "is here now" if answer["created"] else "was here already"
-        manifest = kit.manifest
-        console().print(f"agent {manifest.version} for Python {manifest.python} on {manifest.machine} {outcome}")
+    lines = [
+        f"agent {kit.manifest.version} for Python {kit.manifest.python} on {kit.manifest.machine} "
+        + ("is here now" if answer["created"] else "was here already")
+        for answer, kit in zip(answers, pushed_kits, strict=True)
+    ]
     version = pushed_kits[-1].manifest.version
-    console().print(f"`edgectl agent deploy {version} --to DEVICE --canary 10%` brings it to devices.")
+    hint = f"`edgectl agent deploy {version} --to DEVICE --canary 10%` brings it to devices."
+    print_result(answers, as_json, *lines, hint)
 
 
 @agent.command(name="list")
@@ -79,14 +72,11 @@ def push(
 def list_(data: Path, as_json: bool) -> None:
     """Every version that was pushed, and how many devices run it."""
     versions = connect(data).get("/v1/agents")
-    if as_json:
-        print_json(versions)
-        return
     rows = [
         (version["version"], version["model"], _builds_text(version["builds"]), str(version["devices"]))
         for version in versions
     ]
-    console().print(table(("version", "as", "built for", ">devices"), rows))
+    print_result(versions, as_json, table(("version", "as", "built for", ">devices"), rows))
 
 
 @agent.command()
@@ -100,17 +90,9 @@ def list_(data: Path, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def deploy(
-    data: Path,
-    /,
-    version: str,
-    targets: tuple[str, ...],
-    now: bool,
-    wait_s: float,
-    sign_with: tuple[str, ...],
-    yes: bool,
-    as_json: bool,
-    **terms: Any,
-) -> None:
+    data: Path, /, version: str, targets: tuple[str, ...], now: bool, wait_s: float, sign_with: tuple[str, ...],
+    yes: bool, as_json: bool, **terms: Any,
+) -> None:  # fmt: skip
     """Sign VERSION of the agent as one release, and roll it out to devices, as `edgectl deploy` does for models.
 
     Each device installs it beside the version that runs, starts it on trial, and rolls back unless it reaches the
@@ -121,18 +103,16 @@ def deploy(
     deployment = api.post("/v1/agents/deployments", {**body, "elsewhere": bool(sign_with)})
     if "next_targets" in deployment:
         deployment = api.post("/v1/agents/deployments/signed", {**body, **sign_release(deployment, sign_with, yes)})
-    if as_json:
-        if wait_s:
-            wait_for_rollout(api, deployment["rollout"], wait_s)
-        print_json(deployment)
-        return
-    console().print(f"agent {version}, release {deployment['release'][:16]}…, to {', '.join(deployment['devices'])}")
-    for other in deployment["supersedes"]:
-        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+    if not as_json:
+        click.echo(f"agent {version}, release {deployment['release'][:16]}…, to {', '.join(deployment['devices'])}")
+        for line in superseded_lines(deployment):
+            click.echo(line)
     if wait_s:
         wait_for_rollout(api, deployment["rollout"], wait_s)
-        return
-    console().print(f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it.")
+    elif not as_json:
+        click.echo(f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it.")
+    if as_json:
+        print_json(deployment)
 
 
 def _build_kit(target: Target, extras: tuple[str, ...], wheelhouse: Path | None, quiet: bool) -> Kit:

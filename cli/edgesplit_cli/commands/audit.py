@@ -13,7 +13,8 @@ import click
 from edgesplit.audit_chain import verify_chain
 from edgesplit.errors import TrustError, UsageError
 from edgesplit.terminal_text import printable
-from edgesplit_cli.output import check_writable, console, json_option, print_json, table
+from edgesplit_cli.options.types import FILE, NEW_FILE
+from edgesplit_cli.output import check_writable, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
 
 COLUMNS = ("line", "at", "who", "from", "what", "of", "outcome")
@@ -32,14 +33,11 @@ def audit() -> None:
 def show(data: Path, newest: int, as_json: bool) -> None:
     """Show the newest lines."""
     lines = connect(data).get("/v1/audit", newest=newest)
-    if as_json:
-        print_json(lines)
-        return
-    console().print(table(COLUMNS, [_row(line) for line in printable(lines)]))
+    print_result(lines, as_json, table(COLUMNS, [_row(line) for line in printable(lines)]))
 
 
 @audit.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=FILE, required=False)
 @click.option("--expect", default="", metavar="HASH", help="The hash of a line that was noted elsewhere before.")
 @json_option
 @click.pass_obj
@@ -61,9 +59,7 @@ def verify(data: Path, file: Path | None, expect: str, as_json: bool) -> None:
 
 
 @audit.command()
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file: one JSON object a line."
-)
+@click.option("--out", type=NEW_FILE, required=True, help="The file: one JSON object a line.")
 @click.pass_obj
 def export(data: Path, out: Path) -> None:
     """Write the whole log to a file, for `edgectl audit verify FILE` and for other programs."""

@@ -6,52 +6,39 @@ Both work on the data folder itself, on the controller's machine; the controller
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.errors import UsageError
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.options.types import FILE, NEW_FILE
+from edgesplit_cli.output import json_option, print_result
+from edgesplit_cli.progress import BYTES, progress_bar
 from edgesplit_cli.signing import ask_secret
 
 database_option = click.option(
-    "--database",
-    envvar="EDGESPLIT_DATABASE",
-    default="",
+    "--database", envvar="EDGESPLIT_DATABASE", default="",
     help="postgresql://… (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
-)
+)  # fmt: skip
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), required=False)
+@click.argument("file", type=NEW_FILE, required=False)
 @click.option("--without-keys", is_flag=True, help="Leave private keys and tokens out; then the file is not encrypted.")
 @click.option("--without-blobs", is_flag=True, help="Leave models and chunks out: keep `blobs/` by other means.")
 @click.option("--to", default="", metavar="PUBLIC-KEY", help="Encrypt for this key instead of with a passphrase.")
 @click.option(
-    "--new-recipient",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Make a key for backups in this file, print its public part, and exit.",
+    "--new-recipient", type=NEW_FILE, help="Make a key for backups in this file, print its public part, and exit."
 )
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @database_option
 @json_option
 @click.pass_obj
 def backup(
-    data: Path,
-    file: Path | None,
-    without_keys: bool,
-    without_blobs: bool,
-    to: str,
-    new_recipient: Path | None,
-    force: bool,
-    database: str,
-    as_json: bool,
-) -> None:
+    data: Path, file: Path | None, without_keys: bool, without_blobs: bool, to: str, new_recipient: Path | None,
+    force: bool, database: str, as_json: bool,
+) -> None:  # fmt: skip
     """Write keys, repository, database and blobs into FILE, also while the controller runs.
 
     It is encrypted with a passphrase (prompted for, or $EDGESPLIT_PASSPHRASE), or --to a public key whose private key
@@ -68,27 +55,21 @@ def backup(
     url = database or f"sqlite:///{data / 'controller.db'}"
     recipient = parse_recipient(to) if to else b""
     passphrase = "" if without_keys or to else ask_secret(f"passphrase of {file}", new=True)
-    with _progress_bar("backup", as_json) as progress:
+    with progress_bar("backup", *BYTES, quiet=as_json) as update:
         contents = make_backup(
             data, url, file, BackupKey(passphrase, recipient), keys=not without_keys, blobs=not without_blobs,
-            now=time.time(), progress=progress, replace=force,
+            now=time.time(), replace=force,
+            progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
-    if as_json:
-        print_json({"file": str(file), "bytes": file.stat().st_size, "files": len(contents.files)})
-        return
+    size, files = file.stat().st_size, len(contents.files)
     protection = "sealed for that key" if to else "sealed" if not without_keys else "without keys, not sealed"
-    click.echo(f"{file}: {len(contents.files)} files, {file.stat().st_size / 1e6:.1f} MB, {protection}")
+    result = {"file": str(file), "bytes": size, "files": files}
+    print_result(result, as_json, f"{file}: {files} files, {size / 1e6:.1f} MB, {protection}")
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--key",
-    "key_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    help="The private key of a backup that was made with --to.",
-)
+@click.argument("file", type=FILE)
+@click.option("--key", "key_file", type=FILE, help="The private key of a backup that was made with --to.")
 @click.option(
     "--force",
     is_flag=True,
@@ -105,31 +86,17 @@ def restore(data: Path, file: Path, key_file: Path | None, force: bool, database
     with file.open("rb") as raw:
         opened_with = read_header(raw).opened_with
     passphrase = ask_secret(f"passphrase of {file}") if opened_with == "passphrase" else ""
-    with _progress_bar("restore", as_json) as progress:
+    with progress_bar("restore", *BYTES, quiet=as_json) as update:
         restored = restore_backup(
             file, data, BackupKey(passphrase, key_file=key_file), database_url=database, now=time.time(),
-            replace=force, progress=progress,
+            replace=force, progress=lambda done, of: update(completed=done, total=of),
         )  # fmt: skip
-    if as_json:
-        result = {
-            "data": str(data),
-            "created": restored.created,
-            "devices": restored.devices,
-            "replaced": restored.replaced or None,
-        }
-        print_json(result)
-        return
-    created = datetime.fromtimestamp(restored.created).strftime("%Y-%m-%d %H:%M")
-    click.echo(f"{data}: {restored.files} files and {restored.devices} devices as they were at {created}")
-    if restored.replaced:
-        click.echo(f"what was there before lies in {restored.replaced}")
-    click.echo("Start it with `edgectl up`. Devices that were told something newer keep it until you deploy to them.")
-
-
-@contextmanager
-def _progress_bar(title: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; yields its callback."""
-    columns = (TextColumn(title), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console(quiet=as_json), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+    created, replaced = datetime.fromtimestamp(restored.created), restored.replaced or None
+    result = {"data": str(data), "created": restored.created, "devices": restored.devices, "replaced": replaced}
+    print_result(
+        result,
+        as_json,
+        f"{data}: {restored.files} files and {restored.devices} devices as they were at {created:%Y-%m-%d %H:%M}",
+        *([f"what was there before lies in {replaced}"] if replaced else []),
+        "Start it with `edgectl up`. Devices that were told something newer keep it until you deploy to them.",
+    )

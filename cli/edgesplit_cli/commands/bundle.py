@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.quantities import format_size
 from edgesplit.release.bundle_format import BundleIndex
 from edgesplit_cli.options.kit import kit_options
-from edgesplit_cli.options.types import DURATION
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.options.types import ANY_PATH, DURATION
+from edgesplit_cli.output import json_option, print_result
+from edgesplit_cli.progress import BYTES, progress_bar
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.bundle.build import BundleRequest, check_target, make_bundle
 from edgesplit_provisioning.bundle.writer import open_sink
@@ -24,53 +24,28 @@ from edgesplit_provisioning.kit import Target, build_kit
 
 @click.command()
 @click.option(
-    "--to",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR|FILE.tar",
-    help="Folder of a USB stick, or a tar file.",
+    "--to", type=ANY_PATH, required=True, metavar="DIR|FILE.tar", help="Folder of a USB stick, or a tar file."
 )
 @click.option(
-    "--for",
-    "devices",
-    multiple=True,
-    default=("all",),
-    show_default=True,
-    metavar="DEVICE|group=NAME|all",
+    "--for", "devices", multiple=True, default=("all",), show_default=True, metavar="DEVICE|group=NAME|all",
     help="Devices that it is for; repeatable.",
-)
+)  # fmt: skip
 @click.option(
-    "--release",
-    "models",
-    multiple=True,
-    metavar="MODEL",
+    "--release", "models", multiple=True, metavar="MODEL",
     help="Only the release of this model; repeatable. [default: all releases assigned to them]",
-)
+)  # fmt: skip
 @click.option(
-    "--valid",
-    type=DURATION,
-    default="1d",
-    show_default=True,
+    "--valid", type=DURATION, default="1d", show_default=True,
     help="How long it must stay installable at least, as in 3d; the error names what limits it.",
-)
+)  # fmt: skip
 @click.option("--kit", "with_kit", is_flag=True, help="The agent's installer too (see `edgectl kit`).")
 @kit_options("With --kit: ")
 @json_option
 @click.pass_obj
 def bundle(
-    data: Path,
-    /,
-    to: Path,
-    devices: tuple[str, ...],
-    models: tuple[str, ...],
-    valid: int,
-    with_kit: bool,
-    python: str,
-    machine: str,
-    extras: tuple[str, ...],
-    wheelhouse: Path | None,
-    as_json: bool,
-) -> None:
+    data: Path, /, to: Path, devices: tuple[str, ...], models: tuple[str, ...], valid: int, with_kit: bool, python: str,
+    machine: str, extras: tuple[str, ...], wheelhouse: Path | None, as_json: bool,
+) -> None:  # fmt: skip
     """Write a release bundle to a USB stick, for devices without a network: signatures, statements and chunks.
 
     On the device `edgesplit-agent bundle apply` installs it, by the same rules as over the network: what has expired,
@@ -78,37 +53,24 @@ def bundle(
     there.
     """
     check_target(to)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    out = console(quiet=as_json)
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("bundle", total=None)
-        kit, kit_for = None, ""
+    with progress_bar("bundle", *BYTES, quiet=as_json) as update:
+        kit_files: Mapping[str, Path] = {}
+        kit_for = ""
         if with_kit:
             target = Target(python=python, machine=machine)
-            kit = build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse,
-                            progress=lambda text: bar.update(task, description=text))  # fmt: skip
+            kit_files = build_kit(target, extras=extras, cache=cache_folder(), wheelhouse=wheelhouse,
+                            progress=lambda text: update(description=text)).files  # fmt: skip
             kit_for = str(target)
-        bar.update(task, description="bundle")
-        request = BundleRequest(devices=devices, models=models, valid_s=int(valid), kit=kit, kit_for=kit_for)
+        update(description="bundle")
+        request = BundleRequest(devices=devices, models=models, valid_s=int(valid), kit=kit_files, kit_for=kit_for)
         with open_sink(to) as bundle_sink:
             index = make_bundle(
-                connect(data), request, bundle_sink, lambda done, of: bar.update(task, completed=done, total=of)
+                connect(data), request, bundle_sink, lambda done, of: update(completed=done, total=of)
             )  # fmt: skip
-    if as_json:
-        print_json({"to": str(to), **to_dict(index)})
-        return
-    for line in result_lines(to, index):
-        click.echo(line)
+    print_result({"to": str(to), **msgspec.to_builtins(index)}, as_json, *_result_lines(to, index))
 
 
-def to_dict(index: BundleIndex) -> dict[str, Any]:
-    """The bundle's index as JSON-serialisable values."""
-    values: dict[str, Any] = msgspec.to_builtins(index)
-    return values
-
-
-def result_lines(to: Path, index: BundleIndex) -> list[str]:
-    """The result as lines of text."""
+def _result_lines(to: Path, index: BundleIndex) -> list[str]:
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(index.valid_until))
     total = sum(release.bytes for release in index.releases)
     text_lines = [f"{to}: {len(index.releases)} releases ({format_size(total)}) for {len(index.devices)} devices"]

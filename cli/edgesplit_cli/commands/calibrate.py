@@ -6,32 +6,26 @@ from datetime import date
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from edgesplit.device_profile import NAME, DeviceProfile, list_profiles, load_profile
 from edgesplit.errors import UsageError
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import NEW_FILE, POSITIVE, Number
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
+from edgesplit_cli.progress import progress_bar
 
 
 @click.command()
 @click.option(
     "--minutes", type=Number(0, 240, min_open=True), default=3.0, show_default=True, help="How long to measure."
 )
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="File to write, .yaml or .json. [default: NAME.yaml]",
-)
+@click.option("--out", type=NEW_FILE, help="File to write, .yaml or .json. [default: NAME.yaml]")
 @click.option("--name", default="local", show_default=True, help="Name of the profile: the device class in plans.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads that slices run with.")
+@click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads that slices run with.")
 @click.option(
-    "--base",
-    default="generic-x86",
-    show_default=True,
+    "--base", default="generic-x86", show_default=True,
     help="Profile to copy what cannot be measured here from: power, and the speed of storage.",
-)
+)  # fmt: skip
 @json_option
 def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: str, as_json: bool) -> None:
     """Measure this machine by a few minutes of microbenchmarks and write a device profile fitted to it.
@@ -44,22 +38,12 @@ def calibrate(minutes: float, out: Path | None, name: str, threads: int, base: s
     path = out or Path(f"{name}.yaml")
     _check_output(name, path)
     base_profile = load_profile(base)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console(), disable=as_json or not console().is_terminal, transient=True) as bar:
-        task = bar.add_task("calibrating", total=None)
+    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with progress_bar("calibrating", *columns, quiet=as_json) as update:
         profile = measure(
-            name,
-            base=base_profile,
-            minutes=minutes,
-            threads=threads,
-            today=date.today().isoformat(),
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+            name, base=base_profile, minutes=minutes, threads=threads, today=date.today().isoformat(),
+            progress=lambda done, total: update(completed=done, total=total),
+        )  # fmt: skip
     try:
         path.write_text(profile_text(profile, path.suffix == ".json"), "utf-8")
     except OSError as error:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from edgesplit.errors import UsageError
 from edgesplit.plan import Plan, Row
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import open_model, read_samples
+from edgesplit_cli.options.types import EXISTING_PATH, FILE, POSITIVE
 from edgesplit_cli.output import bold_head, console, json_option, print_json, table
+from edgesplit_cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from edgesplit_partitioner.split_check.check import Cut, Report
@@ -27,38 +28,22 @@ EXIT_NOT_FINE = 1
 
 @click.command()
 @click.argument("what", metavar="MODEL|FILE")
-@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
+@click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help=f"Real input, the first {MAX_SAMPLES} of it: a file or folder of JPEG, WAV or NPZ. [default: seeded noise]",
 )
-@click.option(
-    "--plan",
-    "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    help="Check the cuts of this plan's table too (`edgectl plan --json`).",
-)
+@click.option("--plan", "plan_file", type=FILE, help="Check the cuts of this plan's table too (`edgectl plan --json`).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the noise.")
-@click.option(
-    "--jobs", type=click.IntRange(1), default=None, help="Cuts tried at once. [default: one per core, up to 4]"
-)
+@click.option("--jobs", type=POSITIVE, help="Cuts tried at once. [default: one per core, up to 4]")
 @json_option
 @click.pass_context
 def check(
-    context: click.Context,
-    what: str,
-    input_text: str | None,
-    bindings: tuple[str, ...],
-    samples: Path | None,
-    plan_file: Path | None,
-    seed: int,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
+    context: click.Context, what: str, input_text: str | None, bindings: tuple[str, ...], samples: Path | None,
+    plan_file: Path | None, seed: int, jobs: int | None, as_json: bool,
+) -> None:  # fmt: skip
     """Check that MODEL splits safely: cut it at every boundary, run both halves, and compare with the whole.
 
     Exit code 0 where every cut gives the whole model's answer, 1 where one does not, 3 where the model itself is
@@ -69,19 +54,12 @@ def check(
     model = open_model(context.obj, what, input_text, bindings)
     rows = read_rows(plan_file) if plan_file else ()
     inputs = read_samples(samples, model.loaded.spec, MAX_SAMPLES)
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, disable=as_json or not console().is_terminal, transient=True) as bar:
-        task = bar.add_task(escape(f"checking {model.name}"), total=None)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with progress_bar(f"checking {model.name}", *columns, quiet=as_json) as update:
         report = check_model(
-            model.loaded.prepared,
-            model.loaded.graph,
-            model.loaded.spec,
-            samples=inputs,
-            rows=rows,
-            seed=seed,
-            jobs=jobs,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+            model.loaded.prepared, model.loaded.graph, model.loaded.spec, samples=inputs, rows=rows, seed=seed,
+            jobs=jobs, progress=lambda done, total: update(completed=done, total=total),
+        )  # fmt: skip
     if as_json:
         verdict = {"model": model.name, "is_safe": report.is_safe, "is_safe_fast": report.is_safe_fast}
         print_json(verdict | msgspec.to_builtins(report))

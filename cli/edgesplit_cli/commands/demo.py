@@ -6,28 +6,15 @@ from pathlib import Path
 
 import click
 
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import NEW_FILE, NEW_FOLDER, Number
 from edgesplit_cli.output import check_writable
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the summary here."
-)
-@click.option(
-    "--picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("demo.svg"),
-    show_default=True,
-    help="File of the picture.",
-)
-@click.option(
-    "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
-    help="Keep the state here. [default: a new one]",
-)
+@click.option("--json", "json_file", type=NEW_FILE, help="Write the summary here.")
+@click.option("--picture", type=NEW_FILE, default=Path("demo.svg"), show_default=True, help="File of the picture.")
+@click.option("--folder", type=NEW_FOLDER, help="Keep the state here. [default: a new one]")
 @click.option("--pace", type=Number(0.2, 10), default=1.0, show_default=True, help="Factor on the demo's duration.")
 def demo(keep: bool, json_file: Path | None, picture: Path, folder: Path | None, pace: float) -> None:
     """Three emulated devices, one model split three ways, and a series of failures for each of them."""

@@ -26,7 +26,7 @@ from edgesplit_cli.options.rollout import (
     wait_option,
     yes_option,
 )
-from edgesplit_cli.output import console, json_option, print_json, table
+from edgesplit_cli.output import console, json_option, print_json, print_result, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import loss_text
 from edgesplit_cli.views.rollout import exit_code, is_settled, poll
@@ -38,14 +38,11 @@ MAX_NAMED = 10
 @click.command()
 @click.argument("model")
 @click.option(
-    "--partition",
-    default="auto",
-    show_default=True,
+    "--partition", default="auto", show_default=True,
     help="auto, device, cloud, or the last LAYER that runs on the device; for devices behind a gateway also edge.",
-)
+)  # fmt: skip
 @click.option(
     "--edge-after",
-    default=None,
     metavar="LAYER",
     help="With --partition LAYER, behind a gateway: the last layer that runs on the gateway.",
 )
@@ -60,9 +57,7 @@ MAX_NAMED = 10
     help="Encrypt every slice: only the devices that run it, and the offload server for its half, get the keys.",
 )
 @click.option(
-    "--recut",
-    is_flag=True,
-    help="Sign with the planner's key: only another cut of a model that was released before.",
+    "--recut", is_flag=True, help="Sign with the planner's key: only another cut of a model that was released before."
 )
 @replan_option
 @wait_option
@@ -71,25 +66,10 @@ MAX_NAMED = 10
 @json_option
 @click.pass_obj
 def deploy(
-    data: Path,
-    /,
-    model: str,
-    partition: str,
-    edge_after: str | None,
-    targets: tuple[str, ...],
-    objective: str | dict[str, float],
-    codecs: tuple[str, ...] | None,
-    offload: str,
-    now: bool,
-    encrypt: bool,
-    recut: bool,
-    replan: str | None,
-    wait_s: float,
-    sign_with: tuple[str, ...],
-    yes: bool,
-    as_json: bool,
-    **limits: Any,
-) -> None:
+    data: Path, /, model: str, partition: str, edge_after: str | None, targets: tuple[str, ...],
+    objective: str | dict[str, float], codecs: tuple[str, ...] | None, offload: str, now: bool, encrypt: bool,
+    recut: bool, replan: str | None, wait_s: float, sign_with: tuple[str, ...], yes: bool, as_json: bool, **limits: Any,
+) -> None:  # fmt: skip
     """Split MODEL for each target, sign it as one release, and roll it out to the devices.
 
     Without further options all devices get it at once. `edgectl rollout` shows and controls a rollout in stages.
@@ -112,19 +92,17 @@ def deploy(
     deployment = _create_deployment(api, body, sign_with, yes, quiet=as_json)
     if replan:
         set_policy(api, model, targets, replan)
-    if as_json:
-        if wait_s:
-            wait_for_rollout(api, deployment["rollout"], wait_s)
-        print_json(deployment)
-        return
-    _print_deployment(deployment)
+    if not as_json:
+        _print_deployment(deployment)
     if wait_s:
         wait_for_rollout(api, deployment["rollout"], wait_s)
-        return
-    console().print(
-        f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
-        " who runs what."
-    )
+    elif not as_json:
+        click.echo(
+            f"Rollout {deployment['rollout']}: `edgectl rollout status --watch` follows it, `edgectl device list` shows"
+            " who runs what."
+        )
+    if as_json:
+        print_json(deployment)
 
 
 def _create_deployment(
@@ -154,8 +132,14 @@ def _print_deployment(deployment: dict[str, Any]) -> None:
         for row in plan["rows"]:
             if loss := loss_text(row):
                 console().print(f"    {row['name']}: {loss}")
-    for other in deployment["supersedes"]:
-        console().print(f"  takes {other['devices']} devices over from rollout {other['rollout']}")
+    for line in superseded_lines(deployment):
+        console().print(line)
+
+
+def superseded_lines(deployment: dict[str, Any]) -> list[str]:
+    """The rollouts that a deployment takes devices over from, as lines of text."""
+    others = deployment["supersedes"]
+    return [f"  takes {other['devices']} devices over from rollout {other['rollout']}" for other in others]
 
 
 def _row(row: dict[str, Any], *, through_gateway: bool) -> str:
@@ -181,9 +165,6 @@ def sign_release(prepared: dict[str, Any], uris: tuple[str, ...], yes: bool) -> 
 def deployments(data: Path, as_json: bool) -> None:
     """List all deployments, newest last."""
     found_deployments = connect(data).get("/v1/deployments")
-    if as_json:
-        print_json(found_deployments)
-        return
     rows = [
         (
             str(deployment["id"]),
@@ -194,7 +175,7 @@ def deployments(data: Path, as_json: bool) -> None:
         )
         for deployment in found_deployments
     ]
-    console().print(table((">id", "model", "partition", "release", "devices"), rows))
+    print_result(found_deployments, as_json, table((">id", "model", "partition", "release", "devices"), rows))
 
 
 def _signature(deployment: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.identifiers import parse_label
 from edgesplit.terminal_text import printable
+from edgesplit_cli.options.types import NEW_FILE
 from edgesplit_cli.output import check_writable, console, json_option, print_json, table
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.device import (
@@ -43,49 +44,31 @@ def device() -> None:
 @click.argument("name")
 @click.option("--profile", required=True, help="Its device profile (see `edgectl profiles`).")
 @click.option(
-    "--link",
-    default="wifi",
-    show_default=True,
+    "--link", default="wifi", show_default=True,
     help="Link that plans assume: wifi, lte, 3g, or UP/RTT as in 8mbit/40ms.",
-)
-@click.option("--group", default=None, help="Group, for `--to group=NAME`.")
+)  # fmt: skip
+@click.option("--group", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
 @click.option(
-    "--expires",
-    "expires_s",
-    type=click.IntRange(60),
-    default=3600,
-    show_default=True,
+    "--expires", "expires_s", type=click.IntRange(60), default=3600, show_default=True,
     help="Seconds until the token is void.",
-)
+)  # fmt: skip
 @click.option(
     "--replace",
     is_flag=True,
     help="NAME is an existing device: its name goes to other hardware; the old one is cut off then.",
 )
 @click.option(
-    "--gateway",
-    default="",
-    metavar="HOST:PORT",
+    "--gateway", default="", metavar="HOST:PORT",
     help="It is a gateway: devices reach it there, and it finishes inferences for them. --link is then its own to the"
     " cloud.",
-)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the claim to this file (0600)."
-)
+)  # fmt: skip
+@click.option("--out", type=NEW_FILE, help="Write the claim to this file (0600).")
 @click.pass_obj
 def claim(
-    data: Path,
-    name: str,
-    profile: str,
-    link: str,
-    group: str | None,
-    labels: tuple[str, ...],
-    expires_s: int,
-    replace: bool,
-    gateway: str,
-    out: Path | None,
-) -> None:
+    data: Path, name: str, profile: str, link: str, group: str | None, labels: tuple[str, ...], expires_s: int,
+    replace: bool, gateway: str, out: Path | None,
+) -> None:  # fmt: skip
     """Make a one-time claim with which the device NAME enrols."""
     if out is not None:
         check_writable(out)  # request a claim only if it can be saved
@@ -109,22 +92,15 @@ def claim(
 @device.command("list")
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--group", default=None, help="Only devices of this group.")
+@click.option("--group", help="Only devices of this group.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="Only devices with this label; repeatable.")
-@click.option("--state", type=click.Choice(tuple(STATE_STYLE)), default=None, help="Only devices in this state.")
-@click.option(
-    "--condition", default=None, metavar="KIND", help="Only devices with this condition (see `edgectl fleet`)."
-)
+@click.option("--state", type=click.Choice(tuple(STATE_STYLE)), help="Only devices in this state.")
+@click.option("--condition", metavar="KIND", help="Only devices with this condition (see `edgectl fleet`).")
 @click.pass_obj
 def list_devices(
-    data: Path,
-    as_json: bool,
-    watch: bool,
-    group: str | None,
-    labels: tuple[str, ...],
-    state: str | None,
+    data: Path, as_json: bool, watch: bool, group: str | None, labels: tuple[str, ...], state: str | None,
     condition: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """List devices: state, running models, cut in use, latency."""
     api = connect(data)
     filters = {"group": group, "label": list(labels) or None, "state": state, "condition": condition}
@@ -189,12 +165,7 @@ def show(data: Path, name: str, as_json: bool) -> None:
         out.print(health_line(health))
     if (old := record.get("last_telemetry")) and not record.get("telemetry"):
         out.print(Text(f"no telemetry since {ago_text(old.get('at'))}: the figures below are out of date", "yellow"))
-    out.print(
-        table(
-            ("model", "cut", *(">" + name for name in COLUMNS)),
-            window_rows(record),
-        )
-    )
+    out.print(table(("model", "cut", *(">" + name for name in COLUMNS)), window_rows(record)))
     for window in (record.get("telemetry") or {}).get("models", []):
         if window.get("phases") and window["requests"]:
             made_up = "simulated" if record.get("simulated") else "emulated"
@@ -207,17 +178,11 @@ def show(data: Path, name: str, as_json: bool) -> None:
 
 @device.command("logs")
 @click.argument("name")
+@click.option("--out", type=NEW_FILE, help="Write the log bundle to this file.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the log bundle to this file."
-)
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.IntRange(1, 3_600),
-    default=60,
-    show_default=True,
+    "--wait", "wait_s", type=click.IntRange(1, 3_600), default=60, show_default=True,
     help="Seconds to wait for the device.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) -> None:
@@ -246,7 +211,7 @@ def logs(data: Path, name: str, out: Path | None, wait_s: int, as_json: bool) ->
 @device.command()
 @click.argument("name")
 @click.argument("labels", nargs=-1, metavar="[K=V|K-]...")
-@click.option("--group", default=None, help="Put it into this group.")
+@click.option("--group", help="Put it into this group.")
 @click.pass_obj
 def label(data: Path, name: str, labels: tuple[str, ...], group: str | None) -> None:
     """Give NAME labels (K=V), remove labels (K-), or put it into another group. What it runs stays unchanged."""

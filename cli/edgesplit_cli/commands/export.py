@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -14,10 +14,9 @@ from edgesplit.atomic_files import write_durably
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import ModelRefused, UsageError
 from edgesplit_cli.export_files import SERVICE_FILE, inference_service, triton_config, write_model
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.options.types import NEW_FOLDER, option_group
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -39,28 +38,20 @@ def export() -> None:
     """
 
 
-def _export_options(command: F) -> F:
-    """The options that both formats share."""
-    for option in reversed(
-        (
-            click.argument("model"),
-            click.option(
-                "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
-            ),
-            click.option("--device", "device_class", default="", help="Device class. [default: each in the release]"),
-            click.option("--row", default="", help="A row of the plan, as in cut-1. [default: all that can be]"),
-            click.option(
-                "--instances",
-                type=click.IntRange(0, 1024),
-                default=0,
-                help="Instances of each model on the server's CPU.",
-            ),
-            click.option("--decrypt", is_flag=True, help="Write an encrypted release's slices in clear."),
-            json_option,
-        )
-    ):
-        command = option(command)
-    return command
+_export_options = option_group(
+    click.argument("model"),
+    click.option("--out", type=NEW_FOLDER, required=True, help="Folder to write."),
+    click.option("--device", "device_class", default="", help="Device class. [default: each in the release]"),
+    click.option("--row", default="", help="A row of the plan, as in cut-1. [default: all that can be]"),
+    click.option(
+        "--instances",
+        type=click.IntRange(0, 1024),
+        default=0,
+        help="Instances of each model on the server's CPU.",
+    ),
+    click.option("--decrypt", is_flag=True, help="Write an encrypted release's slices in clear."),
+    json_option,
+)
 
 
 @export.command()
@@ -74,21 +65,15 @@ def triton(data: Path, /, out: Path, as_json: bool, **options: Any) -> None:
     """
     release, models = _write_halves(connect(data), ExportRequest(**options), out)
     result = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
-    if as_json:
-        print_json(result)
-        return
-    _print_result(result)
-    console().print(f"serve them: tritonserver --model-repository={out}")
+    print_result(result, as_json, *_result_lines(result), f"serve them: tritonserver --model-repository={out}")
 
 
 @export.command()
 @_export_options
 @click.option(
-    "--storage",
-    required=True,
-    metavar="URI",
+    "--storage", required=True, metavar="URI",
     help="Where the folder `models` will lie for KServe, as in s3://bucket/digits or pvc://claim/digits.",
-)
+)  # fmt: skip
 @click.option("--namespace", default="", help="Namespace of the InferenceService.")
 @click.pass_obj
 def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool, **options: Any) -> None:
@@ -103,11 +88,9 @@ def kserve(data: Path, /, out: Path, storage: str, namespace: str, as_json: bool
     manifest = inference_service(release["release"], release["model"], storage, namespace=namespace)
     write_durably(out / SERVICE_FILE, manifest.encode())
     result = {"release": release["release"], "model": release["model"], "folder": str(out), "models": models}
-    if as_json:
-        print_json({**result, "manifest": str(out / SERVICE_FILE), "storage": storage})
-        return
-    _print_result(result)
-    console().print(f"copy {out / 'models'} to {storage}, then: kubectl apply -f {out / SERVICE_FILE}")
+    hint = f"copy {out / 'models'} to {storage}, then: kubectl apply -f {out / SERVICE_FILE}"
+    document = {**result, "manifest": str(out / SERVICE_FILE), "storage": storage}
+    print_result(document, as_json, *_result_lines(result), hint)
 
 
 def _write_halves(
@@ -145,10 +128,8 @@ def select_halves(halves: Sequence[Mapping[str, Any]], device_class: str, row: s
     return exportable
 
 
-def _print_result(result: Mapping[str, Any]) -> None:
-    console().print(f"release {result['release'][:16]}…  of {result['model']}  in {result['folder']}")
+def _result_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    yield f"release {result['release'][:16]}…  of {result['model']}  in {result['folder']}"
     for half in result["models"]:
         after = f" (after {half['split_after']})" if half["split_after"] else ""
-        console().print(
-            f"  {half['device_class']} {half['row']}{after}: {half['name']}  {half['bytes']:,} bytes", soft_wrap=True
-        )
+        yield f"  {half['device_class']} {half['row']}{after}: {half['name']}  {half['bytes']:,} bytes"

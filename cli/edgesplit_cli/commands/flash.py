@@ -13,7 +13,7 @@ from edgesplit.identifiers import parse_label
 from edgesplit_cli.flash.cards import flash_cards
 from edgesplit_cli.flash.jetson import clean_tree, flash_jetson, is_jetson
 from edgesplit_cli.flash.output import show_disks
-from edgesplit_cli.options.types import DURATION
+from edgesplit_cli.options.types import DURATION, FILE, FOLDER
 from edgesplit_cli.output import json_option
 from edgesplit_cli.settings import connect
 from edgesplit_provisioning.flash_options import CardOptions, JetsonOptions
@@ -21,51 +21,38 @@ from edgesplit_provisioning.flash_options import CardOptions, JetsonOptions
 CARDS_ONLY = ("image", "sha256", "batch", "fixed_disk", "coral", "coral_debs")
 JETSONS_ONLY = ("bsp", "board", "run", "accept_nvidia_license", "clean")
 """Options that apply to one kind of flash only."""
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option(
-    "--device", default=None, metavar="PROFILE", help="raspberrypi3b+, raspberrypi4, raspberrypi5 or jetson-orin-nano."
-)
-@click.option("--image", type=FILE, default=None, help="The system's image: .img, or packed as .xz, .zst or .gz.")
-@click.option(
-    "--sha256", default=None, metavar="HEX", help="SHA-256 of the image file. [default: IMAGE.sha256 or SHA256SUMS]"
-)
+@click.option("--device", metavar="PROFILE", help="raspberrypi3b+, raspberrypi4, raspberrypi5 or jetson-orin-nano.")
+@click.option("--image", type=FILE, help="The system's image: .img, or packed as .xz, .zst or .gz.")
+@click.option("--sha256", metavar="HEX", help="SHA-256 of the image file. [default: IMAGE.sha256 or SHA256SUMS]")
 @click.option(
     "--to",
-    default=None,
     metavar="FILE|/dev/sdX|nvme|sd|usb",
     help="The card, or an image file; {hostname} in a batch. Of a Jetson: its own medium.",
 )
-@click.option("--hostname", default=None, help="Host name, also the device's name at the controller. [default: random]")
-@click.option("--group", default=None, help="Group, for `--to group=NAME`.")
+@click.option("--hostname", help="Host name, also the device's name at the controller. [default: random]")
+@click.option("--group", help="Group, for `--to group=NAME`.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; may be given several times.")
-@click.option("--wifi", "ssid", default=None, metavar="SSID", help="A wireless network (WPA2); asks for its key.")
-@click.option("--wifi-password-file", type=FILE, default=None, help="Read the passphrase there instead of asking.")
+@click.option("--wifi", "ssid", metavar="SSID", help="A wireless network (WPA2); asks for its key.")
+@click.option("--wifi-password-file", type=FILE, help="Read the passphrase there instead of asking.")
 @click.option("--wifi-country", default="", metavar="CC", help="Country of the radio (ISO 3166), as in DE, GB or US.")
-@click.option("--ssh-key", type=FILE, default=None, help="File of public keys that may log in. [default: none]")
-@click.option(
-    "--user", default=None, metavar="NAME", help="User that logs in with that key. [default: the image's, as in pi]"
-)
+@click.option("--ssh-key", type=FILE, help="File of public keys that may log in. [default: none]")
+@click.option("--user", metavar="NAME", help="User that logs in with that key. [default: the image's, as in pi]")
 @click.option("--sudo", is_flag=True, help="That user may use sudo without a password.")
 @click.option("--link", default="wifi", show_default=True, help="Link that plans assume, as for `device claim`.")
 @click.option("--expires", "expires_s", type=DURATION, default="7d", show_default=True, help="Validity of the claim.")
 @click.option("--replace", is_flag=True, help="Take over the name of an existing device.")
-@click.option("--claim", "claim_file", type=FILE, default=None, help="Use this claim instead of a new one.")
-@click.option("--kit", "kit_folder", type=FOLDER, default=None, help="Use this kit instead of building one.")
+@click.option("--claim", "claim_file", type=FILE, help="Use this claim instead of a new one.")
+@click.option("--kit", "kit_folder", type=FOLDER, help="Use this kit instead of building one.")
 @click.option("--with", "extras", multiple=True, metavar="EXTRA", help="Extra of the agent, as in tflite; repeatable.")
-@click.option(
-    "--wheelhouse", type=FOLDER, default=None, help="Build the kit from the wheels in this folder, without a network."
-)
-@click.option("--interpreter", type=FILE, default=None, help="A Python for the kit (see `edgectl kit build`).")
+@click.option("--wheelhouse", type=FOLDER, help="Build the kit from the wheels in this folder, without a network.")
+@click.option("--interpreter", type=FILE, help="A Python for the kit (see `edgectl kit build`).")
 @click.option("--coral", is_flag=True, help="There is a Coral Edge TPU: install libedgetpu too.")
 @click.option("--coral-deb", "coral_debs", multiple=True, type=FILE, help="The libedgetpu1 package, and what it needs.")
-@click.option("--bsp", type=FOLDER, default=None, help="Jetson: NVIDIA's Linux_for_Tegra, with its root file system.")
-@click.option(
-    "--board", default=None, metavar="CONFIG", help="Jetson: NVIDIA's board configuration. [default: by --device]"
-)
+@click.option("--bsp", type=FOLDER, help="Jetson: NVIDIA's Linux_for_Tegra, with its root file system.")
+@click.option("--board", metavar="CONFIG", help="Jetson: NVIDIA's board configuration. [default: by --device]")
 @click.option("--run", is_flag=True, help="Jetson: run NVIDIA's flasher instead of printing its commands.")
 @click.option(
     "--accept-nvidia-license",
@@ -73,7 +60,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Jetson: accept NVIDIA's licence, which its script for --user asks for.",
 )
 @click.option("--clean", is_flag=True, help="Jetson: restore NVIDIA's folder as it was.")
-@click.option("--batch", type=FILE, default=None, metavar="CSV", help="One card for each line: hostname,group,labels.")
+@click.option("--batch", type=FILE, metavar="CSV", help="One card for each line: hostname,group,labels.")
 @click.option("--fixed-disk", is_flag=True, help="Allow a target disk that is built into this machine.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written; write nothing, create no claim.")

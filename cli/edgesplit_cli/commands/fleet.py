@@ -30,15 +30,14 @@ def fleet(data: Path, as_json: bool, watch: bool) -> None:
     """An overview of the fleet: health, versions, cuts in use, fallbacks, failures by cause, parts that are not
     healthy."""
     api = connect(data)
-    if as_json and not watch:
-        print_json(api.get("/v1/fleet"))
-        return
-    if not watch:
-        console().print(_screen(api))
-        return
-    if as_json:
+    if as_json or not watch:
         while True:
-            print_json(api.get("/v1/fleet"))
+            if as_json:
+                print_json(api.get("/v1/fleet"))
+            else:
+                console().print(_screen(api))
+            if not watch:
+                return
             time.sleep(REFRESH_S)
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:

@@ -16,7 +16,7 @@ from edgesplit.input_spec import FRAME
 from edgesplit.oip.report import phases
 from edgesplit.quantities import format_size
 from edgesplit_cli.local.model import read_npz
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import FILE, NEW_FILE, Number
 from edgesplit_cli.output import bold_head, check_writable, console, json_option, ms, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.timeline import waterfall
@@ -27,38 +27,21 @@ MAX_DEADLINE_S = 3600.0
 
 @click.command()
 @click.argument("model")
-@click.argument("source", metavar="INPUT", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--device", default=None, help="A device of this controller whose agent runs on this machine.")
+@click.argument("source", metavar="INPUT", type=FILE)
+@click.option("--device", help="A device of this controller whose agent runs on this machine.")
+@click.option("--url", help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]")
 @click.option(
-    "--url",
-    default=None,
-    help="The agent's address, http://… or unix:///…/agent.sock. [default: http://127.0.0.1:8600]",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=Number(0, MAX_DEADLINE_S, min_open=True),
-    default=5.0,
-    show_default=True,
+    "--deadline", "deadline_s", type=Number(0, MAX_DEADLINE_S, min_open=True), default=5.0, show_default=True,
     help="Deadline of the request, in seconds.",
-)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Write the outputs to this .npz file."
-)
+)  # fmt: skip
+@click.option("--out", type=NEW_FILE, help="Write the outputs to this .npz file.")
 @click.option("--timeline", "as_timeline", is_flag=True, help="Draw where the request's time went.")
 @json_option
 @click.pass_obj
 def infer(
-    data: Path,
-    model: str,
-    source: Path,
-    device: str | None,
-    url: str | None,
-    deadline_s: float,
-    out: Path | None,
-    as_timeline: bool,
-    as_json: bool,
-) -> None:
+    data: Path, model: str, source: Path, device: str | None, url: str | None, deadline_s: float, out: Path | None,
+    as_timeline: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Run MODEL on INPUT: a JPEG, an .npy of its only input, or an .npz with one array per input."""
     if device is not None:
         url = str(connect(data).get(f"/v1/devices/{device}").get("local_url") or "") or None
@@ -73,14 +56,8 @@ def infer(
     report = msgspec.to_builtins(answer.report) if answer.report else None
     phase_times = phases(answer.report) if answer.report else {}
     if as_json:
-        print_json(
-            {
-                "id": answer.id,
-                "outputs": {name: _to_dict(value) for name, value in answer.outputs.items()},
-                "report": report,
-                "phases": phase_times,
-            }
-        )
+        outputs = {name: _to_dict(value) for name, value in answer.outputs.items()}
+        print_json({"id": answer.id, "outputs": outputs, "report": report, "phases": phase_times})
         return
     for name, value in answer.outputs.items():
         console().print(bold_head(name, f" {value.dtype}{list(value.shape)}  {_text(value)}"))
@@ -135,11 +112,8 @@ def _route_text(report: dict[str, Any]) -> str:
 
 def _to_dict(value: npt.NDArray[Any]) -> dict[str, Any]:
     flat = value.reshape(-1)
-    summary = {
-        "shape": list(value.shape),
-        "datatype": str(value.dtype),
-        "top1": int(flat.argmax()) if flat.size else None,
-    }
+    top1 = int(flat.argmax()) if flat.size else None
+    summary = {"shape": list(value.shape), "datatype": str(value.dtype), "top1": top1}
     return summary | ({"values": flat.tolist()} if flat.size <= 1000 else {})
 
 

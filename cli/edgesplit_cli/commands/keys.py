@@ -15,6 +15,7 @@ import click
 from rich.text import Text
 
 from edgesplit.errors import UsageError
+from edgesplit_cli.options.types import NEW_FOLDER
 from edgesplit_cli.output import console, json_option, print_json, table
 from edgesplit_cli.settings import PASSPHRASE_VARIABLE, PIN_VARIABLE, SIGN_VARIABLE, connect
 
@@ -30,23 +31,18 @@ SHOWN_DIGITS = 8
 """Digits of a key id that are displayed."""
 folder_option = click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FOLDER,
     help="Where new keys are made: root-1.pem, … and release.pem (0600). Keys that it holds already are used.",
 )
 protect_option = click.option(
     "--protect", is_flag=True, help=f"Protect new key files by a passphrase (asked for, or ${PASSPHRASE_VARIABLE})."
 )
 root_key_option = click.option(
-    "--root-key",
-    "root_keys",
-    multiple=True,
-    metavar="URI|KEYID",
+    "--root-key", "root_keys", multiple=True, metavar="URI|KEYID",
     help="A root key that exists: a file, a securesystemslib URI, or the id of one of the present root's.",
-)
+)  # fmt: skip
 release_key_option = click.option(
     "--release-key",
-    default=None,
     metavar="URI|new|controller",
     help="The release key: a file or URI, `new` for one in the folder, `controller` for one that the controller makes "
     "and keeps.",
@@ -82,23 +78,17 @@ def show(data: Path, as_json: bool) -> None:
 
 @keys.command()
 @folder_option
-@click.option("--root-keys", "count", type=click.IntRange(0, 16), default=None, help="How many to make. [default: 3]")
-@click.option("--threshold", type=click.IntRange(1, 16), default=None, help="How many of them must sign. [default: 2]")
+@click.option("--root-keys", "count", type=click.IntRange(0, 16), help="How many to make. [default: 3]")
+@click.option("--threshold", type=click.IntRange(1, 16), help="How many of them must sign. [default: 2]")
 @root_key_option
 @release_key_option
 @protect_option
 @json_option
 @click.pass_obj
 def init(
-    data: Path,
-    folder: Path | None,
-    count: int | None,
-    threshold: int | None,
-    root_keys: tuple[str, ...],
-    release_key: str | None,
-    protect: bool,
-    as_json: bool,
-) -> None:
+    data: Path, folder: Path | None, count: int | None, threshold: int | None, root_keys: tuple[str, ...],
+    release_key: str | None, protect: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Move the root, and if asked for the release key, away from the controller. Enrolled devices follow.
 
     Makes root keys here, has the controller's present root key sign the root that names them, publishes it, and has the
@@ -137,11 +127,9 @@ def init(
         raise UsageError(moved)
     release = external_release_key(release_key, folder, protect)
     change = KeyChange(
-        tuple(key for _, key in root),
-        needed,
-        release[1] if release else None,
+        tuple(key for _, key in root), needed, release[1] if release else None,
         ("targets",) if release_key == CONTROLLER else (),
-    )
+    )  # fmt: skip
     uris = [*(uri for uri, _ in root if uri), *([release[0]] if release else [])]
     result = apply_change(api, change, uris)
     _finish(result, folder, as_json)
@@ -159,26 +147,16 @@ def init(
 @sign_with_option
 @folder_option
 @click.option("--root-keys", "count", type=click.IntRange(0, 16), default=0, help="How many new root keys to make.")
-@click.option(
-    "--threshold", type=click.IntRange(1, 16), default=None, help="How many root keys must sign. [default: as now]"
-)
+@click.option("--threshold", type=click.IntRange(1, 16), help="How many root keys must sign. [default: as now]")
 @root_key_option
 @release_key_option
 @protect_option
 @json_option
 @click.pass_obj
 def rotate(
-    data: Path,
-    roles: tuple[str, ...],
-    sign_with: tuple[str, ...],
-    folder: Path | None,
-    count: int,
-    threshold: int | None,
-    root_keys: tuple[str, ...],
-    release_key: str | None,
-    protect: bool,
-    as_json: bool,
-) -> None:
+    data: Path, roles: tuple[str, ...], sign_with: tuple[str, ...], folder: Path | None, count: int,
+    threshold: int | None, root_keys: tuple[str, ...], release_key: str | None, protect: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Give roles new keys: root, targets (the release key), snapshot, timestamp, director, planner.
 
     The controller makes the online ones. For the root name all keys of the next one: those that stay by --root-key, new

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TimeElapsedColumn
 
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit.quantities import format_size
 from edgesplit_cli.options.kit import kit_options
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.options.types import FOLDER, NEW_FILE, NEW_FOLDER
+from edgesplit_cli.output import json_option, print_result
+from edgesplit_cli.progress import progress_bar
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 
 
@@ -27,14 +28,11 @@ def kit() -> None:
 @kit_options()
 @click.option(
     "--interpreter",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FILE,
     help="A Python to include, where the device has another: an install_only archive of python-build-standalone.",
 )
 @click.option("--whole", is_flag=True, help="Keep wheels whole, with tests and headers. [default: only what runs]")
-@click.option(
-    "--to", "folder", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write."
-)
+@click.option("--to", "folder", type=NEW_FOLDER, required=True, help="Folder to write.")
 @json_option
 def build(
     folder: Path, as_json: bool, python: str, machine: str, extras: tuple[str, ...], whole: bool, **sources: Any
@@ -43,21 +41,18 @@ def build(
     if folder.exists() and any(folder.iterdir()) and not (folder / "kit.json").exists():
         raise UsageError(f"{folder} holds something else: name a new folder")
     target = Target(python, machine)
-    columns = (SpinnerColumn(), "{task.description}", TimeElapsedColumn())
-    with Progress(*columns, console=console(), disable=as_json or not console().is_terminal, transient=True) as bar:
-        task = bar.add_task(f"a kit for {target}", total=None)
-
-        def on_progress(text: str) -> None:
-            bar.update(task, description=escape(text))
-
-        built = build_kit(target, extras=extras, cache=cache_folder(), slim=not whole, progress=on_progress, **sources)
-        bar.update(task, description=f"copying to {folder}")
+    with progress_bar(f"a kit for {target}", SpinnerColumn(), TimeElapsedColumn(), quiet=as_json) as update:
+        built = build_kit(
+            target, extras=extras, cache=cache_folder(), slim=not whole,
+            progress=lambda text: update(description=text), **sources,
+        )  # fmt: skip
+        update(description=f"copying to {folder}")
         write_kit(built, folder)
     _print_kit(built, folder, as_json)
 
 
 @kit.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
 @json_option
 def check(folder: Path, as_json: bool) -> None:
     """Say what the kit in FOLDER is for, and whether every file in it is unchanged."""
@@ -75,27 +70,13 @@ def write_kit(kit: Kit, folder: Path) -> None:
 
 def _print_kit(kit: Kit, folder: Path, as_json: bool) -> None:
     manifest = kit.manifest
-    if as_json:
-        print_json(
-            {
-                "folder": str(folder),
-                "version": manifest.version,
-                "python": manifest.python,
-                "machine": manifest.machine,
-                "glibc": manifest.glibc,
-                "extras": list(manifest.extras),
-                "bytes": kit.bytes,
-                "needs_bytes": manifest.needs_bytes,
-                "files": sorted(kit.files),
-                "wheels": list(manifest.wheels),
-            }
-        )
-        return
-    console().print(
+    names = ("version", "python", "machine", "glibc", "extras", "needs_bytes", "wheels")
+    described = {name: getattr(manifest, name) for name in names}
+    print_result(
+        {"folder": str(folder), **described, "bytes": kit.bytes, "files": sorted(kit.files)},
+        as_json,
         f"kit of edgesplit {manifest.version} for Python {manifest.python} on {manifest.machine} "
-        f"(glibc {manifest.glibc} or newer): {format_size(kit.bytes)} in {folder}"
+        f"(glibc {manifest.glibc} or newer): {format_size(kit.bytes)} in {folder}",
+        f"  {len(manifest.wheels)} wheels; installing takes {format_size(manifest.needs_bytes)} at its peak",
+        "  on the device, with its claim as claim.json beside it: sudo sh install.sh",
     )
-    console().print(
-        f"  {len(manifest.wheels)} wheels; installing takes {format_size(manifest.needs_bytes)} at its peak"
-    )
-    console().print("  on the device, with its claim as claim.json beside it: sudo sh install.sh", soft_wrap=True)

@@ -10,12 +10,13 @@ import click
 from edgesplit.controller_client import credentials
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import saved_credentials
-from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.options.types import FILE
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=FILE)
 def login(file: Path) -> None:
     """Use the credentials in FILE from now on, unless --data or --credentials names others."""
     login_data = credentials.read(file)
@@ -43,10 +44,8 @@ def whoami(data: Path, as_json: bool) -> None:
     """Show the operator and the controller of the credentials in use."""
     api = connect(data)
     session = api.get("/v1/session")
-    if as_json:
-        print_json({"url": api.url, **{name: session[name] for name in ("operator", "role", "groups")}})
-        return
-    click.echo(f"you are {_operator_text(session)} at {api.url}")
+    result = {"url": api.url, **{name: session[name] for name in ("operator", "role", "groups")}}
+    print_result(result, as_json, f"you are {_operator_text(session)} at {api.url}")
 
 
 def expiry_text(expires: float | None) -> str:

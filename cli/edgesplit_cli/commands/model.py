@@ -19,9 +19,20 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.input_spec import InputSpec
 from edgesplit.quantities import format_size
 from edgesplit_cli.commands.replan import drift, replan_policy
-from edgesplit_cli.commands.upload_progress import upload_bar
 from edgesplit_cli.local.model import MAX_SAMPLES, read_labels
-from edgesplit_cli.output import bold_head, console, fine_ms, json_option, ms, percent_text, print_json, table
+from edgesplit_cli.options.types import EXISTING_PATH
+from edgesplit_cli.output import (
+    bold_head,
+    console,
+    fine_ms,
+    json_option,
+    ms,
+    percent_text,
+    print_json,
+    print_result,
+    table,
+)
+from edgesplit_cli.progress import upload_bar
 from edgesplit_cli.settings import connect
 
 CODEC_COLUMNS = (
@@ -40,21 +51,17 @@ for command in (drift, replan_policy):
 
 
 @model.command()
-@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", type=EXISTING_PATH)
 @click.option("--name", required=True, help="Name to store it under; each new content becomes a new version.")
 @click.option(
     "--input",
     "input_spec",
-    default=None,
     help="What arrives, as in 'image/jpeg 640x480 q85 rgb nchw scale=1/255' or 'audio/pcm16 16k'.",
 )
 @click.option(
-    "--bind",
-    "bindings",
-    multiple=True,
-    metavar="DIM=N",
+    "--bind", "bindings", multiple=True, metavar="DIM=N",
     help="Fix a dynamic dimension, as in batch=1, or the value of an input that is one whole number, as in sr=16000.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tuple[str, ...], as_json: bool) -> None:
@@ -68,19 +75,11 @@ def push(data: Path, file: Path, name: str, input_spec: str | None, bindings: tu
         upload_bar(f"pushing {file.name}", total, quiet=as_json) as on_progress,
     ):
         stored = api.upload(
-            "/v1/models",
-            upload,
-            total,
-            on_progress,
-            name=name,
-            input=input_spec,
-            bind=list(bindings) or None,
+            "/v1/models", upload, total, on_progress, name=name, input=input_spec, bind=list(bindings) or None
         )
-    if as_json:
-        print_json(stored)
-        return
     outcome = "stored" if stored.get("created", True) else "already there, unchanged:"
-    click.echo(f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers")
+    text = f"{outcome} {stored['model']}  sha256 {stored['sha256'][:16]}…  {_count(stored['layers'])} layers"
+    print_result(stored, as_json, text)
 
 
 @contextmanager
@@ -104,9 +103,6 @@ def _open_for_upload(path: Path) -> Iterator[tuple[IO[bytes], int]]:
 def list_models(data: Path, as_json: bool) -> None:
     """List every model and version."""
     stored = connect(data).get("/v1/models")
-    if as_json:
-        print_json(stored)
-        return
     rows = [
         (
             model_["model"],
@@ -117,7 +113,7 @@ def list_models(data: Path, as_json: bool) -> None:
         )
         for model_ in stored
     ]
-    console().print(table(("model", ">size", ">layers", "sha256", "input"), rows))
+    print_result(stored, as_json, table(("model", ">size", ">layers", "sha256", "input"), rows))
 
 
 @model.command()
@@ -127,13 +123,12 @@ def list_models(data: Path, as_json: bool) -> None:
 def show(data: Path, reference: str, as_json: bool) -> None:
     """One model: inputs, outputs and layers (names that `--partition LAYER` takes)."""
     model_ = connect(data).get(f"/v1/models/{reference}")
-    if as_json:
-        print_json(model_)
-        return
-    console().print(bold_head(model_["model"], f"  sha256 {model_['sha256']}"))
-    for side in ("inputs", "outputs"):
-        for tensor in model_[side]:
-            console().print(f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}")
+    head = bold_head(model_["model"], f"  sha256 {model_['sha256']}")
+    tensors = [
+        f"{side[:-1]:7} {tensor['name']} {tensor['datatype']} {tensor['shape']}"
+        for side in ("inputs", "outputs")
+        for tensor in model_[side]
+    ]
     rows = [
         (
             layer["name"],
@@ -143,32 +138,26 @@ def show(data: Path, reference: str, as_json: bool) -> None:
         )
         for layer in model_["layers"]
     ]
-    console().print(table(("layer", "operator", ">weights", ">writes"), rows))
+    print_result(model_, as_json, head, *tensors, table(("layer", "operator", ">weights", ">writes"), rows))
 
 
 @click.command()
 @click.argument("reference")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help="A JPEG (or .npz of tensors), or a folder of them, as real input: also measures what lossy codecs do to the"
     " answers. labels.json beside them (class by file name) adds accuracy.",
 )
 @click.option(
-    "--device",
-    default="generic-x86",
-    show_default=True,
+    "--device", default="generic-x86", show_default=True,
     help="Device profile whose predictions --json puts beside what is measured here.",
-)
+)  # fmt: skip
 @click.option("--lossless", is_flag=True, help="With --samples: leave the lossy codecs out.")
 @click.option(
-    "--on",
-    "where",
-    default="local",
-    metavar="local|DEVICE",
+    "--on", "where", default="local", metavar="local|DEVICE",
     help="local: the controller's machine; a device: what it measured of the model at work, in the last day.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def profile(
@@ -195,13 +184,8 @@ def profile(
         (layer["name"], layer.get("operator", ""), fine_ms(layer["median_s"]), fine_ms(layer["p95_s"]))
         for layer in measured["layers"]
     ]
-    console().print(
-        table(
-            ("layer", "operator", ">median ms", ">p95 ms"),
-            rows,
-            title=f"{measured['model']} on {measured.get('where', where)}",
-        )
-    )
+    title = f"{measured['model']} on {measured.get('where', where)}"
+    console().print(table(("layer", "operator", ">median ms", ">p95 ms"), rows, title=title))
     console().print(f"sum of medians {ms(sum(layer['median_s'] for layer in measured['layers']))} ms")
     if measured.get("slices"):
         title = "slices that plans choose, measured whole"
@@ -232,40 +216,20 @@ def _layer_range(layers: Sequence[str]) -> str:
     return layers[0] if layers[0] == layers[-1] else f"{layers[0]} to {layers[-1]}"
 
 
-def _fine_ms(seconds: float) -> str:
-    """Milliseconds with three decimals, for layers of small models."""
-    return f"{1e3 * seconds:.3f}"
-
-
 def _slice_row(slice_: dict[str, Any]) -> tuple[str, ...]:
-    times = (
-        _fine_ms(slice_["median_s"]),
-        _fine_ms(slice_["p95_s"]),
-        "-" if slice_["summed_s"] is None else _fine_ms(slice_["summed_s"]),
-    )
+    times = (fine_ms(slice_[name]) for name in ("median_s", "p95_s", "summed_s"))
     return (_layer_range(slice_["layers"]), str(len(slice_["layers"])), *times)
 
 
 def _codec_row(measurement: dict[str, Any]) -> tuple[str, ...]:
-    accuracy = (
-        "-"
-        if measurement["accuracy"] is None
-        else f"{measurement['accuracy']:.1%} ({measurement['accuracy_raw']:.1%} raw)"
-    )
-    sizes = (
-        format_size(measurement["raw_bytes"]),
-        format_size(measurement["bytes"]),
-        format_size(measurement["zstd_bytes"]),
-    )
-    times = fine_ms(measurement["encode_s"]), fine_ms(measurement["decode_s"])
+    accuracy, raw = measurement["accuracy"], measurement["accuracy_raw"]
     return (
         measurement["tensor"],
         measurement["codec"],
-        *sizes,
-        *times,
-        percent_text(measurement["loss"]),
-        percent_text(measurement["confirmed_loss"]),
-        accuracy,
+        *(format_size(measurement[name]) for name in ("raw_bytes", "bytes", "zstd_bytes")),
+        *(fine_ms(measurement[name]) for name in ("encode_s", "decode_s")),
+        *(percent_text(measurement[name]) for name in ("loss", "confirmed_loss")),
+        "-" if accuracy is None else f"{accuracy:.1%} ({raw:.1%} raw)",
     )
 
 

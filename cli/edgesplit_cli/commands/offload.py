@@ -11,8 +11,8 @@ import click
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, LEVELS
-from edgesplit_cli.options.types import METRICS, format_address
-from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.options.types import ANY_PATH, METRICS, NEW_FOLDER, PORT, POSITIVE, format_address
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_offload.main import main as serve_main
 
 
@@ -23,57 +23,40 @@ def offload() -> None:
 
 @offload.command()
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=None,
-    help="Port to listen on. [default: the controller's offload port; 8500 with --releases]",
+    "--port", type=PORT, help="Port to listen on. [default: the controller's offload port; 8500 with --releases]"
 )
-@click.option("--bind", default=None, help="Address to listen on. [default: the controller's, or 127.0.0.1]")
+@click.option("--bind", help="Address to listen on. [default: the controller's, or 127.0.0.1]")
 @click.option(
     "--releases",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NEW_FOLDER,
     help="Folder of releases, where there is no controller's data folder: with --root, and --cert, --key and --ca.",
 )
-@click.option("--root", type=click.Path(path_type=Path), help="TUF root that the releases must lead back to.")
-@click.option("--cert", type=click.Path(path_type=Path), help="This server's certificate (PEM).")
-@click.option("--key", type=click.Path(path_type=Path), help="Its private key (PEM).")
+@click.option("--root", type=ANY_PATH, help="TUF root that the releases must lead back to.")
+@click.option("--cert", type=ANY_PATH, help="This server's certificate (PEM).")
+@click.option("--key", type=ANY_PATH, help="Its private key (PEM).")
+@click.option("--ca", type=ANY_PATH, help="Authority that clients' certificates must come from (PEM).")
+@click.option("--revoked", type=ANY_PATH, help="The authority's revocation list (PEM).")
+@click.option("--processes", type=POSITIVE, help="Serving processes behind the port. [default: by the cores]")
+@click.option("--threads", type=POSITIVE, default=1, show_default=True, help="Threads of one run.")
 @click.option(
-    "--ca", type=click.Path(path_type=Path), help="Authority that clients' certificates must come from (PEM)."
-)
-@click.option("--revoked", type=click.Path(path_type=Path), help="The authority's revocation list (PEM).")
-@click.option("--processes", type=click.IntRange(1), help="Serving processes behind the port. [default: by the cores]")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one run.")
-@click.option(
-    "--mode",
-    type=click.Choice(["exact", "fast"]),
-    default="exact",
-    show_default=True,
+    "--mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
     help="exact: the whole model's bits on one machine. fast: onnxruntime may fuse further, and last digits differ.",
-)
+)  # fmt: skip
 @click.option(
-    "--concurrent-runs", type=click.IntRange(1), help="Runs at once in each process. [default: all together the cores]"
+    "--concurrent-runs", type=POSITIVE, help="Runs at once in each process. [default: all together the cores]"
 )
 @click.option("--memory", metavar="SIZE", help="Memory for all loaded models, as in 2GB. [default: no limit]")
 @click.option(
-    "--batching",
-    type=click.Choice(["auto", "off"]),
-    default="auto",
-    show_default=True,
+    "--batching", type=click.Choice(["auto", "off"]), default="auto", show_default=True,
     help="auto: requests share runs where that is measured to gain and gives the same bits.",
+)  # fmt: skip
+@click.option(
+    "--connections", type=POSITIVE, default=256, show_default=True, help="Concurrent connections in each process."
 )
 @click.option(
-    "--connections",
-    type=click.IntRange(1),
-    default=256,
-    show_default=True,
-    help="Concurrent connections in each process.",
-)
-@click.option(
-    "--not-ready-for",
-    type=click.FloatRange(0),
-    default=0.0,
+    "--not-ready-for", type=click.FloatRange(0), default=0.0,
     help="Seconds to go on serving after SIGTERM, reported as not ready.",
-)
+)  # fmt: skip
 @click.option(
     "--drain", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds for running requests at the end."
 )
@@ -110,7 +93,7 @@ def serve(data: Path, /, port: int | None, bind: str | None, releases: Path | No
 @click.option(
     "--host", "hosts", multiple=True, required=True, help="Name or address by which devices reach it; repeatable."
 )
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder to write.")
+@click.option("--out", type=NEW_FOLDER, required=True, help="Folder to write.")
 @json_option
 @click.pass_obj
 def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool) -> None:
@@ -135,11 +118,8 @@ def credentials(data: Path, /, hosts: tuple[str, ...], out: Path, as_json: bool)
     }
     for name, content in files.items():
         write_durably(out / name, content, mode=0o600 if name.endswith(".key") else 0o644)
-    if as_json:
-        print_json({"files": [str(out / name) for name in sorted(files)], "hosts": list(hosts)})
-        return
-    for name in sorted(files):
-        click.echo(out / name)
+    written = [str(out / name) for name in sorted(files)]
+    print_result({"files": written, "hosts": list(hosts)}, as_json, *written)
 
 
 def _to_option(name: str, value: object) -> list[str]:

@@ -14,17 +14,14 @@ from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit.terminal_text import printable
 from edgesplit_cli.commands.login import expiry_text
-from edgesplit_cli.options.types import DURATION
-from edgesplit_cli.output import check_writable, console, json_option, print_json, table
+from edgesplit_cli.options.types import DURATION, NEW_FILE
+from edgesplit_cli.output import check_writable, json_option, print_result, table
 from edgesplit_cli.settings import chosen_credentials, connect
 
 ROLES = ("viewer", "operator", "admin")
 COLUMNS = ("operator", "role", "groups", "state", "expires", "seen")
 out_option = click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    help="Write the credentials to this file (0600). [default: NAME.credentials.json]",
+    "--out", type=NEW_FILE, help="Write the credentials to this file (0600). [default: NAME.credentials.json]"
 )
 
 
@@ -40,12 +37,9 @@ def operator() -> None:
 )
 @click.option("--group", "groups", multiple=True, help="Only for devices of this group; may be given several times.")
 @click.option(
-    "--expires",
-    type=DURATION,
-    default="90d",
-    show_default=True,
+    "--expires", type=DURATION, default="90d", show_default=True,
     help="How long the credentials are valid, as in 12h, 90d or 1y.",
-)
+)  # fmt: skip
 @out_option
 @click.pass_obj
 def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: float, out: Path | None) -> None:
@@ -65,19 +59,12 @@ def add(data: Path, name: str, role: str, groups: tuple[str, ...], expires: floa
 def list_operators(data: Path, as_json: bool) -> None:
     """Every operator that you may change."""
     operators = connect(data).get("/v1/operators")
-    if as_json:
-        print_json(operators)
-        return
-    console().print(
-        table(
-            ("operator", "role", "groups", "state", "expires", "seen"), [_row(entry) for entry in printable(operators)]
-        )
-    )
+    print_result(operators, as_json, table(COLUMNS, [_row(entry) for entry in printable(operators)]))
 
 
 @operator.command()
 @click.argument("name", required=False)
-@click.option("--expires", type=DURATION, default=None, help="For how long from now. [default: as it was]")
+@click.option("--expires", type=DURATION, help="For how long from now. [default: as it was]")
 @out_option
 @click.pass_obj
 def rotate(data: Path, name: str | None, expires: float | None, out: Path | None) -> None:
@@ -125,15 +112,8 @@ def _credentials_file(name: str, out: Path | None) -> Path:
 
 
 def _row(operator: dict[str, Any]) -> tuple[str, ...]:
-    groups = ", ".join(operator["groups"]) or "all"
-    return (
-        operator["name"],
-        operator["role"],
-        groups,
-        operator["state"],
-        _day_text(operator["expires"]),
-        _day_text(operator["last_seen"]),
-    )
+    times = _day_text(operator["expires"]), _day_text(operator["last_seen"])
+    return (operator["name"], operator["role"], ", ".join(operator["groups"]) or "all", operator["state"], *times)
 
 
 def _day_text(at: float | None) -> str:

@@ -19,7 +19,7 @@ from edgesplit.plan import Link
 from edgesplit_cli.local.costs import ANY_DEVICE, measure_costs, predict_costs
 from edgesplit_cli.local.model import is_file, open_model
 from edgesplit_cli.options.plan_limits import build_limits, limit_options, offload_option
-from edgesplit_cli.options.types import LINK, TIER
+from edgesplit_cli.options.types import EXISTING_PATH, FILE, LINK, NEW_FILE, TIER
 from edgesplit_cli.output import console, json_option, print_json
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.plan import print_plan
@@ -46,62 +46,45 @@ class CostsSource:
 
 @click.command()
 @click.argument("what", metavar="MODEL|FILE|COSTS.json")
-@click.option("--device", default=None, help="Device profile, by name (see `edgectl profiles`) or file.")
+@click.option("--device", help="Device profile, by name (see `edgectl profiles`) or file.")
 @click.option(
-    "--link",
-    type=LINK,
-    default="wifi",
-    show_default=True,
+    "--link", type=LINK, default="wifi", show_default=True,
     help="Link to the cloud: wifi, lte, 3g, or UP/RTT or UP/DOWN/RTT as in 8mbit/40ms.",
-)
+)  # fmt: skip
 @click.option(
-    "--tier",
-    "tiers",
-    type=TIER,
-    multiple=True,
-    metavar="NAME=PROFILE@LINK",
-    help="A tier between device and cloud, with its device profile and the link that reaches it, as in "
-    "edge=jetson-nano@100mbit/2ms; several from the device outwards. NAME@LINK for a tier of a costs file.",
-)
+    "--tier", "tiers", type=TIER, multiple=True, metavar="NAME=PROFILE@LINK",
+    help="A tier between device and cloud, with its device profile and the link that reaches it, as in"
+    " edge=jetson-nano@100mbit/2ms; several from the device outwards. NAME@LINK for a tier of a costs file.",
+)  # fmt: skip
 @click.option(
     "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
+    type=FILE,
     help="Recorded uplink of the device, in mahimahi's format: for --objective p95, and for the true mean.",
 )
 @click.option(
-    "--radio",
-    type=click.Choice(["auto", "none", "wifi", "lte", "3g"]),
-    default="auto",
-    show_default=True,
+    "--radio", type=click.Choice(["auto", "none", "wifi", "lte", "3g"]), default="auto", show_default=True,
     help="Radio of the device, for energy. auto: the one the link is named after.",
-)
+)  # fmt: skip
 @click.option(
     "--partition", default="auto", show_default=True, help="auto, device, cloud, or the last LAYER on the device."
 )
 @limit_options
 @offload_option
-@click.option("--input", "input_text", default=None, help="For a FILE: its input spec, as for `edgectl model push`.")
+@click.option("--input", "input_text", help="For a FILE: its input spec, as for `edgectl model push`.")
 @click.option("--bind", "bindings", multiple=True, metavar="DIM=N", help="For a FILE: fix a dynamic dimension.")
 @click.option(
     "--samples",
-    type=click.Path(exists=True, path_type=Path),
-    default=None,
+    type=EXISTING_PATH,
     help="For a FILE: real input that prices what travels, a folder of JPEG, WAV or NPZ.",
 )
 @click.option(
-    "--explain",
-    "explained",
-    is_flag=True,
+    "--explain", "explained", is_flag=True,
     help="Explain the choice: the next best plan, binding limits, and what would change it.",
-)
+)  # fmt: skip
 @click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    metavar="FILE",
+    "--plot", type=NEW_FILE, metavar="FILE",
     help="Draw candidates and the best cost over bandwidth, as .svg, .png or .pdf.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def plan(data: Path, /, what: str, as_json: bool, **options: Any) -> None:
@@ -195,13 +178,10 @@ def _load_costs(data: Path, source: CostsSource) -> Costs:
         if source.lossy and source.samples is None:
             raise UsageError("--allow-loss needs --samples: what lossy codecs do is measured on real input")
         return measure_costs(
-            open_model(data, source.what, source.input_text, source.bindings),
-            source.device,
-            [(name, profile) for name, profile, _ in source.tiers],
-            samples=source.samples,
-            lossy=source.lossy,
+            open_model(data, source.what, source.input_text, source.bindings), source.device,
+            [(name, profile) for name, profile, _ in source.tiers], samples=source.samples, lossy=source.lossy,
             quiet=source.quiet,
-        )
+        )  # fmt: skip
     if source.input_text or source.bindings or source.samples:
         raise click.UsageError(
             f"{source.what} is a model of the controller: --input, --bind and --samples are for files"

@@ -7,7 +7,7 @@ import msgspec
 
 from edgesplit.device_profile import list_profiles, load_profile
 from edgesplit.quantities import format_size
-from edgesplit_cli.output import bold_head, console, json_option, print_json, table
+from edgesplit_cli.output import bold_head, json_option, print_result, table
 
 
 @click.command()
@@ -17,21 +17,16 @@ def profiles(name: str | None, as_json: bool) -> None:
     """List the device profiles, or show one with the source of each figure."""
     if name is None:
         all_profiles = [load_profile(item) for item in list_profiles()]
-        if as_json:
-            print_json([msgspec.to_builtins(item) for item in all_profiles])
-            return
         rows = [(item.name, item.description, format_size(item.memory_bytes.value)) for item in all_profiles]
-        console().print(table(("profile", "what it is", ">memory"), rows))
+        print_result(msgspec.to_builtins(all_profiles), as_json, table(("profile", "what it is", ">memory"), rows))
         return
     profile = load_profile(name)
-    if as_json:
-        print_json(msgspec.to_builtins(profile))
-        return
-    console().print(bold_head(profile.name, f"  {profile.description}"))
-    console().print(table(("figure", ">value", "unit", "basis", "source"), profile.figure_rows()))
-    for label, fit in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None)):
-        if fit is not None:
-            console().print(
-                f"predictions by {label}: the truth is {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
-                f"sure ({fit.basis}: {fit.source.strip()})"
-            )
+    head = bold_head(profile.name, f"  {profile.description}")
+    figures = table(("figure", ">value", "unit", "basis", "source"), profile.figure_rows())
+    errors = [
+        f"predictions by {label}: the truth is {fit.low:.2f} to {fit.high:.2f} times that, {fit.coverage:.0%} "
+        f"sure ({fit.basis}: {fit.source.strip()})"
+        for label, fit in (("rates", profile.error), ("fit", profile.fit.whole if profile.fit else None))
+        if fit is not None
+    ]
+    print_result(msgspec.to_builtins(profile), as_json, head, figures, *errors)

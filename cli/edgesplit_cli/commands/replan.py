@@ -11,8 +11,18 @@ import click
 
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.quantities import format_duration, format_size
-from edgesplit_cli.options.types import DURATION, FRACTION
-from edgesplit_cli.output import bold_head, console, json_option, ms, percent_text, print_json, rate, table
+from edgesplit_cli.options.types import DURATION, FRACTION, POSITIVE
+from edgesplit_cli.output import (
+    bold_head,
+    console,
+    json_option,
+    ms,
+    percent_text,
+    print_json,
+    print_result,
+    rate,
+    table,
+)
 from edgesplit_cli.settings import connect
 
 MAX_NAMED = 10
@@ -20,7 +30,6 @@ MODES = ("auto", "propose", "off")
 replan_option = click.option(
     "--replan",
     type=click.Choice(MODES),
-    default=None,
     help="When measured times or links drift from the plan: roll another table out, propose it, or nothing. Kept for "
     "the model, on the groups named by --to or everywhere. [default: propose]",
 )
@@ -30,37 +39,25 @@ def set_policy(api: ControllerClient, model: str, targets: Sequence[str], mode: 
     """Set the policy of `deploy --replan`, for the groups of its targets or for all devices."""
     groups = [target.removeprefix("group=") for target in targets if target.startswith("group=")]
     everywhere = [] if len(groups) == len(targets) else [""]
-    for names in (groups, everywhere):
-        if names:
-            api.post(
-                "/v1/replan-policies", {"model": model, "groups": [group for group in names if group], "mode": mode}
-            )
+    for names in filter(None, (groups, everywhere)):
+        body = {"model": model, "groups": [group for group in names if group], "mode": mode}
+        api.post("/v1/replan-policies", body)
 
 
 @click.command("replan-policy")
 @click.argument("model", default="")
 @click.argument("mode", type=click.Choice(MODES), required=False)
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="Only on devices of this group; repeatable.")
-@click.option("--devices", type=click.IntRange(1), default=None, help="Number of devices that must agree. [default: 3]")
-@click.option("--gain", type=FRACTION, default=None, metavar="SHARE", help="Least predicted saving. [default: 10%]")
-@click.option("--observe", type=DURATION, default=None, help="How long to observe before a proposal. [default: 30m]")
-@click.option(
-    "--cool-down", type=DURATION, default=None, help="Least time between two changes of a table. [default: 6h]"
-)
+@click.option("--devices", type=POSITIVE, help="Number of devices that must agree. [default: 3]")
+@click.option("--gain", type=FRACTION, metavar="SHARE", help="Least predicted saving. [default: 10%]")
+@click.option("--observe", type=DURATION, help="How long to observe before a proposal. [default: 30m]")
+@click.option("--cool-down", type=DURATION, help="Least time between two changes of a table. [default: 6h]")
 @json_option
 @click.pass_obj
 def replan_policy(
-    data: Path,
-    /,
-    model: str,
-    mode: str | None,
-    groups: tuple[str, ...],
-    devices: int | None,
-    gain: float | None,
-    observe: float | None,
-    cool_down: float | None,
-    as_json: bool,
-) -> None:
+    data: Path, /, model: str, mode: str | None, groups: tuple[str, ...], devices: int | None, gain: float | None,
+    observe: float | None, cool_down: float | None, as_json: bool,
+) -> None:  # fmt: skip
     """What the controller may do when the measurements of MODEL's plans drift: MODE is auto, propose or off.
 
     auto signs another cut with the planner's key and rolls it out; propose waits for `edgectl rollout accept`. Without
@@ -74,9 +71,6 @@ def replan_policy(
         policies = api.post("/v1/replan-policies", {"model": name, "groups": list(groups), **changes})
     else:
         policies = [policy for policy in api.get("/v1/replan-policies") if name in ("", policy["model"])]
-    if as_json:
-        print_json(policies)
-        return
     columns = ("model", "group", "mode", ">devices", ">gain", ">observe", ">cool-down")
     rows = [
         (
@@ -86,7 +80,7 @@ def replan_policy(
         )
         for policy in policies
     ]  # fmt: skip
-    console().print(table(columns, rows) if rows else f"{name} has no policy of its own: propose")
+    print_result(policies, as_json, table(columns, rows) if rows else f"{name} has no policy of its own: propose")
 
 
 @click.command()
@@ -169,12 +163,10 @@ def proposals(data: Path, /, every: bool, as_json: bool) -> None:
 def accept(data: Path, /, number: int, as_json: bool) -> None:
     """Cut, sign (by the planner's key) and roll out the table of proposal NUMBER."""
     result = connect(data).post(f"/v1/proposals/{number}/accept", {})
-    if as_json:
-        print_json(result)
-    else:
-        devices = result["devices"]
-        recipients = ", ".join(devices) if len(devices) <= MAX_NAMED else f"{len(devices)} devices"
-        console().print(f"release {result['result'][:16]}… is on its way to {recipients}; see `edgectl rollout status`")
+    devices = result["devices"]
+    recipients = ", ".join(devices) if len(devices) <= MAX_NAMED else f"{len(devices)} devices"
+    text = f"release {result['result'][:16]}… is on its way to {recipients}; see `edgectl rollout status`"
+    print_result(result, as_json, text)
 
 
 @click.command()
@@ -184,12 +176,8 @@ def accept(data: Path, /, number: int, as_json: bool) -> None:
 def dismiss(data: Path, /, number: int, as_json: bool) -> None:
     """Keep the present table; nothing is proposed again for four times the cool-down."""
     result = connect(data).post(f"/v1/proposals/{number}/dismiss", {})
-    if as_json:
-        print_json(result)
-    else:
-        console().print(
-            f"proposal {result['id']} of {time.strftime('%F %R', time.localtime(result['created']))} dismissed"
-        )
+    created = time.strftime("%F %R", time.localtime(result["created"]))
+    print_result(result, as_json, f"proposal {result['id']} of {created} dismissed")
 
 
 def figure_text(value: float, unit: str) -> str:

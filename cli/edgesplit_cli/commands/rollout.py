@@ -10,7 +10,7 @@ import click
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import UsageError
 from edgesplit_cli.commands.replan import accept, dismiss, proposals
-from edgesplit_cli.output import console, json_option, print_json
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
 from edgesplit_cli.views.rollout import exit_code, rollout_table, rollout_view, watch
 
@@ -33,9 +33,7 @@ for command in (proposals, accept, dismiss):
 def list_rollouts(data: Path, newest: int, as_json: bool) -> None:
     """List rollouts, newest last."""
     rollouts = connect(data).get("/v1/rollouts", newest=newest)
-    if as_json:
-        return print_json(rollouts)
-    console().print(rollout_table(rollouts))
+    print_result(rollouts, as_json, rollout_table(rollouts))
 
 
 @rollout.command()
@@ -54,9 +52,8 @@ def status(context: click.Context, number: int | None, live: bool, devices: bool
     if live:
         context.exit(exit_code(watch(api, chosen, as_json=as_json)))
     rollout_ = api.get(f"/v1/rollouts/{chosen}")
-    if as_json:
-        return print_json({**rollout_, "members": all_devices(api, chosen)} if devices else rollout_)
-    console().print(rollout_view(rollout_))
+    members = {"members": all_devices(api, chosen)} if devices and as_json else {}
+    print_result({**rollout_, **members}, as_json, rollout_view(rollout_))
 
 
 def all_devices(api: ControllerClient, number: int) -> list[dict[str, Any]]:
@@ -86,9 +83,7 @@ def _action_command(verb: str, help_text: str) -> click.Command:
     @click.pass_obj
     def ask(data: Path, number: int, as_json: bool) -> None:
         answer = connect(data).post(f"/v1/rollouts/{number}/{verb}")
-        if as_json:
-            return print_json(answer)
-        console().print(rollout_view(answer))
+        print_result(answer, as_json, rollout_view(answer))
 
     return ask
 

@@ -15,8 +15,8 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.quantities import ABOVE_ZERO, parse_percentage
-from edgesplit_cli.options.types import DURATION, SIZE, ParsedType
-from edgesplit_cli.output import json_option, print_json
+from edgesplit_cli.options.types import DURATION, NEW_FOLDER, POSITIVE, SIZE, ParsedType
+from edgesplit_cli.output import json_option, print_result
 from edgesplit_cli.settings import connect
 
 RAM_DISK = Path("/dev/shm")
@@ -49,89 +49,49 @@ PROFILES = ParsedType("profiles", parse_profile_shares)
 @click.command()
 @click.option("--devices", type=click.IntRange(1, 50_000), default=10, show_default=True, help="Number of devices.")
 @click.option(
-    "--profile",
-    "profiles",
-    type=PROFILES,
-    default="raspberrypi4",
-    show_default=True,
+    "--profile", "profiles", type=PROFILES, default="raspberrypi4", show_default=True,
     help="Device profiles, with shares: raspberrypi4=70%,jetson-nano.",
-)
+)  # fmt: skip
 @click.option("--link", default="wifi", show_default=True, help="Link to the offload server: wifi, lte, 8mbit/40ms.")
 @click.option(
-    "--faults",
-    default=None,
-    metavar="FILE",
-    help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]",
+    "--faults", metavar="FILE", help="Faults file (docs/simulation.md), or `usual` for a bad month. [default: none]"
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of everything random.")
 @click.option(
-    "--for",
-    "lasts_s",
-    type=DURATION,
-    default="10m",
-    show_default=True,
+    "--for", "lasts_s", type=DURATION, default="10m", show_default=True,
     help="Duration of the run, as in 90s, 10m, 2h or 30d.",
-)
+)  # fmt: skip
 @click.option("--virtual", is_flag=True, help="In virtual time, with a controller and a broker in this process.")
 @click.option(
-    "--request-every",
-    type=DURATION,
-    default="2m",
-    show_default=True,
+    "--request-every", type=DURATION, default="2m", show_default=True,
     help="Mean interval between two requests on a device; 0s: no requests.",
+)  # fmt: skip
+@click.option(
+    "--telemetry-every", type=DURATION, help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]"
 )
 @click.option(
-    "--telemetry-every",
-    type=DURATION,
-    default=None,
-    help="Interval of telemetry. [default: 10m in virtual time, 10s in real time]",
-)
-@click.option(
-    "--health",
-    "health_s",
-    type=DURATION,
-    default=None,
+    "--health", "health_s", type=DURATION,
     help="Trial period of a release. [default: 10m in virtual time, 10s in real time]",
-)
-@click.option(
-    "--first", type=click.IntRange(1), default=1, help="Number of the first device, where several of these run."
-)
+)  # fmt: skip
+@click.option("--first", type=POSITIVE, default=1, help="Number of the first device, where several of these run.")
 @click.option("--prefix", default="sim", show_default=True, help="Prefix of the devices' names, at a real controller.")
 @click.option("--group", default="simulated", show_default=True, help="Group of the devices, at a real controller.")
 @click.option(
     "--folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=None,
+    type=NEW_FOLDER,
     help="Keep the devices' disks here: the next run finds them enrolled. [default: a new folder in memory]",
 )
 @click.option(
-    "--keep-telemetry",
-    "keeps_bytes",
-    type=SIZE,
-    default=0,
+    "--keep-telemetry", "keeps_bytes", type=SIZE, default=0,
     help="Telemetry that each device keeps on its disk without a link, as in 64KiB; 0: none, for fleets of thousands.",
-)
+)  # fmt: skip
 @json_option
 @click.pass_obj
 def sim(
-    data: Path,
-    devices: int,
-    profiles: Mapping[str, float],
-    link: str,
-    faults: str | None,
-    seed: int,
-    lasts_s: float,
-    virtual: bool,
-    request_every: float,
-    telemetry_every: float | None,
-    health_s: float | None,
-    first: int,
-    prefix: str,
-    group: str,
-    folder: Path | None,
-    keeps_bytes: float,
-    as_json: bool,
-) -> None:
+    data: Path, devices: int, profiles: Mapping[str, float], link: str, faults: str | None, seed: int, lasts_s: float,
+    virtual: bool, request_every: float, telemetry_every: float | None, health_s: float | None, first: int, prefix: str,
+    group: str, folder: Path | None, keeps_bytes: float, as_json: bool,
+) -> None:  # fmt: skip
     """Simulated devices: the agent's own decisions, with a simulated runtime. Everything they report is marked as
     simulated.
 
@@ -163,10 +123,7 @@ def sim(
                 telemetry_every_s=telemetry_every or 10.0, health_s=health_s or 10.0,
                 telemetry_backlog_bytes=int(keeps_bytes), on_progress=on_progress,
             )  # fmt: skip
-    if as_json:
-        print_json(summary.to_dict())
-    else:
-        click.echo(summary.report_text())
+    print_result(summary.to_dict(), as_json, summary.report_text())
     if summary.broken:
         raise click.exceptions.Exit(1)
 

@@ -9,7 +9,7 @@ import click
 
 from edgesplit.errors import UsageError
 from edgesplit.observability.log_format import FORMATS, Format
-from edgesplit_cli.options.types import DURATION, METRICS, format_address
+from edgesplit_cli.options.types import ANY_PATH, DURATION, METRICS, PORT, format_address
 from edgesplit_controller.settings import BrokerKind, Settings
 
 if TYPE_CHECKING:
@@ -17,35 +17,19 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option("--api-port", type=PORT, help="Port of the HTTPS API; 0 chooses one. [default: 8443]")
+@click.option("--mqtt-port", type=PORT, help="Port of the broker; 0 chooses one. [default: 8883]")
+@click.option("--offload-port", type=PORT, help="Port of the offload server. [default: 8500]")
+@click.option("--bind", help="Address to listen on. [default: 127.0.0.1]")
 @click.option(
-    "--api-port",
-    type=click.IntRange(0, 65535),
-    default=None,
-    help="Port of the HTTPS API; 0 chooses one. [default: 8443]",
-)
-@click.option(
-    "--mqtt-port",
-    type=click.IntRange(0, 65535),
-    default=None,
-    help="Port of the broker; 0 chooses one. [default: 8883]",
-)
-@click.option(
-    "--offload-port", type=click.IntRange(0, 65535), default=None, help="Port of the offload server. [default: 8500]"
-)
-@click.option("--bind", default=None, help="Address to listen on. [default: 127.0.0.1]")
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
+    "--host", "hosts", multiple=True,
     help="Name or address that devices use to reach this machine; may be given several times.",
-)
+)  # fmt: skip
 @click.option("--no-offload", is_flag=True, help="Do not run the offload server here (see `edgectl offload serve`).")
 @click.option(
-    "--database",
-    envvar="EDGESPLIT_DATABASE",
-    default="",
+    "--database", envvar="EDGESPLIT_DATABASE", default="",
     help="postgresql://USER:PASSWORD@HOST/NAME (or $EDGESPLIT_DATABASE). [default: SQLite in the data folder]",
-)
+)  # fmt: skip
 @click.option("--broker", default="", help="mqtts://HOST:8883 of your own broker. [default: mosquitto as a child]")
 @click.option("--advertised-broker", default="", help="HOST:PORT by which devices reach the broker of --broker.")
 @click.option(
@@ -56,16 +40,10 @@ if TYPE_CHECKING:
 @click.option(
     "--print-broker-config",
     type=click.Choice(get_args(BrokerKind)),
-    default=None,
     help="Write what your own broker at --broker needs into --out, and exit.",
 )
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for --print-broker-config.")
-@click.option(
-    "--installed-at",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Folder of these files on the broker's machine.",
-)
+@click.option("--out", type=ANY_PATH, help="Folder for --print-broker-config.")
+@click.option("--installed-at", type=ANY_PATH, help="Folder of these files on the broker's machine.")
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=1, show_default=True, help="Processes that serve the API."
 )
@@ -76,55 +54,28 @@ if TYPE_CHECKING:
     "--offload-url", default="", help="https://HOST:PORT of offload servers elsewhere, as devices reach them."
 )
 @click.option("--api-url", default="", help="URL of the API for devices, such as a load balancer's.")
-@click.option("--metrics", type=METRICS, default=None, help="Address of the controller's Prometheus metrics.")
+@click.option("--metrics", type=METRICS, help="Address of the controller's Prometheus metrics.")
+@click.option("--offload-metrics", type=METRICS, help="Address of the offload server's Prometheus metrics.")
 @click.option(
-    "--offload-metrics", type=METRICS, default=None, help="Address of the offload server's Prometheus metrics."
-)
+    "--offload-mode", type=click.Choice(["exact", "fast"]), default="exact", show_default=True,
+    help="exact: results are bit-identical to the whole model's. fast: more operators are fused; last digits may"
+    " differ.",
+)  # fmt: skip
 @click.option(
-    "--offload-mode",
-    type=click.Choice(["exact", "fast"]),
-    default="exact",
-    show_default=True,
-    help="exact: results are bit-identical to the whole model's. fast: more operators"
-    " are fused; last digits may differ.",
-)
-@click.option(
-    "--telemetry-every",
-    "telemetry_s",
-    type=DURATION,
-    default="2s",
-    show_default=True,
+    "--telemetry-every", "telemetry_s", type=DURATION, default="2s", show_default=True,
     help="Interval of each device's telemetry: for a thousand devices 10s, for ten thousand 60s.",
-)
+)  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Format of log lines."
 )
 @click.pass_obj
 def up(
-    data: Path,
-    api_port: int | None,
-    mqtt_port: int | None,
-    offload_port: int | None,
-    bind: str | None,
-    hosts: tuple[str, ...],
-    no_offload: bool,
-    database: str,
-    broker: str,
-    advertised_broker: str,
-    on_revocation: str,
-    print_broker_config: BrokerKind | None,
-    out: Path | None,
-    installed_at: Path | None,
-    processes: int,
-    join: bool,
-    offload_url: str,
-    api_url: str,
-    metrics: tuple[str, int] | None,
-    offload_metrics: tuple[str, int] | None,
-    offload_mode: Optimise,
-    telemetry_s: float,
-    log_format: Format,
-) -> None:
+    data: Path, api_port: int | None, mqtt_port: int | None, offload_port: int | None, bind: str | None,
+    hosts: tuple[str, ...], no_offload: bool, database: str, broker: str, advertised_broker: str, on_revocation: str,
+    print_broker_config: BrokerKind | None, out: Path | None, installed_at: Path | None, processes: int, join: bool,
+    offload_url: str, api_url: str, metrics: tuple[str, int] | None, offload_metrics: tuple[str, int] | None,
+    offload_mode: Optimise, telemetry_s: float, log_format: Format,
+) -> None:  # fmt: skip
     """Run a controller here: API, broker, database and offload server, all state in one folder. Ctrl-C stops it."""
     from edgesplit_controller.app.main import run, write_external_broker
 

@@ -49,7 +49,6 @@ class Sample:
     late: bool
     latency_s: float
     """Seconds as measured by the application."""
-    agent_s: float
     predicted_s: float
     up_bytes: int
     equals_reference: bool
@@ -75,7 +74,7 @@ class RequestLog:
     @property
     def duplicated(self) -> int:
         """Number of request ids with more than one result."""
-        return sum(1 for count in self.results.values() if count > 1)
+        return sum(count > 1 for count in self.results.values())
 
 
 class FrameSender(threading.Thread):
@@ -126,21 +125,12 @@ def _sample(at_s: float, took_s: float, answer: Answer, frame: Frame) -> Sample:
     output = next(iter(answer.outputs.values())).reshape(-1)
     reference = frame.reference.reshape(-1)
     return Sample(
-        at_s=at_s,
-        row=report.row,
-        after=report.split_after,
-        fallback=report.fallback,
-        cause=report.cause,
-        raced=bool(report.raced),
-        late=report.emulation_overrun,
-        latency_s=took_s,
-        agent_s=report.latency_s,
-        predicted_s=report.predicted_s,
+        at_s=at_s, row=report.row, after=report.split_after, fallback=report.fallback, cause=report.cause,
+        raced=bool(report.raced), late=report.emulation_overrun, latency_s=took_s, predicted_s=report.predicted_s,
         up_bytes=report.up_bytes,
         equals_reference=bool(np.allclose(output, reference, rtol=1e-4, atol=1e-4 * float(np.abs(reference).max()))),
-        same_top1=int(output.argmax()) == int(reference.argmax()),
-        matches_label=int(output.argmax()) == frame.label,
-    )
+        same_top1=int(output.argmax()) == int(reference.argmax()), matches_label=int(output.argmax()) == frame.label,
+    )  # fmt: skip
 
 
 def load_frames(folder: Path, whole_model: bytes, input_spec: object) -> list[Frame]:

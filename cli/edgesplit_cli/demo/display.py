@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.text import Text
 
 from edgesplit_cli.demo.application import FrameSender
 from edgesplit_cli.demo.scenario import DemoDevice
@@ -39,9 +37,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -76,8 +72,7 @@ def _cells(stream: FrameSender) -> tuple[str, ...]:
     cut = last.row + (f" after {last.after}" if last.row.startswith("cut") else "")
     latency = sorted(sample.latency_s for sample in samples)[len(samples) // 2]
     fallbacks = sum(sample.fallback for sample in stream.log.samples)
-    latency_text = Text(ms(latency), style="red" if last.fallback else "green")
-    return str(len(stream.log.samples)), cut, latency_text.plain, ms(last.predicted_s), str(fallbacks)
+    return str(len(stream.log.samples)), cut, ms(latency), ms(last.predicted_s), str(fallbacks)
 
 
 def _status_line(stream: FrameSender) -> str:

@@ -41,13 +41,9 @@ class DemoProcess:
         """Start the process; its output is appended to its log."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+                self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
                 preexec_fn=die_with_starting_thread(signal.SIGKILL),
-            )
+            )  # fmt: skip
 
     def kill(self) -> None:
         """Send SIGKILL and wait until the process has ended."""

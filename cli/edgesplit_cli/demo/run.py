@@ -30,7 +30,7 @@ from edgesplit.link_emulation import ShapedLink
 from edgesplit.links import parse_link
 from edgesplit.plan import Link
 from edgesplit_cli import output as cli_output
-from edgesplit_cli.demo.application import Frame, FrameSender, RequestLog, load_frames
+from edgesplit_cli.demo.application import Frame, FrameSender, load_frames
 from edgesplit_cli.demo.display import Display
 from edgesplit_cli.demo.picture import draw
 from edgesplit_cli.demo.processes import DemoProcess, Supervisor
@@ -121,11 +121,8 @@ class Demo:
 
     def prepare(self) -> None:
         """Start everything, up to three devices that run their part of the model."""
-        self.console.print(
-            cli_output.bold_head(
-                "edgesplit demo", f": three emulated devices, one model. State and logs in {self.data}"
-            )
-        )
+        text = f": three emulated devices, one model. State and logs in {self.data}"
+        self.console.print(cli_output.bold_head("edgesplit demo", text))
         (self.data / "logs").mkdir(parents=True, exist_ok=True)
         self._start_cloud()
         self._push()
@@ -158,10 +155,7 @@ class Demo:
         self._command("device", "claim", device.name, *options, quiet=True)
         port = free_port()
         link = parse_link(device.link)
-        shaped = [
-            ShapedLink("127.0.0.1", self.offload_port, link),
-            ShapedLink("127.0.0.1", self.mqtt_port, link),
-        ]
+        shaped = [ShapedLink("127.0.0.1", self.offload_port, link), ShapedLink("127.0.0.1", self.mqtt_port, link)]
         for link_emulator in shaped:
             link_emulator.start()
         self.links[device.name] = shaped
@@ -214,12 +208,12 @@ class Demo:
             for name, plan in self.plans.items()
         }
         summary = demo_summary(logs, self.events, plans, restarts)
-        self._draw(logs, picture)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw(logs, self.events, picture)
         return summary
 
     def _run_events(self, display: Display, started_at: float) -> None:
         waiting = list(self.events)
-        tick = 0.1
         while waiting:
             while waiting and monotonic() - started_at >= waiting[0].at_s:
                 event = waiting.pop(0)
@@ -227,7 +221,7 @@ class Demo:
                 self._apply(event)
             self.supervisor.restart_dead()
             display.refresh()
-            time.sleep(tick)
+            time.sleep(0.1)
 
     def _apply(self, event: Event) -> None:
         """Apply an event to processes and links."""
@@ -245,10 +239,6 @@ class Demo:
     def _set_link(self, device: str, link: Link) -> None:
         for link_emulator in self.links[device]:
             link_emulator.set_link(link)
-
-    def _draw(self, logs: dict[DemoDevice, RequestLog], picture: Path) -> None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(logs, self.events, picture)
 
     # ---- the result -------------------------------------------------------------------------------------------
 
@@ -295,12 +285,11 @@ class Demo:
         failure."""
         command_line = " ".join(f"'{argument}'" if " " in argument else argument for argument in arguments)
         self.console.print(f"$ edgectl {command_line}", style="cyan", soft_wrap=True)
-        code, output, errors = self._run(arguments)
-        for _ in range(MAX_TRIES - 1):
-            if code not in RETRIED_EXIT_CODES:
-                break
+        tries = 1
+        while (result := self._run(arguments))[0] in RETRIED_EXIT_CODES and tries < MAX_TRIES:
             self._wait_until("the controller answers", self._controller_answers)
-            code, output, errors = self._run(arguments)
+            tries += 1
+        code, output, errors = result
         if code:
             raise EdgeError(f"`edgectl {command_line}` failed: {errors.strip() or output.strip()}")
         if not quiet and output.strip():
@@ -308,11 +297,8 @@ class Demo:
 
     def _run(self, arguments: tuple[str, ...]) -> tuple[int, str, str]:
         """Run a command once, restarting children that die meanwhile."""
-        environment = {**os.environ, "COLUMNS": "150"}
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            self._edgectl(*arguments), stdout=pipe, stderr=pipe, text=True, env=environment
-        ) as command:
+        argv, pipe, environment = self._edgectl(*arguments), subprocess.PIPE, {**os.environ, "COLUMNS": "150"}
+        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=environment) as command:
             while True:
                 try:
                     output, errors = command.communicate(timeout=0.2)
@@ -352,16 +338,10 @@ def _is_true(condition: Callable[[], bool]) -> bool:
         return False
 
 
-@contextmanager
-def _reserved() -> Iterator[socket.socket]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        yield probe
-
-
 def free_port() -> int:
     """A TCP port that was free just now."""
-    with _reserved() as probe:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn
 
-from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
 from edgesplit_cli.flash.prompts import TerminalUser
-from edgesplit_cli.output import console, print_json
+from edgesplit_cli.output import print_json, print_result
+from edgesplit_cli.progress import progress_bar
 from edgesplit_provisioning.flash_options import JetsonOptions
 from edgesplit_provisioning.image import options
-from edgesplit_provisioning.image.device_config import check_name_is_free, read_claim
+from edgesplit_provisioning.image.device_config import check_name_is_free, request_claim, requested_device
+from edgesplit_provisioning.image.options import DeviceSettings
 from edgesplit_provisioning.image.wait_online import wait_online
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import BOARDS, BoardSupportPackage, read_bsp
-from edgesplit_provisioning.jetson.overlay import Overlay, overlay_files
+from edgesplit_provisioning.jetson.overlay import overlay_files
 from edgesplit_provisioning.jetson.root_filesystem import install_files, restore_files
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 from edgesplit_provisioning.wifi import Wifi, network_from_options
@@ -43,7 +44,9 @@ class JetsonFlash:
 
     tree: BoardSupportPackage
     medium: flasher.JetsonMedium
-    hostname: str
+    device: DeviceSettings
+    claim: bytes | None
+    """A claim that was made before."""
     user: str
     ssh_keys: tuple[str, ...]
     wifi: Wifi | None
@@ -57,14 +60,14 @@ def flash_jetson(
     order = _parse_options(flash, TerminalUser(as_json, yes))
     api = None if flash.dry_run or (flash.claim_file and not flash.wait) else connect()
     if api is not None and flash.claim_file is None:
-        check_name_is_free(api, order.hostname, flash.replace)
+        check_name_is_free(api, order.device.hostname, flash.replace)
     if not flash.dry_run:
         _prepare(order, api, flash)
     _print_commands(order, as_json, prepared=not flash.dry_run)
     if run and not flash.dry_run:
         _run_commands(order, yes)
     if flash.wait and api is not None:
-        progress = wait_online(api, [order.hostname], wait_s, lambda progress: None)
+        progress = wait_online(api, [order.device.hostname], wait_s, lambda progress: None)
         if not as_json:
             click.echo(f"online: {', '.join(progress.online)}")
 
@@ -81,39 +84,24 @@ def _parse_options(flash: JetsonOptions, user: TerminalUser) -> JetsonFlash:
     keys = options.read_ssh_keys(flash.ssh_key) if flash.ssh_key is not None else ()
     if (keys or flash.sudo) and not login:
         raise UsageError("--ssh-key and --sudo need a user: add --user NAME")
-    hostname = _hostname(flash)
-    wifi = network_from_options(flash.ssid, flash.wifi_password_file, flash.wifi_country, user.ask_passphrase)
+    device, claim = requested_device(flash)
+    wifi = network_from_options(flash, user.ask_passphrase)
     steps = flasher.flash_commands(
-        tree, medium, user=login, hostname=hostname, accept_license=flash.accept_nvidia_license
+        tree, medium, user=login, hostname=device.hostname, accept_license=flash.accept_nvidia_license
     )
-    return JetsonFlash(tree, medium, hostname, login, keys, wifi, steps)
-
-
-def _hostname(flash: JetsonOptions) -> str:
-    if flash.claim_file is not None:
-        claim, _ = read_claim(flash.claim_file, flash.hostname)
-        return options.checked_hostname(claim.device)
-    if flash.hostname is not None:
-        return options.checked_hostname(flash.hostname)
-    return options.random_hostname(flash.device)
+    return JetsonFlash(tree, medium, device, claim, login, keys, wifi, steps)
 
 
 def _prepare(order: JetsonFlash, api: ControllerClient | None, flash: JetsonOptions) -> None:
-    kit = _kit(order.tree, flash)
-    if flash.claim_file is not None:
-        claim = read_claim(flash.claim_file, order.hostname)[1]
-    else:
+    kit, claim = _kit(order.tree, flash), order.claim
+    if claim is None:
         assert api is not None
-        request = ClaimRequest(
-            device=order.hostname, device_class=flash.device, link=flash.link, group=flash.group,
-            labels=flash.labels, expires_s=flash.expires_s,
-            replace=flash.replace,
-        )  # fmt: skip
-        claim = create_claim(api, request).encode()
-    install_files(order.tree.path, overlay_files(Overlay(
-        kit=kit.files, claim=claim, hostname=order.hostname, user=order.user, ssh_keys=order.ssh_keys,
-        sudo=flash.sudo, wifi=order.wifi,
-    )))  # fmt: skip
+        claim = request_claim(api, flash, order.device, flash.device)
+    files = overlay_files(
+        kit.files, claim, order.device.hostname, user=order.user, ssh_keys=order.ssh_keys, sudo=flash.sudo,
+        wifi=order.wifi,
+    )  # fmt: skip
+    install_files(order.tree.path, files)
 
 
 def _kit(tree: BoardSupportPackage, flash: JetsonOptions) -> Kit:
@@ -125,14 +113,11 @@ def _kit(tree: BoardSupportPackage, flash: JetsonOptions) -> Kit:
             raise UsageError(f"the kit in {flash.kit_folder} is for {kit_text}, and {tree.name} needs another")
         return kit
     target = Target(python=tree.python or BUNDLED_PYTHON, machine="aarch64", glibc=tree.glibc)
-    out = console()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("making the kit", total=None)
+    with progress_bar("making the kit", SpinnerColumn(), quiet=False) as update:
         return build_kit(
             target, extras=flash.extras, cache=cache_folder(), wheelhouse=flash.wheelhouse,
             interpreter=None if tree.python else flash.interpreter,
-            progress=lambda text: bar.update(task, description=text),
+            progress=lambda text: update(description=text),
         )  # fmt: skip
 
 
@@ -140,13 +125,15 @@ def _print_commands(order: JetsonFlash, as_json: bool, *, prepared: bool) -> Non
     steps = [flasher.command_line(step) for step in order.commands]
     if as_json:
         print_json({
-            "device": order.hostname, "tree": str(order.tree.path), "release": order.tree.name,
+            "device": order.device.hostname, "tree": str(order.tree.path), "release": order.tree.name,
             "board": order.tree.board, "to": order.medium, "python": order.tree.python or BUNDLED_PYTHON,
             "prepared": prepared, "commands": order.commands,
         })  # fmt: skip
         return
     state = "is prepared for" if prepared else "would be prepared for"
-    click.echo(f"{order.tree.path}: {order.tree.name} {state} {order.hostname} ({order.tree.board}, {order.medium})")
+    click.echo(
+        f"{order.tree.path}: {order.tree.name} {state} {order.device.hostname} ({order.tree.board}, {order.medium})"
+    )
     click.echo(f"{RECOVERY}; then, in {order.tree.path}:")
     for step in steps:
         click.echo(f"  {step}")
@@ -164,9 +151,5 @@ def _run_commands(order: JetsonFlash, yes: bool) -> None:
 def clean_tree(bsp: Path, as_json: bool) -> None:
     """Put NVIDIA's root file system back as it was."""
     kept = restore_files(bsp)
-    if as_json:
-        print_json({"tree": str(bsp), "left": kept})
-        return
-    click.echo(f"{bsp}: as it was before")
-    for path in kept:
-        click.echo(f"  rootfs/{path} was changed since, and is left")
+    left = [f"  rootfs/{path} was changed since, and is left" for path in kept]
+    print_result({"tree": str(bsp), "left": kept}, as_json, f"{bsp}: as it was before", *left)

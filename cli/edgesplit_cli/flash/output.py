@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from edgesplit.quantities import format_size
-from edgesplit_cli.output import console, print_json, table
+from edgesplit_cli.output import print_result, table
+from edgesplit_cli.progress import BYTES, make_bars
 from edgesplit_provisioning.image.session import FlashPlan
 from edgesplit_provisioning.image.target_checks import candidates
 
@@ -19,48 +20,35 @@ REDRAW_S = 0.1
 
 def show_plan(plan: FlashPlan, as_json: bool) -> None:
     """Print the plan of a dry run."""
-    if as_json:
-        print_json(plan.to_dict())
-        return
-    detected, kit, out = plan.image.detected, plan.kit.manifest, console()
+    detected, kit = plan.image.detected, plan.kit.manifest
     system = f"{detected.system.name or 'unknown system'}, Python {kit.python}, {kit.machine}"
-    out.print(f"{plan.image.name}: {system}; first boot by {detected.format.value}; {format_size(plan.image.size)}")
-    rows = [(name, format_size(count)) for name, count in plan.sizes.items()]
-    out.print(table(("file on the boot partition", ">size"), rows))
-    out.print(f"cmdline.txt: {plan.files.cmdline_text}", soft_wrap=True)
-    out.print("nothing was written")
+    head = f"{plan.image.name}: {system}; first boot by {detected.format.value}; {format_size(plan.image.size)}"
+    files = table(
+        ("file on the boot partition", ">size"), [(name, format_size(count)) for name, count in plan.sizes.items()]
+    )
+    line = f"cmdline.txt: {plan.files.cmdline_text}"
+    print_result(plan.to_dict(), as_json, head, files, line, "nothing was written")
 
 
 def show_disks(as_json: bool) -> None:
     """Print every disk, with the reason why it would be refused."""
     disks = candidates()
-    if as_json:
-        print_json(
-            [
-                {"path": disk.path, "model": disk.model, "serial": disk.serial, "bytes": disk.size, "refused": reason}
-                for disk, reason in disks
-            ]
-        )
-        return
+    result = [
+        {"path": disk.path, "model": disk.model, "serial": disk.serial, "bytes": disk.size, "refused": reason}
+        for disk, reason in disks
+    ]
     rows = [
         (disk.path, format_size(disk.size), disk.model, disk.serial or "-", reason or "could be written")
         for disk, reason in disks
     ]
-    console().print(table(("disk", ">size", "model", "serial", ""), rows))
+    print_result(result, as_json, table(("disk", ">size", "model", "serial", ""), rows))
 
 
 @contextmanager
 def progress_bars(as_json: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A context with one progress bar per stage of work; without a terminal, or with JSON output, nothing is drawn."""
-    is_shown = console().is_terminal and not as_json
-    columns = (
-        TextColumn("{task.description:14}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console(), disable=not is_shown, transient=True) as bar:
+    columns = (TextColumn("{task.description:14}"), *BYTES, TransferSpeedColumn(), TimeRemainingColumn())
+    with make_bars(*columns, quiet=as_json) as bar:
 
         def begin(name: str) -> Callable[[int, int], None]:
             for task in bar.task_ids:

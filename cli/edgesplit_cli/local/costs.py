@@ -48,14 +48,9 @@ def _check_samples(samples: Sequence[Any], model: LocalModel) -> None:
 
 
 def measure_costs(
-    model: LocalModel,
-    device: str,
-    tiers: Sequence[tuple[str, str]] = (),
-    *,
-    samples: Path | None = None,
-    lossy: bool = False,
-    quiet: bool = False,
-) -> Costs:
+    model: LocalModel, device: str, tiers: Sequence[tuple[str, str]] = (), *, samples: Path | None = None,
+    lossy: bool = False, quiet: bool = False,
+) -> Costs:  # fmt: skip
     """Costs for the device profile `device` (a name or a file) and for `tiers`, each a name and a device profile.
 
     `samples` determine the size of what is sent; with `lossy` the lossy codecs are measured on them too.
@@ -83,14 +78,10 @@ def measure_costs(
             status.update(Text(f"measuring what lossy codecs do to {model.name}"))
             codecs = here.codecs(loaded, sample_inputs, sample_labels(samples, loaded.spec))
     costs = build_costs(
-        model.name,
-        loaded.graph,
-        profile=profile,
-        cloud_s={name: time.median_s for name, time in times.items()},
-        tensors=with_codecs(tensors.tensors, codecs),
-        frame_bytes=tensors.frame_bytes,
+        model.name, loaded.graph, profile=profile, cloud_s={name: time.median_s for name, time in times.items()},
+        tensors=with_codecs(tensors.tensors, codecs), frame_bytes=tensors.frame_bytes,
         model_format=loaded.prepared.format,
-    )
+    )  # fmt: skip
 
     def cuts_of(estimate: Costs) -> Cuts:
         planned = plan(estimate, {TIERS: parse_link(ASSUMED_LINK)})

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
+from edgesplit_cli.options.types import FOLDER, F, option_group
 from edgesplit_provisioning.kit.own_wheel import EXTRAS
 from edgesplit_provisioning.kit.target import MACHINES, PYTHONS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kit_options(prefix: str = "") -> Callable[[F], F]:
@@ -21,7 +18,7 @@ def kit_options(prefix: str = "") -> Callable[[F], F]:
     def help_text(text: str) -> str:
         return prefix + (text[:1].lower() + text[1:] if prefix else text)
 
-    options = (
+    return option_group(
         click.option(
             "--python",
             type=click.Choice(PYTHONS),
@@ -45,18 +42,10 @@ def kit_options(prefix: str = "") -> Callable[[F], F]:
         ),
         click.option(
             "--wheelhouse",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            default=None,
+            type=FOLDER,
             metavar="DIR",
             help=help_text(
                 "Take wheels from this folder alone: no network. [default: the package index pip is set up for]"
             ),
         ),
     )
-
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate

@@ -5,30 +5,20 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from edgesplit import quantities
 from edgesplit.errors import UsageError
 from edgesplit.foreign_server import ForeignServer
-from edgesplit_cli.options.types import CODECS, DURATION, ENERGY, FRACTION, OBJECTIVE, SIZE
+from edgesplit_cli.options.types import CODECS, DURATION, ENERGY, FRACTION, OBJECTIVE, SIZE, option_group
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def limit_options(command: F) -> F:
-    """Add the options for the objective and for limits on where layers run and how tensors are sent."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
-
-
-OPTIONS: tuple[Callable[[Any], Any], ...] = (
+limit_options = option_group(
     click.option(
         "--objective",
         type=OBJECTIVE,
@@ -41,17 +31,12 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--keep-raw-input", is_flag=True, help="The raw input (frame or decoded picture) never leaves the device."
     ),
     click.option(
-        "--keep-first",
-        type=click.IntRange(0),
-        default=0,
-        metavar="N",
-        help="The first N layers stay on the device.",
+        "--keep-first", type=click.IntRange(0), default=0, metavar="N", help="The first N layers stay on the device."
     ),
     click.option(
         "--memory",
         "memory_bytes",
         type=SIZE,
-        default=None,
         metavar="SIZE",
         help="Memory limit of the device, as in 512MB: weights and the peak of live tensors, the fallback counted.",
     ),
@@ -59,7 +44,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--energy",
         "energy_joules",
         type=ENERGY,
-        default=None,
         metavar="JOULES",
         help="Energy limit of the device per inference, as in 0.5J.",
     ),
@@ -67,7 +51,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--deadline",
         "deadline_s",
         type=DURATION,
-        default=None,
         metavar="TIME",
         help="Latency limit on this link, from the first input byte to the answer, as in 100ms.",
     ),
@@ -81,7 +64,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--allow-loss",
         type=FRACTION,
-        default=None,
         metavar="SHARE",
         help="Output error that lossy codecs may cause, as in 0.5%: measured on the model's samples, chosen on one"
         " half of them and confirmed on the other. [default: none, lossless]",
@@ -89,7 +71,6 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--codecs",
         type=CODECS,
-        default=None,
         metavar="LIST",
         help="Allowed codecs, as in raw or raw,raw+zstd. [default: all lossless, and all measured with --allow-loss]",
     ),
@@ -107,26 +88,16 @@ def check_server(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 offload_option = click.option(
-    "--offload",
-    default="",
-    callback=check_server,
-    metavar="URL",
-    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for"
-    " any that speaks the"
-    " Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
-)
+    "--offload", default="", callback=check_server, metavar="URL",
+    help="Foreign inference server that finishes inferences: triton://HOST[:PORT], or http(s)://HOST[:PORT] for any"
+    " that speaks the Open Inference Protocol. `edgectl export` writes what it needs. [default: the device's own]",
+)  # fmt: skip
 
 
 def build_limits(
-    keep_raw_input: bool,
-    keep_first: int,
-    allow_loss: float | None = None,
-    *,
-    memory_bytes: float | None = None,
-    energy_joules: float | None = None,
-    deadline_s: float | None = None,
-    fallback: str = "warm",
-) -> dict[str, Any]:
+    keep_raw_input: bool, keep_first: int, allow_loss: float | None = None, *, memory_bytes: float | None = None,
+    energy_joules: float | None = None, deadline_s: float | None = None, fallback: str = "warm",
+) -> dict[str, Any]:  # fmt: skip
     """The limits in the form that the planner takes; limits that are not set are left out."""
     limits = {
         "keep_raw_input": keep_raw_input or None,

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from edgesplit_cli.options.types import Number
+from edgesplit_cli.options.types import Number, option_group
 from edgesplit_cli.settings import SIGN_VARIABLE
 
-F = TypeVar("F", bound=Callable[..., Any])
 to_option = click.option(
-    "--to",
-    "targets",
-    multiple=True,
-    required=True,
-    metavar="DEVICE|group=NAME|EXPRESSION|all",
+    "--to", "targets", multiple=True, required=True, metavar="DEVICE|group=NAME|EXPRESSION|all",
     help="Target devices, as in 'site=oslo and not kind=lab'; repeatable.",
-)
+)  # fmt: skip
 now_option = click.option(
     "--now", is_flag=True, help="Urgent: devices fetch the release at once, also outside their fetch windows."
 )
@@ -39,7 +33,7 @@ NAMES = (
     "canary", "then", "rate", "abort_when_failed", "next_when_succeeded", "device_timeout", "timeouts_count", "approve",
     "approve_stages", "at", "between", "gates", "gate_after", "prefer", "follow", "rollback_when_failed", "unless_busy",
 )  # fmt: skip
-_OPTIONS = (
+rollout_options = option_group(
     click.option(
         "--canary",
         default="",
@@ -127,13 +121,6 @@ _OPTIONS = (
         help="Refuse, instead of taking over, where another rollout brings the model to one of the devices.",
     ),
 )
-
-
-def rollout_options(function: F) -> F:
-    """Add all options of a rollout."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 def rollout_body(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import click
@@ -14,6 +15,7 @@ from edgesplit.links import parse_link, parse_metrics_address
 from edgesplit.plan import Link
 from edgesplit.quantities import NUMBER, parse_duration, parse_energy, parse_fraction, parse_size
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 OBJECTIVES = {"latency": "latency", "p95": "latency_p95", "energy": "energy", "throughput": "throughput"}
 
@@ -86,6 +88,25 @@ def format_address(address: tuple[str, int] | None) -> str:
     return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
 
 
+def option_group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """A decorator that adds these options to a command, in the order of the help."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+EXISTING_PATH = click.Path(exists=True, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+NEW_FOLDER = click.Path(file_okay=False, path_type=Path)
+ANY_PATH = click.Path(path_type=Path)
+PORT = click.IntRange(0, 65535)
+POSITIVE = click.IntRange(1)
 SIZE = ParsedType("size", partial(parse_size, least=0))
 ENERGY = ParsedType("energy", parse_energy)
 DURATION = ParsedType("duration", parse_duration)

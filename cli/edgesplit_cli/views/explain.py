@@ -64,10 +64,7 @@ def sentences(reasons: Explanation) -> Iterator[str]:
 
 
 def _baselines(reasons: Explanation) -> Iterator[str]:
-    named = (
-        ("All on the device", reasons.all_local),
-        (f"All on {' or '.join(reasons.tiers[1:])}", reasons.all_remote),
-    )
+    named = (("All on the device", reasons.all_local), (f"All on {' or '.join(reasons.tiers[1:])}", reasons.all_remote))
     parts = [
         f"{name} {'takes ' + value_text(reasons, value) if value is not None else 'is not possible'}"
         for name, value in named
@@ -76,7 +73,7 @@ def _baselines(reasons: Explanation) -> Iterator[str]:
 
 
 def _bind_text(reasons: Explanation, bind: LimitCost) -> str:
-    limit = limit_text(bind.limit)
+    limit = to_options(bind.limit)
     if not bind.binds:
         return f"The limit {limit} does not bind: the plan would be as good without it."
     return (
@@ -87,11 +84,6 @@ def _bind_text(reasons: Explanation, bind: LimitCost) -> str:
     )
 
 
-def limit_text(limit: str) -> str:
-    """A limit as a command line option."""
-    return to_options(limit)
-
-
 def cut_text(tiers: Sequence[str], choice: CutSummary) -> str:
     """A cut in a few words, by the last layer on each tier."""
     full = [tier for tier in tiers if choice.cut.get(tier)]
@@ -99,11 +91,10 @@ def cut_text(tiers: Sequence[str], choice: CutSummary) -> str:
         return f"all on {'the device' if full[0] == tiers[0] else full[0]}"
     if len(tiers) == 2:
         return f"the cut after {choice.last[tiers[0]]}"
-    parts = [
+    return ", ".join(
         f"{tier} up to {choice.last[tier]}" if tier in choice.last and tier != full[-1] else f"{tier} the rest"
         for tier in full
-    ]
-    return ", ".join(parts)
+    )
 
 
 def value_text(reasons: Explanation, value: float) -> str:

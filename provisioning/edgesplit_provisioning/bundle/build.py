@@ -6,10 +6,10 @@ from __future__ import annotations
 import hashlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
+from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import LinkError, UsageError
 from edgesplit.limits import LIMITS
 from edgesplit.mqtt.messages import FetchChunks
@@ -30,24 +30,6 @@ CHUNKS_PER_REQUEST = 64
 Progress = Callable[[int, int], None]
 
 
-class Controller(Protocol):
-    """The part of `ControllerClient` that is used here."""
-
-    url: str
-
-    def post(self, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any: ...
-    def download(self, path: str, **query: Any) -> bytes: ...
-
-
-class Kit(Protocol):
-    """The part of `edgesplit_provisioning.kit.Kit` that is used here."""
-
-    @property
-    def files(self) -> Mapping[str, Path]: ...
-    @property
-    def bytes(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRequest:
     """What a release bundle shall contain."""
@@ -55,33 +37,34 @@ class BundleRequest:
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
     valid_s: int = 0
-    kit: Kit | None = None
+    kit: Mapping[str, Path] = field(default_factory=dict)
+    """Files of the agent's installer, by name; empty without one."""
     kit_for: str = ""
 
 
-def make_bundle(api: Controller, request: BundleRequest, sink: Sink, progress: Progress) -> BundleIndex:
+def make_bundle(api: ControllerClient, request: BundleRequest, sink: Sink, progress: Progress) -> BundleIndex:
     """Write the release bundle for `request` to `sink`; returns its index. `progress` receives bytes done and bytes in
     all."""
     body = {"devices": list(request.devices), "models": list(request.models), "valid_s": request.valid_s}
     answer = api.post("/v1/release-bundles", body)
     files = {_checked_path(path): b64decode(text) for path, text in answer["files"].items()}
     files |= {statement_path(name): b64decode(text) for name, text in answer["statements"].items()}
-    manifests = {
-        release_entry["release"]: _manifest(files, release_entry["release"]) for release_entry in answer["releases"]
-    }
-    needs = {
-        release_entry["release"]: _needed_chunks(manifests[release_entry["release"]], release_entry["chunks"])
-        for release_entry in answer["releases"]
-    }
+    chunk_indices = {entry["release"]: entry["chunks"] for entry in answer["releases"]}
+    manifests = {release: _manifest(files, release) for release in chunk_indices}
+    needs = {release: _needed_chunks(manifests[release], indices) for release, indices in chunk_indices.items()}
     lacking = {
         release: {sha256: size for sha256, size in need.items() if not sink.has(chunk_path(sha256), size, sha256)}
         for release, need in needs.items()
     }
-    sink.begin(_bytes_to_write(lacking, files, request.kit))
+    kit = {f"{KIT_FOLDER}/{name}": file for name, file in request.kit.items()}
+    chunk_bytes = sum({sha256: size for need in lacking.values() for sha256, size in need.items()}.values())
+    kit_bytes = sum(file.stat().st_size for file in kit.values())
+    sink.begin(chunk_bytes + kit_bytes + sum(map(len, files.values())))
     for path, raw in files.items():
         sink.put(path, raw)
-    kit_names = _put_kit(sink, request.kit)
-    _put_chunks(api, sink, manifests, lacking, progress)
+    for path, file in kit.items():
+        sink.put_file(path, file)
+    _put_chunks(api, sink, manifests, lacking, lambda done: progress(done, chunk_bytes))
     index = BundleIndex(
         controller=api.url, created=answer["created"], valid_until=answer["valid_until"],
         limited_by=answer["limited_by"],
@@ -92,7 +75,7 @@ def make_bundle(api: Controller, request: BundleRequest, sink: Sink, progress: P
         ),
     )  # fmt: skip
     chunks = {chunk_path(sha256) for need in needs.values() for sha256 in need}
-    sink.finish({*files, *chunks, *kit_names}, encode_index(index))
+    sink.finish({*files, *chunks, *kit}, encode_index(index))
     return index
 
 
@@ -122,41 +105,25 @@ def _needed_chunks(manifest: Manifest, indices: Sequence[int]) -> dict[str, int]
         raise LinkError("the controller names a chunk that the release does not have") from error
 
 
-def _bytes_to_write(lacking: Mapping[str, Mapping[str, int]], files: Mapping[str, bytes], kit: Kit | None) -> int:
-    chunks = {sha256: size for need in lacking.values() for sha256, size in need.items()}
-    return sum(chunks.values()) + sum(map(len, files.values())) + (kit.bytes if kit is not None else 0)
-
-
-def _put_kit(sink: Sink, kit: Kit | None) -> list[str]:
-    files = kit.files if kit is not None else {}
-    for name, file in files.items():
-        sink.put_file(f"{KIT_FOLDER}/{name}", file)
-    return [f"{KIT_FOLDER}/{name}" for name in files]
-
-
 def _put_chunks(
-    api: Controller,
-    sink: Sink,
-    manifests: Mapping[str, Manifest],
-    lacking: Mapping[str, Mapping[str, int]],
-    progress: Progress,
-) -> None:
-    total = sum({sha256: size for need in lacking.values() for sha256, size in need.items()}.values())
+    api: ControllerClient, sink: Sink, manifests: Mapping[str, Manifest], lacking: Mapping[str, Mapping[str, int]],
+    progress: Callable[[int], None],
+) -> None:  # fmt: skip
     written: set[str] = set()
     done = 0
-    progress(0, total)
+    progress(0)
     for release, need in lacking.items():
         indices = {sha256: index for index, sha256 in enumerate(manifests[release].chunk_list())}
         new = {sha256: size for sha256, size in need.items() if sha256 not in written}
         for sha256, data in _download_chunks(api, release, indices, new):
             sink.put(chunk_path(sha256), data)
             done += len(data)
-            progress(done, total)
+            progress(done)
         written.update(new)
 
 
 def _download_chunks(
-    api: Controller, release: str, indices: Mapping[str, int], need: Mapping[str, int]
+    api: ControllerClient, release: str, indices: Mapping[str, int], need: Mapping[str, int]
 ) -> Iterator[tuple[str, bytes]]:
     """Download these chunks in batches; each is compared with its digest. LinkError on a mismatch."""
     wanted = sorted(need, key=lambda sha256: indices[sha256])
@@ -179,9 +146,8 @@ def _batches(wanted: Sequence[str], indices: Mapping[str, int]) -> Iterator[list
     bitmap."""
     batch: list[str] = []
     for sha256 in wanted:
-        if batch and (
-            len(batch) >= CHUNKS_PER_REQUEST or indices[sha256] - indices[batch[0]] >= 8 * LIMITS.bitmap_bytes
-        ):
+        is_out_of_reach = batch and indices[sha256] - indices[batch[0]] >= 8 * LIMITS.bitmap_bytes
+        if is_out_of_reach or len(batch) >= CHUNKS_PER_REQUEST:
             yield batch
             batch = []
         batch.append(sha256)

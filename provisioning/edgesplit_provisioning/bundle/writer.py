@@ -7,17 +7,17 @@ are already complete; a tar file is renamed into place once complete.
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import os
 import shutil
 import tarfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import IO
 
 from edgesplit.errors import UsageError
+from edgesplit.file_hash import file_sha256
 from edgesplit.release.bundle_format import FOLDERS, INDEX_FILE, KIT_FOLDER
 
 RESERVE_BYTES = 4 << 20
@@ -25,36 +25,7 @@ RESERVE_BYTES = 4 << 20
 _PART_SUFFIX = ".part"
 
 
-class Sink(Protocol):
-    """Where a bundle's files are written, by their paths in it."""
-
-    def has(self, path: str, size: int, sha256: str) -> bool:
-        """True where the file is already there with this size and digest."""
-        ...
-
-    def put(self, path: str, data: bytes) -> None:
-        """Write a file with this content."""
-        ...
-
-    def put_file(self, path: str, file: Path) -> None:
-        """Copy a local file."""
-        ...
-
-    def begin(self, needed_bytes: int) -> None:
-        """Prepare for writing. UsageError where `need` more bytes do not fit; nothing is changed then."""
-        ...
-
-    def finish(self, keep: Collection[str], index: bytes) -> None:
-        """Remove files of an older bundle not in `keep`, then write the index, which makes the bundle valid."""
-        ...
-
-    def __enter__(self) -> Sink: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def open_sink(to: Path) -> Sink:
+def open_sink(to: Path) -> FolderSink | TarSink:
     """A `TarSink` where the name ends in .tar, else a `FolderSink`."""
     return TarSink(to) if to.suffix == ".tar" else FolderSink(to)
 
@@ -68,54 +39,43 @@ class FolderSink:
     def __enter__(self) -> FolderSink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.sync()
 
     def has(self, path: str, size: int, sha256: str) -> bool:
         """True where the file is already there with this size and digest."""
         target = self._folder / path
         try:
-            if target.stat().st_size != size:
-                return False
-            with target.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+            return target.stat().st_size == size and file_sha256(target) == sha256
         except OSError:
             return False
 
     def put(self, path: str, data: bytes) -> None:
         """Write a file with this content; the file is replaced atomically."""
-        target = self._folder / path
-        part = target.with_name(target.name + _PART_SUFFIX)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(data)
-            os.replace(part, target)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise _to_usage_error(error, self._folder) from error
+        self._replace(path, lambda part: part.write_bytes(data))
 
     def put_file(self, path: str, file: Path) -> None:
         """Copy a local file; the file is replaced atomically."""
+        self._replace(path, lambda part: shutil.copyfile(file, part))
+
+    def _replace(self, path: str, write: Callable[[Path], object]) -> None:
         target = self._folder / path
         part = target.with_name(target.name + _PART_SUFFIX)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, part)
-            os.replace(part, target)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise _to_usage_error(error, self._folder) from error
+        with _usage_errors(self._folder):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write(part)
+                os.replace(part, target)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
 
     def begin(self, needed_bytes: int) -> None:
         """Make the folder, check its free space and remove the old index."""
-        try:
+        with _usage_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             _check_free_space(self._folder, needed_bytes)
             (self._folder / INDEX_FILE).unlink(missing_ok=True)  # the bundle is invalid until `finish` writes the index
-        except OSError as error:
-            raise _to_usage_error(error, self._folder) from error
 
     def finish(self, keep: Collection[str], index: bytes) -> None:
         """Remove files of an older bundle, only within the folders of a bundle, then write the index."""
@@ -137,19 +97,14 @@ class TarSink:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._part = file.with_name(file.name + _PART_SUFFIX)
-        self._archive: tarfile.TarFile | None = None
 
     def __enter__(self) -> TarSink:
-        try:
+        with _usage_errors(self._file):
             self._archive = tarfile.open(self._part, "w", format=tarfile.GNU_FORMAT)
-        except OSError as error:
-            raise _to_usage_error(error, self._file) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._archive is not None and self._archive.fileobj is not None:
+    def __exit__(self, *_: object) -> None:
+        if self._archive.fileobj is not None:
             self._archive.fileobj.close()  # do not close the archive itself: that would write its end marker
         self._part.unlink(missing_ok=True)
 
@@ -159,44 +114,36 @@ class TarSink:
 
     def put(self, path: str, data: bytes) -> None:
         """Append a file with this content."""
-        assert self._archive is not None
-        entry = tarfile.TarInfo(path)
-        entry.size, entry.mode = len(data), 0o644
-        try:
-            self._archive.addfile(entry, io.BytesIO(data))
-        except OSError as error:
-            raise _to_usage_error(error, self._file) from error
+        self._append(path, len(data), io.BytesIO(data))
 
     def put_file(self, path: str, file: Path) -> None:
         """Append a local file."""
-        assert self._archive is not None
+        with _usage_errors(self._file), file.open("rb") as opened:
+            self._append(path, file.stat().st_size, opened)
+
+    def _append(self, path: str, size: int, content: IO[bytes]) -> None:
         entry = tarfile.TarInfo(path)
-        entry.size, entry.mode = file.stat().st_size, 0o644
-        try:
-            with file.open("rb") as opened:
-                self._archive.addfile(entry, opened)
-        except OSError as error:
-            raise _to_usage_error(error, self._file) from error
+        entry.size, entry.mode = size, 0o644
+        with _usage_errors(self._file):
+            self._archive.addfile(entry, content)
 
     def begin(self, needed_bytes: int) -> None:
-        """Check the free space and open the archive."""
-        try:
+        """Check the free space."""
+        with _usage_errors(self._file):
             _check_free_space(self._file.absolute().parent, needed_bytes)
-            self._archive = tarfile.open(self._part, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
-        except OSError as error:
-            raise _to_usage_error(error, self._file) from error
 
     def finish(self, keep: Collection[str], index: bytes) -> None:
         """Append the index, close the archive, sync it and rename it into place."""
-        assert self._archive is not None
         self.put(INDEX_FILE, index)
-        try:
+        with _usage_errors(self._file):
             self._archive.close()
             with self._part.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(self._part, self._file)
-        except OSError as error:
-            raise _to_usage_error(error, self._file) from error
+
+
+Sink = FolderSink | TarSink
+"""Where a bundle's files are written, by their paths in it."""
 
 
 def _check_free_space(folder: Path, needed_bytes: int) -> None:
@@ -205,8 +152,12 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
         raise UsageError(f"no room in {folder}: {free / 1e6:.0f} MB are free, {needed_bytes / 1e6:.0f} MB are needed")
 
 
-def _to_usage_error(error: OSError, where: Path) -> UsageError:
-    """A UsageError for an OSError; full disks have a message of their own."""
-    if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-        return UsageError(f"{where} is full: take a larger medium, or fewer devices and releases")
-    return UsageError(f"cannot write {where}: {error.strerror}")
+@contextmanager
+def _usage_errors(where: Path) -> Iterator[None]:
+    """Turn OSErrors into UsageErrors; full disks have a message of their own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise UsageError(f"{where} is full: take a larger medium, or fewer devices and releases") from error
+        raise UsageError(f"cannot write {where}: {error.strerror}") from error

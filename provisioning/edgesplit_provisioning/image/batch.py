@@ -11,28 +11,17 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit import identifiers
 from edgesplit.errors import UsageError
-from edgesplit_provisioning.image import options
+from edgesplit_provisioning.image.options import DeviceSettings, checked_hostname
 
 COLUMNS = ("hostname", "group", "labels")
 MAX_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """One device of the table."""
-
-    number: int
-    hostname: str
-    group: str | None
-    labels: Mapping[str, str]
-
-
-def read_rows(file: Path) -> list[BatchRow]:
+def read_rows(file: Path) -> list[DeviceSettings]:
     """Every device of the table; UsageError names the line that is invalid."""
     try:
         raw = file.read_bytes()[: MAX_BYTES + 1]
@@ -49,7 +38,7 @@ def read_rows(file: Path) -> list[BatchRow]:
         raise UsageError(f"{file} is not a valid CSV file: {error}") from error
 
 
-def _parse_rows(text: str, file: Path) -> Iterator[BatchRow]:
+def _parse_rows(text: str, file: Path) -> Iterator[DeviceSettings]:
     reader = csv.DictReader(io.StringIO(text), restkey="", skipinitialspace=True)
     columns = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = columns
@@ -69,18 +58,14 @@ def _parse_rows(text: str, file: Path) -> Iterator[BatchRow]:
         raise UsageError(f"{file} lists no device")
 
 
-def _parse_row(number: int, row: Mapping[str, str], file: Path) -> BatchRow:
+def _parse_row(number: int, row: Mapping[str, str], file: Path) -> DeviceSettings:
     try:
         if "" in row:
             raise UsageError("more fields than the first line names")
-        name = identifiers.device_name(options.checked_hostname((row.get("hostname") or "").strip()))
+        name = identifiers.device_name(checked_hostname((row.get("hostname") or "").strip()))
         pairs = [pair.strip() for pair in (row.get("labels") or "").split(";") if pair.strip()]
-        return BatchRow(
-            number,
-            name,
-            (row.get("group") or "").strip() or None,
-            dict(identifiers.parse_label(pair) for pair in pairs),
-        )
+        labels = dict(identifiers.parse_label(pair) for pair in pairs)
+        return DeviceSettings(hostname=name, group=(row.get("group") or "").strip() or None, labels=labels)
     except UsageError as error:
         raise UsageError(f"{file}, line {number}: {error}") from error
 

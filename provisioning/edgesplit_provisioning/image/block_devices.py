@@ -43,11 +43,6 @@ class Disk:
         """True where this machine runs from it."""
         return any(mount_point in SYSTEM_MOUNTS for mount_point in self.used_for)
 
-    @property
-    def is_candidate(self) -> bool:
-        """True where it could be a card in a reader: it has a size, is writable and not in use."""
-        return self.size > 0 and not self.read_only and not self.used_for
-
 
 def list_disks(root: Path = Path("/")) -> list[Disk]:
     """Every disk, by name."""
@@ -61,14 +56,12 @@ def read_disk(name: str, root: Path = Path("/")) -> Disk:
     folder = root / "sys/block" / name
     described = (_line(folder / "device/vendor"), _line(folder / "device/model") or _line(folder / "device/name"))
     return Disk(
-        name=name,
-        size=_number(folder / "size") * SYSFS_SECTOR_BYTES,
+        name=name, size=_number(folder / "size") * SYSFS_SECTOR_BYTES,
         model=" ".join(part for part in described if part) or "unknown",
         serial=_line(folder / "device/serial") or _line(folder / "device/cid") or _line(folder / "serial"),
         removable=_number(folder / "removable") == 1 or _is_usb(folder) or _line(folder / "device/type") == "SD",
-        read_only=_number(folder / "ro") == 1,
-        used_for=tuple(_used_for(name, root)),
-    )
+        read_only=_number(folder / "ro") == 1, used_for=tuple(_used_for(name, root)),
+    )  # fmt: skip
 
 
 def is_whole_disk(name: str, root: Path = Path("/")) -> bool:

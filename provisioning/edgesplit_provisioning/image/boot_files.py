@@ -42,13 +42,9 @@ class BootFiles:
 
 
 def build_boot_files(
-    detected: DetectedImage,
-    settings: CardSettings,
-    kit: Mapping[str, Path],
-    claim: bytes,
-    line: bytes,
+    detected: DetectedImage, settings: CardSettings, kit: Mapping[str, Path], claim: bytes, line: bytes,
     device_class: str,
-) -> BootFiles:
+) -> BootFiles:  # fmt: skip
     """The files for an image of this kind; `line` is the image's current kernel command line."""
     instance = f"edgesplit-{settings.hostname}-{uuid.uuid4().hex[:12]}"
     files: dict[str, bytes | Path] = {f"{FOLDER}/{name}": file for name, file in kit.items()}

@@ -1,10 +1,7 @@
-"""The configuration of the cards that a flash makes, checked before anything is written: what all cards share, and what
-differs by device."""
+"""The device that a flash is for: its name, its device profile and its claim, checked before anything is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -13,47 +10,20 @@ from edgesplit import identifiers
 from edgesplit.controller_client.claims import ClaimRequest, create_claim
 from edgesplit.controller_client.client import ControllerClient
 from edgesplit.errors import NotFound, UsageError
-from edgesplit.trust.identity import Claim, decode_claim
-from edgesplit_provisioning.image.detect import BOARD_DEVICE_TREES, DetectedImage
-from edgesplit_provisioning.image.options import CardSettings
+from edgesplit.trust.identity import decode_claim
+from edgesplit_provisioning.flash_options import FlashOptions
+from edgesplit_provisioning.image.detect import BOARD_DEVICE_TREES
+from edgesplit_provisioning.image.options import DeviceSettings, checked_hostname, random_hostname
 from edgesplit_provisioning.profiles import CORAL_PROFILES
-from edgesplit_provisioning.wifi import Wifi
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSettings:
-    """The settings that all cards of a batch share."""
-
-    board: str
-    device_class: str
-    """The device profile of the board with its accelerator."""
-    user: str | None
-    ssh_keys: tuple[str, ...] = ()
-    sudo: bool = False
-    wifi: Wifi | None = None
-    link: str = "wifi"
-    expires_s: int = 7 * 86_400
-    replace: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSettings:
-    """The settings of one card's device."""
-
-    hostname: str
-    group: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-def checked_board(device_class: str) -> str:
-    """`device_class` if cards can be made for it; UsageError otherwise."""
+def check_board(device_class: str) -> None:
+    """UsageError where no cards can be made for that device profile."""
     if device_class not in BOARD_DEVICE_TREES:
         raise UsageError(
             f"--device {device_class[:60]}: cards are made for {', '.join(BOARD_DEVICE_TREES)}. A device that runs"
-            " already is taken"
-            " over by `edgectl adopt`"
+            " already is taken over by `edgectl adopt`"
         )
-    return device_class
 
 
 def profile_of(device: str, *, coral: bool) -> str:
@@ -62,15 +32,14 @@ def profile_of(device: str, *, coral: bool) -> str:
     return CORAL_PROFILES.get(device, device) if coral else device
 
 
-def card_settings(batch: BatchSettings, device: DeviceSettings, detected: DetectedImage) -> CardSettings:
-    """The settings of one card; the user is the image's default where none was named."""
-    return CardSettings(
-        hostname=device.hostname,
-        user=batch.user or detected.default_user,
-        ssh_keys=batch.ssh_keys,
-        sudo=batch.sudo,
-        wifi=batch.wifi,
-    )
+def requested_device(flash: FlashOptions) -> tuple[DeviceSettings, bytes | None]:
+    """The device of a flash, and the claim that was made for it before, if any. Its name is random where none is
+    given."""
+    name, claim = flash.hostname, None
+    if flash.claim_file is not None:
+        name, claim = read_claim(flash.claim_file, name)
+    hostname = checked_hostname(name) if name is not None else random_hostname(flash.device)
+    return DeviceSettings(hostname=hostname, group=flash.group, labels=flash.labels), claim
 
 
 def check_name_is_free(api: ControllerClient, device: str, replace: bool) -> None:
@@ -87,22 +56,17 @@ def check_name_is_free(api: ControllerClient, device: str, replace: bool) -> Non
         )
 
 
-def request_claim(api: ControllerClient, batch: BatchSettings, device: DeviceSettings) -> bytes:
+def request_claim(api: ControllerClient, flash: FlashOptions, device: DeviceSettings, device_class: str) -> bytes:
     """A new one-time claim for the device, encoded."""
     request = ClaimRequest(
-        device=device.hostname,
-        device_class=batch.device_class,
-        link=batch.link,
-        group=device.group,
-        labels=device.labels,
-        expires_s=batch.expires_s,
-        replace=batch.replace,
-    )
+        device=device.hostname, device_class=device_class, link=flash.link, group=device.group, labels=device.labels,
+        expires_s=flash.expires_s, replace=flash.replace,
+    )  # fmt: skip
     return create_claim(api, request).encode()
 
 
-def read_claim(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
-    """A claim made before, read from a file; UsageError where it is for another name."""
+def read_claim(file: Path, hostname: str | None) -> tuple[str, bytes]:
+    """A claim made before, read from a file, and its device; UsageError where it is for another name."""
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -110,7 +74,7 @@ def read_claim(file: Path, hostname: str | None) -> tuple[Claim, bytes]:
     claim = decode_claim(raw)
     if hostname is not None and claim.device != hostname:
         raise UsageError(f"the claim in {file} is for {claim.device}, not for {hostname}")
-    return claim, raw
+    return claim.device, raw
 
 
 def why_unreachable(claim: bytes) -> str:

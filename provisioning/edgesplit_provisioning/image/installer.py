@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from edgesplit.controller_client.settings import cache_folder
 from edgesplit.errors import UsageError
+from edgesplit_provisioning.flash_options import FlashOptions
 from edgesplit_provisioning.image.detect import DetectedImage
 from edgesplit_provisioning.kit import Kit, Target, build_kit, read_kit
 from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
@@ -15,28 +15,13 @@ from edgesplit_provisioning.kit.manifest import CORAL, INTERPRETER
 from edgesplit_provisioning.kit.wheelhouse import OnProgress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KitSource:
-    """Where the kit comes from."""
-
-    cache: Path
-    folder: Path | None = None
-    """A kit that was built before; None builds one."""
-    extras: tuple[str, ...] = ()
-    wheelhouse: Path | None = None
-    interpreter: Path | None = None
-    coral: CoralPackages | None = None
-
-
-def coral_packages(wanted: bool, debs: Sequence[Path]) -> CoralPackages | None:
-    """The packages that an Edge TPU needs, None without one; UsageError for unsuitable packages."""
-    return CoralPackages(debs) if wanted or debs else None
-
-
-def kit_for(detected: DetectedImage, source: KitSource, on_progress: OnProgress) -> Kit:
-    """The kit for that image. UsageError where its Python cannot be determined or a given kit does not fit."""
-    if source.folder is not None:
-        return _checked_fit(read_kit(source.folder), detected, source)
+def kit_for(detected: DetectedImage, flash: FlashOptions, coral: CoralPackages | None, on_progress: OnProgress) -> Kit:
+    """The kit for that image, with the packages of an Edge TPU if there are any. UsageError where the image's Python
+    cannot be determined or a given kit does not fit."""
+    if flash.kit_folder is not None:
+        if coral is not None:
+            raise UsageError("--coral cannot change a kit that exists: build the kit with --coral, or omit --kit")
+        return _checked_fit(flash.kit_folder, detected)
     system = detected.system
     if not system.python or not system.machine:
         raise UsageError(
@@ -44,17 +29,17 @@ def kit_for(detected: DetectedImage, source: KitSource, on_progress: OnProgress)
             " with `edgectl kit build` and give it as --kit FOLDER"
         )
     target = Target(python=system.python, machine=system.machine)
-    extras = {*source.extras, *(["tflite"] if source.coral is not None else [])}
     with tempfile.TemporaryDirectory() as folder:
-        coral = source.coral.archive(system.machine, Path(folder)) if source.coral is not None else None
+        more = {CORAL: coral.archive(system.machine, Path(folder))} if coral is not None else None
         return build_kit(
-            target, extras=sorted(extras), cache=source.cache, interpreter=source.interpreter,
-            wheelhouse=source.wheelhouse, more={CORAL: coral} if coral is not None else None, progress=on_progress,
+            target, extras=[*flash.extras, *(["tflite"] if coral is not None else [])], cache=cache_folder(),
+            interpreter=flash.interpreter, wheelhouse=flash.wheelhouse, more=more, progress=on_progress,
         )  # fmt: skip
 
 
-def _checked_fit(kit: Kit, detected: DetectedImage, source: KitSource) -> Kit:
-    """`kit` if it fits the image's machine and Python; UsageError otherwise."""
+def _checked_fit(folder: Path, detected: DetectedImage) -> Kit:
+    """The kit in `folder`; UsageError unless it fits the image's machine and Python."""
+    kit = read_kit(folder)
     described, system = kit.manifest, detected.system
     pairs = [(described.machine, system.machine)]
     if INTERPRETER not in kit.files:
@@ -62,8 +47,6 @@ def _checked_fit(kit: Kit, detected: DetectedImage, source: KitSource) -> Kit:
     for kit_value, image_value in pairs:
         if image_value and kit_value != image_value:
             raise UsageError(
-                f"the kit in {source.folder} is for {kit_value}, and the image has {image_value}: make one for it"
+                f"the kit in {folder} is for {kit_value}, and the image has {image_value}: make one for it"
             )
-    if source.coral is not None:
-        raise UsageError("--coral cannot change a kit that exists: build the kit with --coral, or omit --kit")
     return kit

@@ -7,7 +7,8 @@ import binascii
 import re
 import secrets
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgesplit import identifiers
@@ -20,6 +21,15 @@ NO_LOGIN = frozenset({"root", "daemon", "nobody", "edgesplit-agent"})
 """System users, which cannot be used to log in."""
 KEY_TYPES = ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp", "sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@")
 MAX_KEYS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """What differs between the devices of a batch."""
+
+    hostname: str
+    group: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ class OperatingSystem:
     """ID of os-release, such as debian or ubuntu."""
     name: str = ""
     """PRETTY_NAME of os-release."""
-    codename: str = ""
     python: str = ""
     machine: str = ""
     boot_mount: str = ""
@@ -43,15 +42,11 @@ def read_operating_system(path: str, root: Partition | None) -> OperatingSystem:
     program = _resolve_link(files, "/usr/bin/python3")
     match = PYTHON.search(program)
     return OperatingSystem(
-        identity=release.get("ID", ""),
-        name=release.get("PRETTY_NAME", ""),
-        codename=release.get("VERSION_CODENAME", ""),
-        python=match[1] if match else "",
-        machine=elf_machine(files.read(program)[:20]) if match else "",
-        boot_mount=boot_mount(files.read("/etc/fstab")),
+        identity=release.get("ID", ""), name=release.get("PRETTY_NAME", ""), python=match[1] if match else "",
+        machine=elf_machine(files.read(program)[:20]) if match else "", boot_mount=boot_mount(files.read("/etc/fstab")),
         has_cloud_init=files.exists("/usr/bin/cloud-init"),
         has_first_run=files.exists("/usr/lib/raspberrypi-sys-mods/firstboot"),
-    )
+    )  # fmt: skip
 
 
 class _Files:
@@ -73,8 +68,7 @@ class _Files:
         return self._debugfs(f'stat "{name}"')
 
     def _debugfs(self, request: str) -> bytes:
-        result = run(["debugfs", "-R", request, self._device])
-        return result.stdout
+        return run(["debugfs", "-R", request, self._device]).stdout
 
 
 def _resolve_link(files: _Files, link: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,23 +15,22 @@ from edgesplit.errors import UsageError
 from edgesplit.quantities import format_size
 from edgesplit_provisioning.flash_options import CardOptions
 from edgesplit_provisioning.image import archive, card, options, subprocesses
-from edgesplit_provisioning.image.batch import BatchRow, Journal, read_rows
+from edgesplit_provisioning.image.batch import Journal, read_rows
 from edgesplit_provisioning.image.boot_files import BootFiles, build_boot_files
 from edgesplit_provisioning.image.detect import why_board_may_not_boot
 from edgesplit_provisioning.image.device_config import (
-    BatchSettings,
-    DeviceSettings,
-    card_settings,
+    check_board,
     check_name_is_free,
-    checked_board,
     profile_of,
-    read_claim,
     request_claim,
+    requested_device,
     why_unreachable,
 )
-from edgesplit_provisioning.image.installer import KitSource, coral_packages, kit_for
+from edgesplit_provisioning.image.installer import kit_for
+from edgesplit_provisioning.image.options import CardSettings, DeviceSettings
 from edgesplit_provisioning.image.target_checks import FlashTarget, resolve_target
 from edgesplit_provisioning.kit import Kit
+from edgesplit_provisioning.kit.edgetpu_packages import CoralPackages
 from edgesplit_provisioning.wifi import network_from_options
 
 HOSTNAME_PLACEHOLDER = "{hostname}"
@@ -105,18 +104,13 @@ class FlashPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-serialisable values."""
+        image, detected, kit = self.image, self.image.detected, self.kit.manifest
         return {
-            "image": self.image.name,
-            "bytes": self.image.size,
-            "format": self.image.detected.format.value,
-            "system": self.image.detected.system.name,
-            "python": self.kit.manifest.python,
-            "machine": self.kit.manifest.machine,
-            "boot_partition": self.image.detected.mount,
-            "devices": list(self.devices),
-            "files": self.sizes,
-            "cmdline": {"before": self.image.cmdline.decode("ascii").strip(), "after": self.files.cmdline_text},
-        }
+            "image": image.name, "bytes": image.size, "format": detected.format.value, "system": detected.system.name,
+            "python": kit.python, "machine": kit.machine, "boot_partition": detected.mount,
+            "devices": list(self.devices), "files": self.sizes,
+            "cmdline": {"before": image.cmdline.decode("ascii").strip(), "after": self.files.cmdline_text},
+        }  # fmt: skip
 
 
 class FlashSession:
@@ -125,41 +119,28 @@ class FlashSession:
     def __init__(self, connect: Callable[[], ControllerClient], flash: CardOptions, user: FlashUser) -> None:
         """Check everything that can be wrong with the options before anything is written."""
         subprocesses.check_programs()
+        check_board(flash.device)
         self._flash, self._user = flash, user
         archive.compression(flash.image)
         self._digest = archive.expected_digest(flash.image, flash.sha256)
-        self._coral = coral_packages(flash.coral, flash.coral_debs)
+        self._coral = CoralPackages(flash.coral_debs) if flash.coral or flash.coral_debs else None
+        self._device_class = profile_of(flash.device, coral=self._coral is not None)
         self._claim: bytes | None = None
         self._journal = Journal.beside(flash.batch) if flash.batch is not None else None
         self._devices = self._requested_devices()
-        self._batch_settings = BatchSettings(
-            board=checked_board(flash.device),
-            device_class=profile_of(flash.device, coral=self._coral is not None),
-            user=options.checked_user_name(flash.user) if flash.user is not None else None,
-            ssh_keys=options.read_ssh_keys(flash.ssh_key) if flash.ssh_key is not None else (),
-            sudo=flash.sudo,
-            wifi=network_from_options(flash.ssid, flash.wifi_password_file, flash.wifi_country, user.ask_passphrase),
-            link=flash.link,
-            expires_s=flash.expires_s,
-            replace=flash.replace,
-        )
+        self._login = options.checked_user_name(flash.user) if flash.user is not None else None
+        self._ssh_keys = options.read_ssh_keys(flash.ssh_key) if flash.ssh_key is not None else ()
+        self._wifi = network_from_options(flash, user.ask_passphrase)
         self._api = None if flash.dry_run or (self._claim and not flash.wait) else connect()
         if self._api is not None and self._claim is None:
             for device in self._devices:
                 check_name_is_free(self._api, device.hostname, flash.replace)
 
     def _requested_devices(self) -> list[DeviceSettings]:
-        flash = self._flash
-        if flash.batch is not None and self._journal is not None:
-            return self._devices_of_table(flash.batch, self._journal)
-        name: str | None = flash.hostname
-        if flash.claim_file is not None:
-            claim, self._claim = read_claim(flash.claim_file, name)
-            name = claim.device
-        name = (
-            options.checked_hostname(name) if name is not None else options.random_hostname(checked_board(flash.device))
-        )
-        return [DeviceSettings(hostname=name, group=flash.group, labels=flash.labels)]
+        if self._flash.batch is not None and self._journal is not None:
+            return self._devices_of_table(self._flash.batch, self._journal)
+        device, self._claim = requested_device(self._flash)
+        return [device]
 
     def _devices_of_table(self, file: Path, journal: Journal) -> list[DeviceSettings]:
         flash = self._flash
@@ -171,12 +152,8 @@ class FlashSession:
             raise UsageError(
                 f"--batch into files needs {HOSTNAME_PLACEHOLDER} in --to, as in --to cards/{HOSTNAME_PLACEHOLDER}.img"
             )
-
-        def device(line: BatchRow) -> DeviceSettings:
-            labels = {**flash.labels, **line.labels}
-            return DeviceSettings(hostname=line.hostname, group=line.group or flash.group, labels=labels)
-
-        return [device(line) for line in read_rows(file) if line.hostname not in journal.done]
+        rows = [row for row in read_rows(file) if row.hostname not in journal.done]
+        return [replace(row, group=row.group or flash.group, labels={**flash.labels, **row.labels}) for row in rows]
 
     @property
     def client(self) -> ControllerClient:
@@ -204,9 +181,8 @@ class FlashSession:
             with card.open_image(flash.image, scratch, stages) as image:
                 kit = self._kit(image, stages)
                 if flash.dry_run:
-                    return FlashPlan(
-                        image, kit, self._files(image, kit, self._devices[0], CLAIM_PLACEHOLDER), tuple(self.devices)
-                    )
+                    files = self._files(image, kit, self._devices[0], CLAIM_PLACEHOLDER)
+                    return FlashPlan(image, kit, files, tuple(self.devices))
                 return [self._make_card(image, kit, device, first, scratch, stages) for device in self._devices]
 
     def _target(self, device: DeviceSettings) -> FlashTarget:
@@ -214,24 +190,20 @@ class FlashSession:
         return resolve_target(to, fixed_disk=self._flash.fixed_disk)
 
     def _kit(self, image: card.Image, stages: card.Stages) -> Kit:
-        flash = self._flash
-        source = KitSource(
-            cache=cache_folder(), folder=flash.kit_folder, extras=flash.extras,
-            wheelhouse=flash.wheelhouse, interpreter=flash.interpreter, coral=self._coral,
-        )  # fmt: skip
-        if warning := why_board_may_not_boot(self._batch_settings.board, image.boot_names):
+        if warning := why_board_may_not_boot(self._flash.device, image.boot_names):
             self._user.warn(warning)
         on_progress = stages("kit")
-        kit = kit_for(image.detected, source, lambda _: on_progress(0, 1))
+        kit = kit_for(image.detected, self._flash, self._coral, lambda _: on_progress(0, 1))
         on_progress(1, 1)
         card.check_boot_space(image, self._files(image, kit, self._devices[0], CLAIM_PLACEHOLDER))
         return kit
 
     def _files(self, image: card.Image, kit: Kit, device: DeviceSettings, claim: bytes) -> BootFiles:
-        wanted = card_settings(self._batch_settings, device, image.detected)
-        return build_boot_files(
-            image.detected, wanted, kit.files, claim, image.cmdline, self._batch_settings.device_class
-        )
+        settings = CardSettings(
+            hostname=device.hostname, user=self._login or image.detected.default_user, ssh_keys=self._ssh_keys,
+            sudo=self._flash.sudo, wifi=self._wifi,
+        )  # fmt: skip
+        return build_boot_files(image.detected, settings, kit.files, claim, image.cmdline, self._device_class)
 
     def _make_card(
         self, image: card.Image, kit: Kit, device: DeviceSettings, first: FlashTarget | None, scratch: Path,
@@ -240,7 +212,7 @@ class FlashSession:
         """Make one device's card: wait for it, request a claim, write, record in the journal."""
         target = first if first is not None else self._wait_for_card(device, image)
         _check_fits(image, target)
-        claim = self._claim or request_claim(self.client, self._batch_settings, device)
+        claim = self._claim or request_claim(self.client, self._flash, device, self._device_class)
         if warning := why_unreachable(claim):
             self._user.warn(warning)
         files = self._files(image, kit, device, claim)

@@ -26,14 +26,9 @@ def run(
     environment = {"PATH": _path(), "LC_ALL": "C.UTF-8", "MTOOLSRC": os.devnull, "MTOOLS_SKIP_CHECK": "1"}
     try:
         return subprocess.run(
-            [program, *command[1:]],
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            env=environment,
-            timeout=timeout_s,
-            check=False,
-        )
+            [program, *command[1:]], input=stdin, stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True, env=environment, timeout=timeout_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} got no answer for {timeout_s:.0f} s") from error
 

@@ -36,13 +36,9 @@ class WaitProgress:
 
 
 def wait_online(
-    api: StateSource,
-    devices: Collection[str],
-    timeout_s: float,
-    on_progress: Callable[[WaitProgress], None],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> WaitProgress:
+    api: StateSource, devices: Collection[str], timeout_s: float, on_progress: Callable[[WaitProgress], None],
+    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> WaitProgress:  # fmt: skip
     """Poll until all devices are online. LinkError after `timeout_s` names those that are not; errors of the connection
     to the controller are retried."""
     started_at = clock()

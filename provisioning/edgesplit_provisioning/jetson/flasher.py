@@ -42,7 +42,7 @@ def flash_commands(
     """The commands to run in the board support package, as root, in order.
 
     Without a user, NVIDIA's first-boot dialogue waits for a keyboard. A user that is created gets a random password
-    that is never shown; NVIDIA's script asks to accept its licence unless `licensed`.
+    that is never shown; NVIDIA's script asks to accept its licence unless `accept_license`.
     """
     outer, inner = _LAYOUT[tree.major]
     for path in (outer, inner):

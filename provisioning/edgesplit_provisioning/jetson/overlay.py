@@ -4,7 +4,6 @@ successful boot, the host name, SSH keys, and a wireless network with its derive
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgesplit_provisioning.jetson.root_filesystem import FileToWrite
@@ -43,39 +42,30 @@ WantedBy=multi-user.target
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlay:
-    """Checked settings; none contains characters that would change the meaning of the file that it is written into."""
+def overlay_files(
+    kit: Mapping[str, Path], claim: bytes, hostname: str, *, user: str = "", ssh_keys: Sequence[str] = (),
+    sudo: bool = False, wifi: Wifi | None = None,
+) -> list[FileToWrite]:  # fmt: skip
+    """The files, by paths below the root. The unit's link comes last, since it enables the installation.
 
-    kit: Mapping[str, Path]
-    claim: bytes
-    hostname: str
-    user: str = ""
-    ssh_keys: Sequence[str] = field(default_factory=tuple)
-    sudo: bool = False
-    wifi: Wifi | None = None
-
-
-def overlay_files(overlay: Overlay) -> list[FileToWrite]:
-    """The files, by paths below the root. The unit's link comes last, since it enables the installation."""
-    puts = [FileToWrite(f"{KIT}/{name}", path) for name, path in overlay.kit.items()]
+    The settings must be checked: none may contain characters that change the meaning of the file that it is written
+    into."""
+    puts = [FileToWrite(f"{KIT}/{name}", path) for name, path in kit.items()]
     puts += [
-        FileToWrite(f"{KIT}/claim.json", overlay.claim, 0o600),
+        FileToWrite(f"{KIT}/claim.json", claim, 0o600),
         FileToWrite(f"{KIT}/first-boot.sh", _FIRST_BOOT.encode(), 0o755),
-        FileToWrite("etc/hostname", f"{overlay.hostname}\n".encode()),
+        FileToWrite("etc/hostname", f"{hostname}\n".encode()),
     ]
-    if overlay.ssh_keys:
-        keys = "".join(f"{key}\n" for key in overlay.ssh_keys)
-        puts.append(FileToWrite(f"etc/ssh/authorized_keys.d/{overlay.user}", keys.encode()))
+    if ssh_keys:
+        keys = "".join(f"{key}\n" for key in ssh_keys)
+        puts.append(FileToWrite(f"etc/ssh/authorized_keys.d/{user}", keys.encode()))
         line = "AuthorizedKeysFile .ssh/authorized_keys /etc/ssh/authorized_keys.d/%u\n"
         puts.append(FileToWrite("etc/ssh/sshd_config.d/40-edgesplit.conf", line.encode()))
-    if overlay.sudo:
-        puts.append(
-            FileToWrite("etc/sudoers.d/40-edgesplit", f"{overlay.user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440)
-        )
-    if overlay.wifi is not None:
+    if sudo:
+        puts.append(FileToWrite("etc/sudoers.d/40-edgesplit", f"{user} ALL=(ALL) NOPASSWD: ALL\n".encode(), 0o440))
+    if wifi is not None:
         path = f"etc/NetworkManager/system-connections/{CONNECTION}.nmconnection"
-        puts.append(FileToWrite(path, network_manager_keyfile(overlay.wifi).encode(), 0o600))
+        puts.append(FileToWrite(path, network_manager_keyfile(wifi).encode(), 0o600))
     puts.append(FileToWrite(f"{_UNITS}/{UNIT}", _UNIT.encode()))
     puts.append(FileToWrite(f"{_UNITS}/multi-user.target.wants/{UNIT}", target=f"/{_UNITS}/{UNIT}"))
     return puts

@@ -23,6 +23,7 @@ import msgspec
 
 from edgesplit.atomic_files import write_durably
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.file_hash import file_sha256
 
 RECORD = "edgesplit-overlay.json"
 """Name of the record in the board support package."""
@@ -66,15 +67,12 @@ def install_files(tree: Path, puts: Sequence[FileToWrite]) -> None:
     """Write these files into the root file system, replacing those of an earlier call."""
     restore_files(tree)
     with _open_root(tree) as top:
-        folders = dict.fromkeys(
-            folder for put in puts for folder in _parents(put.path) if not _exists(top, folder)
-        )  # fmt: skip
-        record = Record(
-            files=tuple(_previous_file(top, put) for put in puts), folders=tuple(sorted(folders, key=len, reverse=True))
-        )
+        missing = {folder for put in puts for folder in _parents(put.path) if not _exists(top, folder)}
+        folders = tuple(sorted(missing, key=len, reverse=True))
+        record = Record(files=tuple(_previous_file(top, put) for put in puts), folders=folders)
         # The record is synced before the first change, so that an interrupted run can be undone completely.
         _write_record(tree, record)
-        for folder in sorted(folders, key=len):
+        for folder in reversed(folders):
             _make_folder(top, folder)
         for put in puts:
             _put(top, put)
@@ -95,7 +93,7 @@ def restore_files(tree: Path) -> list[str]:
             # anything else was modified since and is kept.
             if now == entry.sha256:
                 _restore(top, entry)
-            elif now is not None and (entry.before is None or now != _sha256(b64decode(entry.before))):
+            elif now is not None and (entry.before is None or now != _content_digest(b64decode(entry.before))):
                 kept.append(entry.path)
         for folder in record.folders:
             _remove_folder(top, folder)
@@ -144,7 +142,7 @@ def _open_folder(top: int, folder: str) -> Iterator[int]:
 
 def _split(path: str) -> tuple[str, str]:
     parts = path.split("/")
-    if not all(part not in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in parts):
         raise MalformedMessage(f"not a path below a root: {path[:80]!r}")
     return "/".join(parts[:-1]), parts[-1]
 
@@ -180,7 +178,7 @@ def _remove_folder(top: int, folder: str) -> None:
 
 def _previous_file(top: int, put: FileToWrite) -> PreviousFile:
     folder, name = _split(put.path)
-    new = _sha256(put.target.encode()) if put.target else _content_digest(put.content)
+    new = _content_digest(put.target.encode() or put.content)
     if not _exists(top, folder):
         return PreviousFile(path=put.path, sha256=new)
     with _open_folder(top, folder) as at:
@@ -250,23 +248,16 @@ def _digest(top: int, path: str) -> str | None:
     try:
         with _open_folder(top, folder) as at:
             if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-                return _sha256(os.readlink(name, dir_fd=at).encode())
+                return _content_digest(os.readlink(name, dir_fd=at).encode())
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=at)
             with os.fdopen(descriptor, "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
+                return file_sha256(Path(f"/proc/self/fd/{file.fileno()}"))
     except FileNotFoundError:
         return None
 
 
 def _content_digest(content: bytes | Path) -> str:
-    if isinstance(content, bytes):
-        return _sha256(content)
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sha256(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()
+    return file_sha256(content) if isinstance(content, Path) else hashlib.sha256(content).hexdigest()
 
 
 def _write_record(tree: Path, record: Record) -> None:

@@ -45,16 +45,10 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 def build_kit(
-    target: Target,
-    *,
-    extras: Sequence[str] = (),
-    cache: Path,
-    interpreter: Path | None = None,
-    wheelhouse: Path | None = None,
-    more: Mapping[str, Path] | None = None,
-    slim: bool = True,
+    target: Target, *, extras: Sequence[str] = (), cache: Path, interpreter: Path | None = None,
+    wheelhouse: Path | None = None, more: Mapping[str, Path] | None = None, slim: bool = True,
     progress: OnProgress = lambda text: None,
-) -> Kit:
+) -> Kit:  # fmt: skip
     """Build the kit for `target` in the cache. `extras` are added to `agent`, such as tflite. `interpreter` is an
     archive of a Python that the device lacks (python-build-standalone's install_only, .tar.gz or .tar.zst). `more` maps
     names to further files, such as coral.tar. `slim` removes what devices do not use (`wheel_slimming`)."""
@@ -77,16 +71,11 @@ def build_kit(
         for name, file in (more or {}).items():
             _copy(file, work / name)
         manifest = KitManifest(
-            format=FORMAT,
-            version=edgesplit.__version__,
-            python=target.python,
-            machine=target.machine,
-            glibc=needed_glibc([path.name for path in all_wheels]),
-            extras=all_extras,
-            needs_bytes=_bytes_to_install(all_wheels),
-            wheels=tuple(sorted(path.name for path in all_wheels)),
+            format=FORMAT, version=edgesplit.__version__, python=target.python, machine=target.machine,
+            glibc=needed_glibc([path.name for path in all_wheels]), extras=all_extras,
+            needs_bytes=_bytes_to_install(all_wheels), wheels=tuple(sorted(path.name for path in all_wheels)),
             files=list_files({path.name: path for path in work.iterdir()}),
-        )
+        )  # fmt: skip
         (work / MANIFEST).write_bytes(encode(manifest))
         return _move_to_cache(work, cache / "kits")
 

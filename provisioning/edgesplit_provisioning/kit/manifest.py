@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edgesplit.errors import MalformedMessage, UsageError
+from edgesplit.file_hash import file_sha256
 from edgesplit.release.agent_release import WHEELS_FILE
 
 FORMAT = "edgesplit.kit/1"
@@ -65,13 +65,18 @@ class Kit:
         """Total size of its files."""
         return sum(path.stat().st_size for path in self.files.values())
 
+    @property
+    def mark(self) -> str:
+        """Name of the version folder that install.sh makes."""
+        return f"{self.manifest.version}-{file_sha256(self.files[MANIFEST])[:8]}"
+
     def check(self, folder: Path) -> None:
         """Compare the copy in `folder` with this kit; MalformedMessage names the first file that is missing or
         different."""
         for name, file in self.files.items():
             if not (folder / name).is_file():
                 raise MalformedMessage(f"{folder / name} is missing")
-            if digest(folder / name) != digest(file):
+            if file_sha256(folder / name) != file_sha256(file):
                 raise MalformedMessage(f"{folder / name} is not what was written: write it again, elsewhere")
 
 
@@ -109,7 +114,7 @@ def read_kit(folder: Path) -> Kit:
     manifest = decode(raw)
     for entry in manifest.files:
         file = folder / entry.name
-        if not file.is_file() or file.stat().st_size != entry.bytes or digest(file) != entry.sha256:
+        if not file.is_file() or file.stat().st_size != entry.bytes or file_sha256(file) != entry.sha256:
             raise MalformedMessage(f"{file} is missing or spoilt: make the kit again")
     return Kit(manifest, {MANIFEST: folder / MANIFEST, **{entry.name: folder / entry.name for entry in manifest.files}})
 
@@ -119,10 +124,4 @@ def list_files(files: Mapping[str, Path]) -> tuple[KitFile, ...]:
     for name in files:
         if not FILE_NAME.fullmatch(name):
             raise UsageError(f"{name!r} is not a valid file name in a kit: lower-case letters, digits and one suffix")
-    return tuple(KitFile(name, file.stat().st_size, digest(file)) for name, file in sorted(files.items()))
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return tuple(KitFile(name, file.stat().st_size, file_sha256(file)) for name, file in sorted(files.items()))

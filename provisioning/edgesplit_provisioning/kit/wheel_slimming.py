@@ -19,6 +19,8 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from edgesplit.file_hash import file_sha256
+
 REMOVED_FILES: Mapping[str, tuple[str, ...]] = {
     "numpy": (
         "numpy/tests/*", "numpy/*/tests/*", "numpy/f2py/*", "numpy/distutils/*", "numpy/_core/include/*",
@@ -42,17 +44,14 @@ REMOVED_EVERYWHERE = ("*.pyi", "*.exe")
 """Patterns of files to remove from every wheel: type stubs, and programs for Windows."""
 OLDEST_SLIMMED = {"numpy": 2}
 """Oldest major version that is slimmed: importing an older numpy loads all of its subpackages."""
-RULES_HASH = hashlib.sha256(json.dumps([3, REMOVED_EVERYWHERE, sorted(REMOVED_FILES.items())]).encode()).hexdigest()[
-    :16
-]
+_RULES = json.dumps([3, REMOVED_EVERYWHERE, sorted(REMOVED_FILES.items())])
+RULES_HASH = hashlib.sha256(_RULES.encode()).hexdigest()[:16]
 """Hash of the removal rules, part of the cache key."""
 
 
 def slim_wheel(wheel: Path, cache: Path) -> Path:
     """The slimmed wheel, under the same file name, in the cache."""
-    with wheel.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    output = cache / f"{digest[:32]}-{RULES_HASH}" / wheel.name
+    output = cache / f"{file_sha256(wheel)[:32]}-{RULES_HASH}" / wheel.name
     if output.exists():
         return output
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from edgesplit.errors import EdgeError, LinkError, UsageError
+from edgesplit.file_hash import file_sha256
 from edgesplit_provisioning.kit.target import Target
 
 OnProgress = Callable[[str], None]
@@ -196,7 +197,7 @@ def _to_error(output: str, target: Target) -> EdgeError:
 def _move_to_cache(work: Path, cached: Path) -> list[Path]:
     """Move the wheels into the cache, with a list of their digests."""
     wheel_files = sorted(work.glob("*.whl"))
-    (work / DIGESTS_FILE).write_text("".join(f"{_digest(path)}  {path.name}\n" for path in wheel_files))
+    (work / DIGESTS_FILE).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in wheel_files))
     shutil.rmtree(cached, ignore_errors=True)  # an existing folder was found damaged
     try:
         os.rename(work, cached)
@@ -210,12 +211,7 @@ def _checked_wheels(cached: Path) -> list[Path]:
     """The cached wheels, checked against their digests; empty where one is damaged or missing."""
     try:
         lines = [line.split("  ", 1) for line in (cached / DIGESTS_FILE).read_text().splitlines()]
-        whole = all(_digest(cached / name) == digest for digest, name in lines)
+        whole = all(file_sha256(cached / name) == digest for digest, name in lines)
     except (OSError, ValueError):
         return []
     return [cached / name for _, name in lines] if whole else []
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

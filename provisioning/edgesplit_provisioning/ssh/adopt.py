@@ -8,7 +8,7 @@ replaced by a new one, and uploaded files are removed. A machine that is already
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -21,6 +21,7 @@ from edgesplit.errors import EdgeError, LinkError, NotFound, UsageError
 from edgesplit.identifiers import device_name
 from edgesplit.terminal_text import printable
 from edgesplit_provisioning.image.device_config import why_unreachable
+from edgesplit_provisioning.kit import Kit
 from edgesplit_provisioning.ssh import decide, upload
 from edgesplit_provisioning.ssh.connection import Ssh, last_line
 from edgesplit_provisioning.ssh.facts import (
@@ -53,26 +54,6 @@ status=$?
 cd / && rm -rf -- "$stage"
 exit $status
 """
-
-
-class Kit(Protocol):
-    """The properties of a kit that are used here; `kit_selection` adapts `edgesplit_provisioning.kit.Kit` to them."""
-
-    @property
-    def files(self) -> Mapping[str, Path]: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def mark(self) -> str:
-        """Name of the version folder that the kit installs."""
-        ...
-
-    @property
-    def needs_bytes(self) -> int:
-        """Free space that installing takes at its peak."""
-        ...
 
 
 class OnProgress(Protocol):
@@ -140,27 +121,29 @@ class Adopter:
         self.on_progress("looking")
         facts = gather_facts(ssh, options.prefix)
         means = decide.choose_means(facts, interpreter=options.interpreter)
-        root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
-        installed = parse_installed(root.run(ROOT_SURVEY_SCRIPT, options.prefix, options.data).out)
+        root, installed = self._survey_as_root(ssh, facts)
         name, known = self._identify(installed, host, facts)
         device_class = "" if known else host.device_class or decide.device_class(facts, coral=options.coral)
         self.on_progress("making the kit")
         kit = self.kit_for(means, facts, options.coral)
         step = decide.next_action(installed, kit.mark, known=known)
         result = AdoptionResult(
-            host=host.target, device=name, device_class=device_class, did=step, version=kit.version,
+            host=host.target, device=name, device_class=device_class, did=step, version=kit.manifest.version,
             system=f"{printable(facts.os_name)[:80]}, Python {means.python}"
             + (" of the kit" if means.own_interpreter else "") + f" on {means.machine}",
         )  # fmt: skip
         if options.dry_run:
-            uploaded = upload.read_upload_state(ssh)
-            decide.check_free_space(facts, _bytes_to_upload(kit, uploaded), kit.needs_bytes)
+            _read_upload_state(ssh, facts, kit)
             return result
         if step != "nothing":
             result = replace(result, warning=self._install(ssh, root, facts, kit, name, device_class))
         if means.service and options.service:
             return self._wait_online(result)
         return replace(result, start=START_COMMAND.format(prefix=options.prefix, data=options.data))
+
+    def _survey_as_root(self, ssh: Ssh, facts: MachineFacts) -> tuple[RootShell, Installed]:
+        root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
+        return root, parse_installed(root.run(ROOT_SURVEY_SCRIPT, self.options.prefix, self.options.data).out)
 
     def _identify(self, installed: Installed, host: Host, facts: MachineFacts) -> tuple[str, bool]:
         """The device's name, and whether the controller has it already. UsageError where it belongs to another
@@ -179,8 +162,7 @@ class Adopter:
         """Uninstall the agent; with `purge`, also delete its data and identity. The controller is not changed."""
         self.on_progress("looking")
         facts = gather_facts(ssh, self.options.prefix)
-        root = RootShell.on(ssh, decide.root_method(facts), self.ask_password)
-        installed = parse_installed(root.run(ROOT_SURVEY_SCRIPT, self.options.prefix, self.options.data).out)
+        root, installed = self._survey_as_root(ssh, facts)
         nothing = not installed.version and not (purge and installed.data)
         action = "nothing" if nothing else "purge" if purge else "remove"
         if not (nothing or self.options.dry_run):
@@ -198,8 +180,7 @@ class Adopter:
     def _install(self, ssh: Ssh, root: RootShell, facts: MachineFacts, kit: Kit, name: str, device_class: str) -> str:
         """Upload the kit and install it. An empty `device_class` marks a machine that is enrolled already and needs no
         claim. Returns why it may not reach the controller, or an empty string."""
-        uploaded = upload.read_upload_state(ssh)
-        decide.check_free_space(facts, _bytes_to_upload(kit, uploaded), kit.needs_bytes)
+        uploaded = _read_upload_state(ssh, facts, kit)
         self.on_progress("copying", 0, kit.bytes)
         upload.upload_files(ssh, kit.files, uploaded, lambda done, of: self.on_progress("copying", done, of))
         arguments = ["--coral"] if self.options.coral else []
@@ -247,7 +228,7 @@ class Adopter:
         if not self.options.wait_s:
             return result
         self.on_progress("waiting for it to be online")
-        until, state = monotonic() + self.options.wait_s, ""
+        until = monotonic() + self.options.wait_s
         while (state := self._state(result.device)) != "online":
             if monotonic() > until:
                 raise LinkError(
@@ -259,5 +240,9 @@ class Adopter:
         return replace(result, state=state)
 
 
-def _bytes_to_upload(kit: Kit, uploaded: upload.UploadState) -> int:
-    return sum(max(0, path.stat().st_size - uploaded.bytes_of(name)) for name, path in kit.files.items())
+def _read_upload_state(ssh: Ssh, facts: MachineFacts, kit: Kit) -> upload.UploadState:
+    """What an earlier upload left; UsageError where there is no room for the rest of the kit and its installation."""
+    uploaded = upload.read_upload_state(ssh)
+    to_upload = sum(max(0, path.stat().st_size - uploaded.bytes_of(name)) for name, path in kit.files.items())
+    decide.check_free_space(facts, to_upload, kit.manifest.needs_bytes)
+    return uploaded

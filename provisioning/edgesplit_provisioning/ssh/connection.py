@@ -92,25 +92,16 @@ class Ssh:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(
-        self,
-        script: str,
-        *arguments: str,
-        content: bytes | Iterable[bytes] = b"",
-        timeout_s: float = COMMAND_TIMEOUT_S,
-        on_line: Callable[[str], None] = lambda line: None,
-    ) -> CommandResult:
+        self, script: str, *arguments: str, content: bytes | Iterable[bytes] = b"",
+        timeout_s: float = COMMAND_TIMEOUT_S, on_line: Callable[[str], None] = lambda line: None,
+    ) -> CommandResult:  # fmt: skip
         """Run a POSIX shell script there, with these arguments ($1 and so on) and `content` as its standard input.
 
         `on_line` receives each line of output as it arrives. LinkError where the connection is lost, a timeout passes
         or the output is too long.
         """
-        remote_command = ["sh", "-c", script, "sh", *arguments]
-        command = [
-            *self._argv(("ControlMaster=no", "BatchMode=yes")),
-            "--",
-            self.host.target,
-            shlex.join(remote_command),
-        ]
+        remote_command = shlex.join(["sh", "-c", script, "sh", *arguments])
+        command = [*self._argv(("ControlMaster=no", "BatchMode=yes")), "--", self.host.target, remote_command]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         with _ProcessStreams(process, content, on_line) as streams:
             status = streams.wait(timeout_s)
@@ -129,14 +120,8 @@ class Ssh:
         defaults = (*fixed_options, f"ControlPath={self._folder / 's'}",
                     f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=10",
                  "ServerAliveCountMax=3", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes")  # fmt: skip
-        return [
-            self._program,
-            "-T",
-            *port,
-            *key,
-            *self._operator_options,
-            *(part for option in defaults for part in ("-o", option)),
-        ]
+        default_options = [part for option in defaults for part in ("-o", option)]
+        return [self._program, "-T", *port, *key, *self._operator_options, *default_options]
 
     def _connect(self) -> None:
         assert self._folder is not None
@@ -164,7 +149,6 @@ class _ProcessStreams:
         self, process: subprocess.Popen[bytes], content: bytes | Iterable[bytes], on_line: Callable[[str], None]
     ) -> None:
         self._process = process
-        self._on_line = on_line
         self.out, self.err = bytearray(), bytearray()
         self.is_too_long = False
         self._failed: BaseException | None = None
@@ -230,15 +214,9 @@ class _ProcessStreams:
 
 
 def _blocks(stream: object) -> Iterator[bytes]:
-    read = stream.read1  # type: ignore[attr-defined]
-    while True:
-        try:
-            block: bytes = read(BLOCK_BYTES)
-        except (OSError, ValueError):
-            return
-        if not block:
-            return
-        yield block
+    with contextlib.suppress(OSError, ValueError):
+        while block := stream.read1(BLOCK_BYTES):  # type: ignore[attr-defined]
+            yield block
 
 
 def safe_text(raw: bytes) -> str:

@@ -42,7 +42,6 @@ uname -n | tell host
 getconf LONG_BIT 2>/dev/null | tell bits
 getconf GNU_LIBC_VERSION 2>/dev/null | tell libc
 cat /proc/device-tree/model 2>/dev/null | tell model
-cat /etc/nv_tegra_release 2>/dev/null | head -n 1 | tell l4t
 pythons | tell pythons
 room "$HOME" | tell home_room
 room "$1" | tell prefix_room
@@ -50,7 +49,6 @@ room "$1" | tell prefix_room
 id -u | tell uid
 {{ command -v sudo >/dev/null 2>&1 && echo yes; }} | tell has_sudo
 {{ sudo -n true >/dev/null 2>&1 && echo yes; }} | tell sudo
-cat /sys/bus/usb/devices/*/idVendor 2>/dev/null | tell usb
 echo {_END.decode()}
 """
 
@@ -67,18 +65,16 @@ echo {_END.decode()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """Facts about a machine. Texts come from the machine: pass them through `plain` before display."""
+    """Facts about a machine. Texts come from the machine: pass them through `printable` before display."""
 
     os_id: str
     os_like: tuple[str, ...]
     os_name: str
-    os_version: str
     machine: str
     bits: int
     libc: tuple[int, int] | None
     """Version of glibc; None with another libc."""
     model: str
-    l4t: str
     pythons: tuple[str, ...]
     host: str
     home_free: int
@@ -89,7 +85,6 @@ class MachineFacts:
     has_sudo: bool
     sudo: bool
     """True where sudo works without a password."""
-    edge_tpu: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,27 +118,17 @@ def parse_facts(raw: bytes) -> MachineFacts:
     """Parse the output of `SURVEY_SCRIPT`; MalformedMessage for anything else."""
     values = parse_answers(raw)
     release = parse_os_release(values.get("os", b""))
-    usb = values.get("usb", b"").decode("ascii", "replace").split()
     return MachineFacts(
-        os_id=release.get("ID", ""),
-        os_like=tuple(release.get("ID_LIKE", "").split()),
-        os_name=release.get("PRETTY_NAME", "") or release.get("ID", ""),
-        os_version=release.get("VERSION_ID", ""),
-        machine=_line(values, "machine"),
-        bits=_number(_line(values, "bits")),
-        libc=_libc(_line(values, "libc")),
+        os_id=release.get("ID", ""), os_like=tuple(release.get("ID_LIKE", "").split()),
+        os_name=release.get("PRETTY_NAME", "") or release.get("ID", ""), machine=_line(values, "machine"),
+        bits=_number(_line(values, "bits")), libc=_libc(_line(values, "libc")),
         model=_text(values.get("model", b"").split(b"\0")[0]),
-        l4t=_line(values, "l4t"),
         pythons=tuple(dict.fromkeys(re.findall(r"^3\.\d{1,2}$", _text(values.get("pythons", b"")), re.MULTILINE))),
-        host=_line(values, "host"),
-        home_free=_free_bytes(_line(values, "home_room")),
-        prefix_free=_free_bytes(_line(values, "prefix_room")),
-        systemd=_line(values, "systemd") == "yes",
-        uid=_number(_line(values, "uid"), 65_534),
-        has_sudo=_line(values, "has_sudo") == "yes",
+        host=_line(values, "host"), home_free=_free_bytes(_line(values, "home_room")),
+        prefix_free=_free_bytes(_line(values, "prefix_room")), systemd=_line(values, "systemd") == "yes",
+        uid=_number(_line(values, "uid"), 65_534), has_sudo=_line(values, "has_sudo") == "yes",
         sudo=_line(values, "sudo") == "yes",
-        edge_tpu="1a6e" in usb or "18d1" in usb,
-    )
+    )  # fmt: skip
 
 
 def parse_installed(raw: bytes) -> Installed:

@@ -47,10 +47,9 @@ class RootShell:
         on_line: Callable[[str], None] = lambda line: None,
     ) -> CommandResult:
         """Run a script as root, as `Ssh.run` does, without standard input."""
-        if self._method == "root":
-            return self._ssh.run(script, *arguments, timeout_s=timeout_s, on_line=on_line)
-        command = (script, "sh", *arguments)
+        command, stdin = (script, *arguments), b""
         if self._method == "sudo":
-            return self._ssh.run(_WITHOUT_PASSWORD, *command, timeout_s=timeout_s, on_line=on_line)
-        stdin = self._password.encode() + b"\n"
-        return self._ssh.run(_WITH_PASSWORD, *command, content=stdin, timeout_s=timeout_s, on_line=on_line)
+            command = (_WITHOUT_PASSWORD, script, "sh", *arguments)
+        elif self._method == "sudo with password":
+            command, stdin = (_WITH_PASSWORD, script, "sh", *arguments), self._password.encode() + b"\n"
+        return self._ssh.run(*command, content=stdin, timeout_s=timeout_s, on_line=on_line)

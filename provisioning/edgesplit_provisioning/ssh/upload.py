@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgesplit.errors import EdgeError, LinkError, MalformedMessage, UsageError
+from edgesplit.file_hash import file_sha256
+from edgesplit_provisioning.image.block_io import OnProgress
 from edgesplit_provisioning.ssh.connection import BLOCK_BYTES, CommandResult, Ssh, last_line
 from edgesplit_provisioning.ssh.facts import STAGE
 
-Progress = Callable[[int, int], None]
-"""Progress callback: bytes uploaded, bytes in all."""
 FILE_TIMEOUT_S = 3_600.0
 """Timeout of one file, in seconds."""
 DIGEST_MISMATCH, TRUNCATED = 5, 6
@@ -86,7 +86,7 @@ def read_upload_state(ssh: Ssh) -> UploadState:
     return UploadState(home, sizes)
 
 
-def upload_files(ssh: Ssh, files: Mapping[str, Path], state: UploadState, progress: Progress) -> None:
+def upload_files(ssh: Ssh, files: Mapping[str, Path], state: UploadState, progress: OnProgress) -> None:
     """Upload these files to the staging folder and remove all others there. LinkError where the connection is lost;
     partial files stay and are resumed."""
     _prepare(ssh, files)
@@ -103,15 +103,6 @@ def upload_secret(ssh: Ssh, name: str, content: bytes) -> None:
     _check_result(ssh.run(_PUT, STAGE, name, "0", str(len(content)), digest, content=content), f"write {name}")
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a local file."""
-    whole = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()
-
-
 def _prepare(ssh: Ssh, names: Collection[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
@@ -120,13 +111,12 @@ def _prepare(ssh: Ssh, names: Collection[str]) -> None:
 
 
 def _upload_file(ssh: Ssh, name: str, path: Path, state: UploadState, progress: Callable[[int], None]) -> None:
-    size, digest = path.stat().st_size, sha256(path)
+    size, digest = path.stat().st_size, file_sha256(path)
     if state.sizes.get(name) == size and _digest_there(ssh, name) == digest:
         return
     partial = state.sizes.get(f".{name}.part", 0)
-    for offset in dict.fromkeys(
-        (partial if 0 < partial <= size else 0, 0)
-    ):  # resume; after a digest mismatch send the whole file once more
+    # Resume; after a digest mismatch send the whole file once more.
+    for offset in dict.fromkeys((partial if 0 < partial <= size else 0, 0)):
         content = _blocks(path, offset, progress)
         result = ssh.run(_PUT, STAGE, name, str(offset), str(size), digest, content=content, timeout_s=FILE_TIMEOUT_S)
         if result.ok:

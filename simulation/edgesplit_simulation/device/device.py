@@ -120,11 +120,8 @@ class SimulatedDevice:
     @property
     def running(self) -> dict[str, str]:
         """Digest of the release that answers now, by model."""
-        return (
-            {}
-            if self._agent is None
-            else {model: release.digest for model, release in self._agent.engine.serving.items()}
-        )
+        serving = self._agent.engine.serving if self._agent is not None else {}
+        return {model: release.digest for model, release in serving.items()}
 
     @property
     def installed_state(self) -> InstalledState:
@@ -145,20 +142,20 @@ class SimulatedDevice:
         """Start the agent on what the disk holds."""
         if self._agent is None:
             self.start_count += 1
-            on = self._agent = _PoweredAgent(self)
-            on.boot()
+            self._agent = _PoweredAgent(self)
+            self._agent.boot()
 
     def power_cut(self) -> None:
         """End the agent at once; its peers notice only by their own timeouts."""
-        on, self._agent = self._agent, None
-        if on is not None:
-            on.power_cut()
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.power_cut()
 
     def stop(self) -> None:
         """Stop the agent in order, as at SIGTERM."""
-        on, self._agent = self._agent, None
-        if on is not None:
-            on.stop()
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.stop()
 
     def request(self, model: str, deadline_s: float = DEADLINE_S) -> None:
         """Send one inference request from an application on the device; its outcome goes to the invariant checker."""
@@ -213,9 +210,8 @@ class SimulatedDevice:
             return
         for model, release in installed.committed.items():
             if model not in installed.running and not installed.safe_mode:
-                self.environment.checker.add_violation(
-                    f"{self.name} committed {model} {release[:12]} and does not answer"
-                )
+                text = f"{self.name} committed {model} {release[:12]} and does not answer"
+                self.environment.checker.add_violation(text)
 
 
 class _PoweredAgent:
@@ -227,12 +223,9 @@ class _PoweredAgent:
         self._hub = around.hub
         self._session: CuttableConnection | None = None
         self._booted_at = self._hub.monotonic()
+        power_model = PowerModel(around.hub.monotonic())
         self.engine = SimulatedEngine(
-            around.hub,
-            around.offload_server,
-            self._on_device_run,
-            around.slowdown,
-            power_model=PowerModel(around.hub.monotonic()),
+            around.hub, around.offload_server, self._on_device_run, around.slowdown, power_model=power_model
         )
         store = ChunkStore(folder.chunks, folder.releases, QUOTA_BYTES)
         start_host = simulated_hosts(
@@ -247,22 +240,13 @@ class _PoweredAgent:
         self.updater = Reconciler(
             self.actions, clock=around.hub.monotonic, health_s=around.health_s, rng=around.hub.rng
         )
-        tls = around.tls(folder)
+        broker, tls = parse_host_and_port(identity.broker, "broker"), around.tls(folder)
         self.uplink = Uplink(
-            folder,
-            identity,
-            parse_host_and_port(identity.broker, "broker"),
-            tls,  # type: ignore[arg-type]  # an in-process broker uses no TLS
-            sample=self._sample,
-            emulated=False,
-            simulated=True,
-            local_url="",
-            certificate=lambda: around.certificate(folder),
-            schedule=around.telemetry_schedule,
-            connect=self._connect,
-            concurrency=_AgentConcurrency(self),
-            outbox=self._outbox(),
-        )
+            folder, identity, broker, tls,  # type: ignore[arg-type]  # an in-process broker uses no TLS
+            sample=self._sample, emulated=False, simulated=True, local_url="",
+            certificate=lambda: around.certificate(folder), schedule=around.telemetry_schedule, connect=self._connect,
+            concurrency=_AgentConcurrency(self), outbox=self._outbox(),
+        )  # fmt: skip
         self._tasks: list[Task] = []
         self._update_task: Task | None = None
         self._wake_timer: Timer | None = None
@@ -365,14 +349,11 @@ class _PoweredAgent:
         if not take or self._device.is_hanging:
             return None, marker
         power = engine.power_model.sample(
-            self._hub.monotonic(), [host_of(release).extra_celsius for release in engine.serving.values()]
+            self._hub.monotonic(), [host_of(release).behaviour.extra_celsius for release in engine.serving.values()]
         )
         windows, health = engine.windows.close_windows(engine.serving, now), self._health(power.celsius)
-        more = {
-            "health": health,
-            **({"measured_at": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}),
-        }
-        return build_telemetry(session, sequence, True, now, windows, power, **more), marker
+        backlog = {"measured_at": self._moment()} if self._device.environment.telemetry_backlog_bytes else {}
+        return build_telemetry(session, sequence, True, now, windows, power, health=health, **backlog), marker
 
     def _health(self, celsius: float | None) -> tuple[ReleaseHealth, ...]:
         """The health figures that rollout gates evaluate, for each release that serves."""
@@ -390,18 +371,16 @@ class _PoweredAgent:
 
     def _outbox(self) -> Outbox | None:
         """The telemetry backlog on the device's disk; None where none is kept."""
-        keeps_bytes = self._device.environment.telemetry_backlog_bytes
-        ring = DiskRing(self._device.folder.backlog, quota_bytes=keeps_bytes) if keeps_bytes else None
-        return Outbox(ring, self._moment) if ring is not None else None
+        quota_bytes = self._device.environment.telemetry_backlog_bytes
+        if not quota_bytes:
+            return None
+        return Outbox(DiskRing(self._device.folder.backlog, quota_bytes=quota_bytes), self._moment)
 
     def _moment(self) -> DeviceTime:
         """The time by the device's clocks: a wall clock that may be wrong and a monotonic clock that counts from this
         boot."""
-        return DeviceTime(
-            unix_s=self._time(),
-            boot_id=f"{self._device.start_count}",
-            since_boot_s=self._hub.monotonic() - self._booted_at,
-        )
+        since_boot_s = self._hub.monotonic() - self._booted_at
+        return DeviceTime(unix_s=self._time(), boot_id=f"{self._device.start_count}", since_boot_s=since_boot_s)
 
     def _time(self) -> float:
         around = self._device.environment

@@ -36,8 +36,8 @@ class Disks:
         return override_sync(self.sync)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Called for every durable write. Raises OSError (ENOSPC) on a full disk and `Ended` where the device's power
-        fails."""
+        """Called for every durable write. Raises OSError (ENOSPC) on a full disk and `TaskKilled` where the device's
+        power fails."""
         device = self._device_of(path)
         if not device:
             return
@@ -62,9 +62,8 @@ class Disks:
         path = rng.choice(files)
         data = bytearray(path.read_bytes())
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        own = path.with_suffix(
-            ".flipped"
-        )  # releases may share files by hard link: write a new file, so that only this release is damaged
+        # Releases may share files by hard link: write a new file, so that only this release is damaged.
+        own = path.with_suffix(".flipped")
         own.write_bytes(data)
         own.replace(path)
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from edgesplit import plan as plans
 from edgesplit.errors import DeadlineExceeded, EdgeError, InferenceFailed, LinkError, NotFound
@@ -103,11 +104,6 @@ class SimulatedEngine:
         """The estimated condition of link and offload server."""
         return (self._link_estimator or LinkEstimate.from_link(INITIAL_LINK)).conditions(self._breaker.is_allowing)
 
-    @property
-    def breaker(self) -> str:
-        """State of the circuit breaker: closed, open or half open."""
-        return self._breaker.state
-
     def row_of(self, model: str) -> str:
         """Name of the plan row in use for `model`."""
         return self._row_selector.row_of(model)
@@ -184,7 +180,7 @@ class SimulatedEngine:
             raise
         self.on_device_run(release.digest, None)
         predicted_s = release.predicted_s(row.device)
-        seconds = predicted_s * host.slowdown * self.slowdown * self.hub.rng.uniform(0.95, 1.1)
+        seconds = predicted_s * host.behaviour.slowdown * self.slowdown * self.hub.rng.uniform(0.95, 1.1)
         self.power_model.add_busy_time(seconds)
         if self._link_estimator is not None:
             self._link_estimator = self._link_estimator.after_compute(seconds, predicted_s)
@@ -203,34 +199,24 @@ class SimulatedEngine:
         if tail is None:  # the device lacks the slices: without the offload server there is no answer
             tail_s, begins_s = float("inf"), float("inf")
         else:
-            tail_s = self._run_on_device(release, _tail_row(row, tail))
+            tail_s = self._run_on_device(release, Row(name=row.name, device=tuple(tail)))
             left_s = deadline_s - device_s
             start_times = hedge_schedule("auto", left_s, tail_s, link_s + remote_s, early_s=choice.early_s)
             begins_s = device_s + (link_s if failed else min(start_times.optional_s, start_times.forced_s))
         alone_s = begins_s + tail_s
         falls_back = failed or alone_s < cloud_s
         self._update_estimates(row, failed, link_s, now)
-        if (
-            falls_back and choice.local_was_chosen and alone_s <= deadline_s
-        ):  # the row was chosen for the device to win the race
-            local = release.plan.local or row
-            return self._report(release, local, expected_s, alone_s, device_s=device_s + tail_s), alone_s
-        if falls_back and alone_s <= deadline_s:  # an unplanned fallback
+        report = partial(self._report, release, expected_s=expected_s)
+        if falls_back and alone_s <= deadline_s:
+            busy_s = device_s + tail_s
+            if choice.local_was_chosen:  # the row was chosen for the device to win the race
+                return report(release.plan.local or row, latency_s=alone_s, device_s=busy_s), alone_s
             cause = failed or "timeout"
-            return self._report(
-                release,
-                row,
-                expected_s,
-                alone_s,
-                device_s=device_s + tail_s,
-                local_finish_s=tail_s,
-                fallback=True,
-                cause=cause,
+            return report(
+                row, latency_s=alone_s, device_s=busy_s, local_finish_s=tail_s, fallback=True, cause=cause
             ), alone_s
         if not failed and cloud_s <= deadline_s:
-            return self._report(
-                release, row, expected_s, cloud_s, device_s=device_s, link_s=link_s, remote_s=remote_s
-            ), cloud_s
+            return report(row, latency_s=cloud_s, device_s=device_s, link_s=link_s, remote_s=remote_s), cloud_s
         return DeadlineExceeded("neither the cloud nor the device was done before the deadline"), deadline_s
 
     def _simulate_exchange(self, row: Row) -> tuple[float, float, str]:
@@ -284,15 +270,10 @@ class SimulatedEngine:
         return report, link_s + remote_s
 
     def _report(
-        self,
-        release: LoadedRelease,
-        row: Row,
-        expected_s: float,
-        latency_s: float,
-        device_s: float = 0.0,
+        self, release: LoadedRelease, row: Row, expected_s: float, latency_s: float, device_s: float = 0.0,
         **fields: object,
-    ) -> Report:
-        energy_j = joules(device_s, latency_s, host_of(release).energy_factor)
+    ) -> Report:  # fmt: skip
+        energy_j = joules(device_s, latency_s, host_of(release).behaviour.energy_factor)
         return Report(
             release=release.digest, row=row.name, split_after=row.split_after, emulated=True, predicted_s=expected_s,
             latency_s=latency_s, up_bytes=row.up_bytes, down_bytes=row.down_bytes, device_s=device_s, joules=energy_j,
@@ -304,7 +285,3 @@ def host_of(release: LoadedRelease) -> SimulatedHost:
     """The simulated host on which a release is loaded."""
     assert isinstance(release.host, SimulatedHost)
     return release.host
-
-
-def _tail_row(row: Row, tail: list[str]) -> Row:
-    return Row(name=row.name, device=tuple(tail))

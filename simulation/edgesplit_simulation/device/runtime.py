@@ -7,7 +7,6 @@ slowly, or loses its worker.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from edgesplit.crypto.slice_encryption import decrypting_chunk_source
 from edgesplit.errors import InferenceFailed, MalformedMessage
+from edgesplit.file_hash import file_sha256
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Plan
 from edgesplit.release.manifest import TensorSpec
@@ -38,13 +38,9 @@ class SimulatedHost:
     emulated = True
 
     def __init__(
-        self,
-        release: StoredRelease,
-        plan: Plan,
-        slices: frozenset[str],
-        behaviour: Callable[[], Behaviour],
+        self, release: StoredRelease, plan: Plan, slices: frozenset[str], behaviour: Callable[[], Behaviour],
         read_chunk: _ReadChunk,
-    ):
+    ):  # fmt: skip
         """`behaviour` returns how the release behaves now, `read_chunk` the bytes of a chunk by SHA-256."""
         self.slices = slices
         self.leaked_bytes = 0
@@ -63,10 +59,9 @@ class SimulatedHost:
         mood = self._behaviour()
         for name in job.order:
             timing.seconds[name] = self._plan.slice_s.get(name, 0.0) * mood.slowdown
-        known = self._golden_answer(job.tensors)
-        if known is None:
+        answer = self._golden_answer(job.tensors)
+        if answer is None:
             raise InferenceFailed("a simulated runtime answers golden inputs only")
-        answer = known
         if mood.wrong_golden:
             answer = {name: np.add(value, 1) for name, value in answer.items()}
         outputs = {spec.name: _zeros(spec) for slice_ in self._release.manifest.slices for spec in slice_.outputs}
@@ -84,19 +79,9 @@ class SimulatedHost:
             raise WorkerLost("the simulated worker took more memory than it may")
 
     @property
-    def slowdown(self) -> float:
-        """Factor of run time over the plan."""
-        return self._behaviour().slowdown
-
-    @property
-    def energy_factor(self) -> float:
-        """Factor of energy over that of a healthy release."""
-        return self._behaviour().energy_factor
-
-    @property
-    def extra_celsius(self) -> float:
-        """Degrees Celsius that the release adds to the device's temperature."""
-        return self._behaviour().extra_celsius
+    def behaviour(self) -> Behaviour:
+        """How the release behaves now."""
+        return self._behaviour()
 
     @property
     def memory_bytes(self) -> int:
@@ -146,7 +131,7 @@ def simulated_hosts(
             source = release.slice_folder(name)
             if isinstance(source, Path):
                 for file in release.manifest.slice(name).files:
-                    on_file_loaded(hashlib.sha256((source / file.name).read_bytes()).hexdigest())
+                    on_file_loaded(file_sha256(source / file.name))
         return SimulatedHost(release, plan, needed.rows, lambda: behaviour_of(release.digest), read_chunk)
 
     return start

@@ -41,5 +41,5 @@ class PowerModel:
 
 def joules(device_s: float, latency_s: float, energy_factor: float = 1.0) -> float:
     """Energy of a request in joules: `device_s` seconds of computing and the rest of `latency_s` waiting, times
-    `hungry`."""
+    `energy_factor`."""
     return (device_s * BUSY_WATTS + max(0.0, latency_s - device_s) * WAIT_WATTS) * energy_factor

@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edgesplit.quantities import parse_duration, parse_rate
 from edgesplit_simulation.device.device import SimulatedDevice
@@ -53,8 +54,7 @@ class FaultInjector:
                 self.controller_faults.back_up()
         for index, fault in enumerate(self.faults):
             rng = random.Random(f"{self.fleet.seed} {index} {fault.kind}")
-            targets = self._targets(fault, rng)
-            for target in targets:
+            for target in self._targets(fault, rng):
                 self._schedule(fault, target, random.Random(f"{self.fleet.seed} {index} {fault.kind} {target}"))
 
     def end(self) -> None:
@@ -114,11 +114,8 @@ class FaultInjector:
         key = target or fault.kind.partition(" ")[0].replace("restore", "controller")
         if key in self._undo or target in self.fleet.revoked:
             return  # each device or component has at most one fault at a time
-        undo = (
-            self._apply_to_device(fault, self.fleet.devices[target], rng)
-            if target
-            else self._apply_to_infrastructure(fault)
-        )
+        device = self.fleet.devices.get(target)
+        undo = self._apply_to_device(fault, device, rng) if device else self._apply_to_infrastructure(fault)
         if undo is None:
             return
         self.counts[fault.kind] += 1
@@ -134,16 +131,12 @@ class FaultInjector:
         """Apply a fault to a device; returns the function that ends it, or None where nothing was done."""
         match fault.kind:
             case "offline":
-                return self._offline(device)
+                device.cut_network()
+                return device.restore_network
             case "slow link":
-                device.environment.broker_link.bytes_per_s = (
-                    parse_rate(fault.amount) if fault.amount else SLOW_BYTES_PER_S
-                )
-
-                def restore_rate() -> None:
-                    device.environment.broker_link.bytes_per_s = float("inf")
-
-                return restore_rate
+                link = device.environment.broker_link
+                link.bytes_per_s = parse_rate(fault.amount) if fault.amount else SLOW_BYTES_PER_S
+                return partial(setattr, link, "bytes_per_s", float("inf"))
             case "power cut":
                 device.power_cut()
                 return device.power_on
@@ -153,11 +146,7 @@ class FaultInjector:
             case "clock off":
                 sign = -1 if fault.amount.startswith("-") else 1
                 device.environment.clock_offset_s = sign * parse_duration((fault.amount or "3650d").removeprefix("-"))
-
-                def restore_clock() -> None:
-                    device.environment.clock_offset_s = 0.0
-
-                return restore_clock
+                return partial(setattr, device.environment, "clock_offset_s", 0.0)
             case "full disk":
                 self.fleet.disks.full_devices.add(device.name)
                 return lambda: self.fleet.disks.full_devices.discard(device.name)
@@ -173,14 +162,9 @@ class FaultInjector:
 
     def _apply_to_infrastructure(self, fault: Fault) -> Callable[[], None] | None:
         """Apply a fault to offload server, broker or controller; returns the function that ends it, or None."""
-        fleet = self.fleet
         if fault.kind == "cloud gone":
-            fleet.offload_server_up = False
-
-            def restore_server() -> None:
-                fleet.offload_server_up = True
-
-            return restore_server
+            self.fleet.offload_server_up = False
+            return partial(setattr, self.fleet, "offload_server_up", True)
         return self.controller_faults.apply(fault) if self.controller_faults is not None else None
 
     def _publish_release(self, how: BehaviourName, share: float) -> None:
@@ -189,10 +173,6 @@ class FaultInjector:
             self.controller_faults.publish(how, share)
         elif isinstance(self.fleet, RealFleet):
             self.fleet.next_behaviour = (Behaviour(drift=DRIFT) if how == "drift" else BEHAVIOURS[how]), share
-
-    def _offline(self, device: SimulatedDevice) -> Callable[[], None]:
-        device.cut_network()
-        return device.restore_network
 
     def _end_write_cut(self, device: SimulatedDevice) -> None:
         self.fleet.disks.power_cuts.pop(device.name, None)

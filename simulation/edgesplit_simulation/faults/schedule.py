@@ -20,13 +20,7 @@ import msgspec
 import yaml
 
 from edgesplit.errors import UsageError
-from edgesplit.quantities import (
-    ABOVE_ZERO,
-    parse_duration,
-    parse_frequency,
-    parse_percentage,
-    parse_rate,
-)
+from edgesplit.quantities import ABOVE_ZERO, parse_duration, parse_frequency, parse_percentage, parse_rate
 
 FORMAT = "edgesplit.faults/1"
 MAX_BYTES = 1_000_000
@@ -134,16 +128,13 @@ def _parse_entry(entry: _FaultEntry) -> Fault:
         raise UsageError("`forget` applies to a broker restart only")
     _check_amount(entry)
     return Fault(
-        kind=entry.what,
-        share=parse_percentage(entry.devices, least=ABOVE_ZERO),
+        kind=entry.what, share=parse_percentage(entry.devices, least=ABOVE_ZERO),
         at_s=parse_duration(entry.at) if entry.at else None,
         every_s=parse_duration(entry.every) if entry.every else None,
         rate_per_s=parse_frequency(entry.rate) if entry.rate else None,
-        duration_range_s=_parse_duration_range(entry.lasts) if entry.lasts else DEFAULT_DURATION_S,
-        amount=entry.by,
-        behaviour=entry.how,
-        loses_retained=entry.forget,
-    )
+        duration_range_s=_parse_duration_range(entry.lasts) if entry.lasts else DEFAULT_DURATION_S, amount=entry.by,
+        behaviour=entry.how, loses_retained=entry.forget,
+    )  # fmt: skip
 
 
 def _parse_duration_range(text: str) -> tuple[float, float]:

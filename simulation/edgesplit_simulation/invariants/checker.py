@@ -95,7 +95,7 @@ class InvariantChecker:
     # Requests
 
     def on_request(self, request: str, deadline: float) -> None:
-        """A request was accepted; `by` is its deadline."""
+        """A request was accepted; it must end by `deadline`."""
         self.request_count += 1
         self._deadlines[request] = deadline
 

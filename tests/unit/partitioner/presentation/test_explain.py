@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from edgesplit.plan import Link
-from edgesplit_cli.views.explain import cut_text, limit_text, sentences
+from edgesplit_cli.options.plan_limits import to_options
+from edgesplit_cli.views.explain import cut_text, sentences
 from edgesplit_partitioner import Costs, load_costs, plan
 from edgesplit_partitioner.presentation.explain import CutChange, Explanation, explain, movable, pinned, slowed
 from support import brute_force_tiers as force
@@ -181,10 +182,10 @@ def test_cuts_and_limits_have_words() -> None:
     spread = {"device": 1, "edge": 1, "cloud": 1}
     three = msgspec.structs.replace(found.best, cut=spread, last={"device": "a", "edge": "b"})
     assert cut_text(tuple(spread), three) == "device up to a, edge up to b, cloud the rest"
-    assert limit_text("memory_bytes=1048576") == "--memory 1MiB"
-    assert limit_text("deadline_s=0.1") == "--deadline 100ms"
-    assert limit_text("energy_joules=0.5") == "--energy 500mJ"
-    assert limit_text("keep_raw_input") == "--keep-raw-input"
+    assert to_options("memory_bytes=1048576") == "--memory 1MiB"
+    assert to_options("deadline_s=0.1") == "--deadline 100ms"
+    assert to_options("energy_joules=0.5") == "--energy 500mJ"
+    assert to_options("keep_raw_input") == "--keep-raw-input"
 
 
 def test_a_layer_moves_over_a_tier_that_cannot_run_it() -> None:

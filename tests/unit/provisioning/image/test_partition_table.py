@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -358,7 +359,7 @@ def test_a_name_that_a_device_has_is_refused_unless_it_is_to_be_replaced() -> No
 def test_a_claim_is_for_the_device_that_gets_it(tmp_path: Path) -> None:
     """The name on the card and that in the claim are one."""
     file = make_claim(tmp_path / "claim.json")
-    assert read_claim(file, None)[0].device == "cam-1"
+    assert read_claim(file, None)[0] == "cam-1"
     with pytest.raises(UsageError, match="for cam-1, not for cam-2"):
         read_claim(file, "cam-2")
 
@@ -379,9 +380,12 @@ class EdgeTpu:
         return made
 
 
-def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def flash_options(**given: Any) -> Any:
+    """The options of a flash that a kit depends on."""
+    return SimpleNamespace(**{"kit_folder": None, "extras": (), "wheelhouse": None, "interpreter": None, **given})
+
+
+def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the image's machine and Python; and its device profile is the one of a board with an accelerator."""
     asked: dict[str, Any] = {}
 
@@ -390,9 +394,8 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
 
     monkeypatch.setattr(installer, "build_kit", build_kit)
     found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem(python="3.13", machine="aarch64"))
-    source = installer.KitSource(cache=tmp_path, extras=("otel",), coral=EdgeTpu())  # type: ignore[arg-type]
 
-    installer.kit_for(found, source, lambda _: None)
+    installer.kit_for(found, flash_options(extras=("otel",)), EdgeTpu(), lambda _: None)  # type: ignore[arg-type]
 
     assert asked["target"] == Target(python="3.13", machine="aarch64") and asked["coral"] == "for aarch64"
     assert asked["extras"] == ["otel", "tflite"]
@@ -401,8 +404,8 @@ def test_an_edge_tpu_brings_its_library_and_litert_into_the_kit(
     assert profile_of("raspberrypi5", coral=True) == "raspberrypi5"  # no profile of that pair: by its CPU
 
 
-def test_without_a_python_in_sight_no_kit_is_guessed(tmp_path: Path) -> None:
+def test_without_a_python_in_sight_no_kit_is_guessed() -> None:
     """A root file system that is no ext4: the kit must be given."""
     found = detect.DetectedImage(Format.CLOUD_INIT, "/boot/firmware", OperatingSystem())
     with pytest.raises(UsageError, match="--kit"):
-        installer.kit_for(found, installer.KitSource(cache=tmp_path), lambda _: None)
+        installer.kit_for(found, flash_options(), None, lambda _: None)

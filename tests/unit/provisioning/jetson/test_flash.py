@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +17,7 @@ from edgesplit.trust.identity import Claim, encode_document
 from edgesplit_cli.main import cli
 from edgesplit_provisioning.jetson import flasher
 from edgesplit_provisioning.jetson.bsp import read_bsp
-from edgesplit_provisioning.jetson.overlay import KIT, Overlay, overlay_files
+from edgesplit_provisioning.jetson.overlay import KIT, overlay_files
 from edgesplit_provisioning.jetson.root_filesystem import RECORD, FileToWrite, install_files, restore_files
 from edgesplit_provisioning.kit.manifest import FORMAT, KitManifest, encode, list_files
 from edgesplit_provisioning.wifi import Wifi
@@ -25,13 +26,13 @@ from support.jetson_tree import listing, make_tree
 PROFILE = "jetson-orin-nano"
 
 
-def overlay(folder: Path, **more: object) -> Overlay:
+def overlay(folder: Path, **more: Any) -> list[FileToWrite]:
     kit = folder / "kit"
     kit.mkdir(exist_ok=True)
     (kit / "install.sh").write_text('#!/bin/sh\necho "$@" >../installed\n[ ! -e ../../fails ] || exit 3\n')
     (kit / "wheels.tar").write_bytes(b"wheels")
     made = {path.name: path for path in kit.iterdir()}
-    return Overlay(kit=made, claim=b'{"token": "secret"}', hostname="jet-1", **more)  # type: ignore[arg-type]
+    return overlay_files(made, b'{"token": "secret"}', "jet-1", **more)
 
 
 @pytest.mark.parametrize(("major", "python", "name"), [(36, "3.10", "JetPack 6"), (35, "3.8", "JetPack 5")])
@@ -78,7 +79,7 @@ def test_the_root_file_system_has_what_the_first_boot_needs_and_is_put_back_as_i
     before = listing(path)
     wifi = Wifi(b"caf\xc3\xa9;\n[evil]", "ab" * 32, "FR")
     wished = overlay(tmp_path, user="ada", ssh_keys=("ssh-ed25519 AAAA ada",), sudo=True, wifi=wifi)
-    install_files(path, overlay_files(wished))
+    install_files(path, wished)
 
     root = path / "rootfs"
     assert (root / KIT / "claim.json").stat().st_mode & 0o777 == 0o600
@@ -99,8 +100,8 @@ def test_preparing_again_replaces_what_was_prepared(tmp_path: Path) -> None:
     """And what was there before the first time is what comes back."""
     path = make_tree(tmp_path)
     before = listing(path)
-    install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
-    install_files(path, overlay_files(overlay(tmp_path)))
+    install_files(path, overlay(tmp_path, user="ada", ssh_keys=("k",)))
+    install_files(path, overlay(tmp_path))
     assert not (path / "rootfs/etc/ssh/authorized_keys.d").exists()
     restore_files(path)
     assert listing(path) == before
@@ -121,7 +122,7 @@ def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fchmod", dies)
     with pytest.raises(KeyboardInterrupt):
-        install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",), sudo=True)))
+        install_files(path, overlay(tmp_path, user="ada", ssh_keys=("k",), sudo=True))
     monkeypatch.undo()
     assert restore_files(path) == []
     assert listing(path) == before
@@ -130,7 +131,7 @@ def test_what_was_cut_off_is_put_back_too(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_that_was_changed_since_is_left(tmp_path: Path) -> None:
     """It is somebody's work; he is told."""
     path = make_tree(tmp_path)
-    install_files(path, overlay_files(overlay(tmp_path)))
+    install_files(path, overlay(tmp_path))
     (path / "rootfs/etc/hostname").write_text("mine\n")
     assert restore_files(path) == ["etc/hostname"]
     assert (path / "rootfs/etc/hostname").read_text() == "mine\n"
@@ -146,7 +147,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
     (path / "rootfs" / link).symlink_to(outside)
     before = listing(outside) if outside.is_dir() else outside.read_bytes()
     with pytest.raises(UsageError):
-        install_files(path, overlay_files(overlay(tmp_path, user="ada", ssh_keys=("k",))))
+        install_files(path, overlay(tmp_path, user="ada", ssh_keys=("k",)))
     assert (listing(outside) if outside.is_dir() else outside.read_bytes()) == before
 
 
@@ -168,7 +169,7 @@ def test_a_record_that_is_spoilt_is_not_acted_upon(tmp_path: Path) -> None:
 def test_the_first_boot_installs_once_and_leaves_no_secret(tmp_path: Path) -> None:
     """Where installing fails all stays, for the next boot."""
     path = make_tree(tmp_path)
-    install_files(path, overlay_files(overlay(tmp_path)))
+    install_files(path, overlay(tmp_path))
     root = path / "rootfs"
     script = root / KIT / "first-boot.sh"
     here = script.read_text().replace(f"/{KIT}", str(root / KIT)).replace("/etc/", f"{root}/etc/")

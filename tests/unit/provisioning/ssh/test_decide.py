@@ -16,9 +16,9 @@ from edgesplit_provisioning.ssh.facts import Installed, MachineFacts, parse_fact
 from edgesplit_provisioning.ssh.inventory import Host, check_distinct, parse_host, proposed_name, read_batch
 
 PI = MachineFacts(
-    os_id="debian", os_like=(), os_name="Debian GNU/Linux 12 (bookworm)", os_version="12", machine="aarch64", bits=64,
-    libc=(2, 36), model="Raspberry Pi 4 Model B Rev 1.4", l4t="", pythons=("3.11",), host="pi", home_free=10**10,
-    prefix_free=10**10, systemd=True, uid=1000, has_sudo=True, sudo=True, edge_tpu=False,
+    os_id="debian", os_like=(), os_name="Debian GNU/Linux 12 (bookworm)", machine="aarch64", bits=64,
+    libc=(2, 36), model="Raspberry Pi 4 Model B Rev 1.4", pythons=("3.11",), host="pi", home_free=10**10,
+    prefix_free=10**10, systemd=True, uid=1000, has_sudo=True, sudo=True,
 )  # fmt: skip
 NOTHING = Installed(version="", device="", controller="", authority="", service="", data=False)
 

@@ -9,7 +9,6 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -335,9 +334,7 @@ def test_the_kit_goes_beside_the_releases(fleet: BundleHarness, tmp_path: Path, 
     for one, path in files.items():
         path.write_text(one)
     to = tmp_path / name
-    asked = BundleRequest(
-        devices=("cam-1",), kit=SimpleNamespace(files=files, bytes=20), kit_for="Python 3.11 on aarch64"
-    )
+    asked = BundleRequest(devices=("cam-1",), kit=files, kit_for="Python 3.11 on aarch64")
     with open_sink(to) as opened:
         index = make_bundle(fleet, asked, opened, lambda done, of: None)
     source = open_bundle(to)
