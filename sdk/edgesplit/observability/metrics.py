@@ -155,7 +155,8 @@ CONTROLLER_ROLLOUT_DEVICES = _gauge("edgesplit_controller_rollout_devices", "sta
 CONTROLLER_MESSAGES = _counter("edgesplit_controller_messages_total", "kind", "outcome", help=
     "Messages from devices. outcome: new, again (a duplicate), earlier (out of order), older session, revoked, "
     "unknown, dropped (malformed, or over the device's rate limit).")
-CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds", bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0), help=
+CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_seconds",
+    bounds=(1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0), help=
     "Age of telemetry from a device's backlog when it arrived: it was measured while the link was down.")
 CONTROLLER_INGEST_S = _histogram("edgesplit_controller_ingest_seconds", help=
     "Time to process a batch of messages from devices.")
