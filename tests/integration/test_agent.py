@@ -435,9 +435,11 @@ def test_outside_its_hours_a_device_waits_unless_the_operator_says_now(
     begins, ends = (time.strftime("%H:%M", time.localtime(time.time() + hours * 3600)) for hours in (2, 3))
     agent.extra = ("--download-window", f"{begins}-{ends}")
     agent.start()
-    eventually("it says that it waits", lambda: _told(controller, made, "fetching", "waiting for the fetch window"), 60)
+    eventually(
+        "it says that it waits", lambda: _told(controller, made, "fetching", "waiting for the download window"), 60
+    )
     waiting = json.loads(_run(agent, "status"))["desired"]
-    assert [one["detail"] for one in waiting] == [f"waiting for the fetch window ({begins}-{ends})"]
+    assert [one["detail"] for one in waiting] == [f"waiting for the download window ({begins}-{ends})"]
     assert not controller.chunks_sent
     controller.deploy(made, now=True)
     eventually("it runs", lambda: agent.runs(made), 60)

@@ -20,7 +20,7 @@ from edgesplit.release_store import write_release
 from integration.test_agent import DEVICE, Process, SmallController
 from support import onnx_models as tiny
 from support.agent_engine import eventually
-from support.recut_repository import CLASS, Made, RecutHarness, anatomy_for, made, plant
+from support.recut_repository import CLASS, Made, RecutHarness, fingerprint_for, made, plant
 
 FEEDS = tiny.feeds_of(tiny.prepared("chain"))
 WHOLE = tiny.run_whole(tiny.prepared("chain").raw, FEEDS)
@@ -46,7 +46,7 @@ class Controller(SmallController):
 
     def first(self) -> Made:
         base = cut(2)
-        self.repository.add_anatomy(RecutHarness.encoded(anatomy_for("chain")))
+        self.repository.add_fingerprint(RecutHarness.encoded(fingerprint_for("chain")))
         self.deploy(base)  # type: ignore[arg-type]
         return base
 

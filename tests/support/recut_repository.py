@@ -115,7 +115,7 @@ def made(
         private_tensors=tuple(private_tensors),
         required_local_layers=tuple(required_local_layers),
     )
-    fingerprint = encode_fingerprint(anatomy_for(model))
+    fingerprint = encode_fingerprint(fingerprint_for(model))
     manifest = msgspec.structs.replace(
         tiny.manifest_of(prepared, cut),
         plans={CLASS: to_release_plan(table, cut, {})},
@@ -126,7 +126,7 @@ def made(
     return Made(manifest, tuple(cut), golden)
 
 
-def anatomy_for(model: str) -> Any:
+def fingerprint_for(model: str) -> Any:
     prepared = tiny.prepared(model)
     return prepared.fingerprint(prepared.graph)
 
@@ -155,7 +155,7 @@ class RecutHarness(TrustHarness):
 
     def publish(self, one: Made) -> str:
         """Sign with the release key."""
-        self.repository.add_anatomy(encode_fingerprint(anatomy_for(self.model)))
+        self.repository.add_fingerprint(encode_fingerprint(fingerprint_for(self.model)))
         return self.repository.add_release(one.raw)
 
     def recut(self, *after: int, **plan: Any) -> Made:

@@ -18,7 +18,7 @@ power cut.
     agent.sock      Unix socket for applications while the agent runs
     lock            held with flock(2) by the agent that owns the folder
 
-A file that cannot be parsed is renamed to `*.spoilt` and treated as missing, so that the agent always starts.
+A file that cannot be parsed is renamed to `*.corrupt` and treated as missing, so that the agent always starts.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ class DataFolder:
         return self._read(self.path / "agent.json", AgentAddress)
 
     def _read(self, path: Path, kind: type[T]) -> T | None:
-        """The parsed file; None where it is missing, unreadable or damaged. A damaged file is renamed to `*.spoilt`."""
+        """The parsed file; None where it is missing,
+        unreadable or damaged. A damaged file is renamed to `*.corrupt`."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except FileNotFoundError:
@@ -228,7 +229,7 @@ class DataFolder:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("%s cannot be read and is moved aside: %s", path, error)
             try:
-                os.replace(path, path.with_name(path.name + ".spoilt"))
+                os.replace(path, path.with_name(path.name + ".corrupt"))
             except OSError as stuck:
                 log.warning("%s cannot be moved: %s", path, stuck.strerror)
             return None

@@ -76,7 +76,7 @@ def with_start_counted(current: Current) -> Current:
         bad = {release: f"the agent ended {count} times while loading it" for release, count in fatal.items()}
         rejected, attempts = {**current.rejected, **bad}, _without(current.load_attempts, fatal)
         current = _replace(current, rejected=rejected, load_attempts=attempts, unhealthy_starts=0)
-    # Checked before this start is counted: `starts` is the number of earlier ones that were not found healthy.
+    # Checked before this start is counted: `unhealthy_starts` is the number of earlier starts that were not healthy.
     if current.unhealthy_starts >= UNHEALTHY_STARTS and current.safe_mode is None:
         current = _after_unhealthy_starts(current)
     return _replace(current, unhealthy_starts=current.unhealthy_starts + 1)
@@ -96,8 +96,8 @@ def _after_unhealthy_starts(current: Current) -> Current:
 
 
 def with_statement(current: Current, raw: bytes, counter: int) -> Current:
-    """Adopt an accepted statement. One with another counter clears `bad` and `tried` and ends safe mode: a device whose
-    power failed three times in a row recovers with a new deployment of what it ran."""
+    """Adopt an accepted statement. One with another counter clears `rejected` and `load_attempts` and ends safe mode:
+    a device whose power failed three times in a row recovers with a new deployment of what it ran."""
     if counter != current.counter:
         current = _replace(current, rejected={}, load_attempts={})
         current = _replace(current, safe_mode=None, unhealthy_starts=0) if current.safe_mode is not None else current

@@ -105,4 +105,4 @@ class DownloadWindow:
         if urgent or opening <= now:
             return
         spans = ", ".join(map(str, self.spans))
-        raise NotNow(f"waiting for the fetch window ({spans})", min(RECHECK_S, opening - now))
+        raise NotNow(f"waiting for the download window ({spans})", min(RECHECK_S, opening - now))

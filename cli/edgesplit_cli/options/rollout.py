@@ -14,7 +14,7 @@ to_option = click.option(
     help="Target devices, as in 'site=oslo and not kind=lab'; repeatable.",
 )  # fmt: skip
 now_option = click.option(
-    "--now", is_flag=True, help="Urgent: devices fetch the release at once, also outside their fetch windows."
+    "--now", is_flag=True, help="Urgent: devices fetch the release at once, also outside their download windows."
 )
 wait_option = click.option(
     "--wait", "wait_s", type=Number(0), default=0.0, metavar="SECONDS", help="Follow the rollout until it ends."

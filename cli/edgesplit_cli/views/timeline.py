@@ -15,11 +15,12 @@ from edgesplit_cli.output import ms
 WIDTH = 48
 _STYLE = {
     **dict.fromkeys(("queue", "decode", "device", "encode"), "green"),
-    **dict.fromkeys(("link", "waited"), "yellow"),
+    **dict.fromkeys(("link", "remote_wait"), "yellow"),
     **dict.fromkeys(
-        ("remote_queue", "remote_decode", "remote_load", "remote", "hop_link", "hop", "remote_encode"), "cyan"
+        ("remote_queue", "remote_decode", "remote_load", "remote", "next_tier_link", "next_tier", "remote_encode"),
+        "cyan",
     ),
-    **dict.fromkeys(("answer_decode", "tail"), "green"),
+    **dict.fromkeys(("answer_decode", "local_finish"), "green"),
 }
 _NAME = max(len(name) for name in PHASES)
 

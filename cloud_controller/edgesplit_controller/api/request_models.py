@@ -107,7 +107,7 @@ class DeployBody(PlanOptionsBody):
 
     to: list[str] = Field(max_length=10_000)
     now: bool = False
-    """Devices fetch it at once, whatever their fetch window."""
+    """Devices fetch it at once, whatever their download window."""
     encrypt: bool = False
     """Slices and golden inputs are sent and stored encrypted."""
     recut: bool = False

@@ -283,7 +283,7 @@ class Delivery:
 
     def queue_lengths(self) -> dict[str, int]:
         """Queue lengths, by queue."""
-        return {"said": len(self._received), "asked": len(self._requests), "chunks": len(self._chunks)}
+        return {"messages": len(self._received), "requests": len(self._requests), "chunks": len(self._chunks)}
 
     def acknowledge(self, acks: Collection[tuple[str, messages.Ack]]) -> None:
         """Acknowledge stored telemetry to devices, which may then delete it. A device that misses the acknowledgement

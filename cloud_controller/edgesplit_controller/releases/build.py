@@ -121,9 +121,9 @@ class ReleaseBuilder:
         pairs = golden_pairs(loaded, self._registry.samples(model, 2), model.name)
         compiled = [half for name, plan in plans.items() for half in compiled_for(loaded, cut, name, plan)]
         made = make_manifest(model, loaded, cut, plans, pairs)
-        # Anatomy: fingerprints of the model's weights by which devices check a recut against its base (`check_recut`).
+        # Fingerprint: digests of the model's weights by which devices check a recut against its base (`check_recut`).
         # Digests of weights would reveal the encrypted ones.
-        fingerprint = b"" if options.encrypt else anatomy_of(loaded)
+        fingerprint = b"" if options.encrypt else fingerprint_of(loaded)
         made = msgspec.structs.replace(
             made,
             compiled=tuple(half.compiled for half in compiled),
@@ -133,7 +133,7 @@ class ReleaseBuilder:
         if options.encrypt:
             made, contents, pairs = self._content_keys.seal(made, contents, pairs)
         if fingerprint:
-            self._repository.add_anatomy(fingerprint)
+            self._repository.add_fingerprint(fingerprint)
             self._blobs.put(fingerprint)
         manifest = self._with_known_date(model, made)
         return self._store(model, manifest, contents, pairs), manifest
@@ -170,14 +170,16 @@ class ReleaseBuilder:
             base, slices=tuple(cut_slice.slice for cut_slice in cut), plans=plans,
             compiled=base.compiled if reuses_slices else (), fingerprint=None, recut_of=digest,
         )  # fmt: skip
-        raw_anatomy = self._blobs.get(base.fingerprint.sha256) if base.fingerprint else b""
-        if base.fingerprint and not reuses_slices and anatomy_of(loaded) != raw_anatomy:
+        raw_fingerprint = self._blobs.get(base.fingerprint.sha256) if base.fingerprint else b""
+        if base.fingerprint and not reuses_slices and fingerprint_of(loaded) != raw_fingerprint:
             raise UsageError(
                 f"{model.ref} is no longer prepared here as it was when release {digest[:12]} was made (another version"
                 " of onnxruntime or onnx?): to cut it elsewhere now needs the release key"
             )
         try:
-            check_recut(recut, base, decode_fingerprint(raw_anatomy, base.fingerprint) if base.fingerprint else None)
+            check_recut(
+                recut, base, decode_fingerprint(raw_fingerprint, base.fingerprint) if base.fingerprint else None
+            )
         except TrustError as error:
             raise UsageError(f"release {digest[:12]} cannot be cut like this by the planner: {error}") from error
         manifest = self._with_known_date(model, recut)
@@ -355,7 +357,7 @@ def is_union_of(table: Plan, slices: Iterable[Slice]) -> bool:
     return all(row.issuperset(piece.layers) or row.isdisjoint(piece.layers) for piece in slices for row in rows)
 
 
-def anatomy_of(loaded: LoadedModel) -> bytes:
+def fingerprint_of(loaded: LoadedModel) -> bytes:
     """The model's fingerprint as it is signed; empty if it has none, or one above devices' size limit."""
     fingerprint = loaded.prepared.fingerprint(loaded.graph)
     raw = b"" if fingerprint is None else encode_fingerprint(fingerprint)

@@ -5,7 +5,7 @@ memory between calls, so several processes may share the folder.
 
     <folder>/keys/         signers, see `tuf.key_folder`
     <folder>/metadata/     N.root.json, N.targets.json, N.planner.json, N.snapshot.json, timestamp.json
-    <folder>/targets/      releases/<digest>.json, recuts/<digest>.json, anatomies/<SHA-256>.json
+    <folder>/targets/      releases/<digest>.json, recuts/<digest>.json, fingerprints/<SHA-256>.json
     <folder>/pending.json  a key change that is not finished
 """
 
@@ -37,7 +37,7 @@ from edgesplit_controller.tuf.repository_signer import Publication, PublishedMet
 
 _PATH: Final = re.compile(
     r"metadata/(?:[0-9]{1,10}\.)?(?:root|targets|planner|snapshot|timestamp)\.json"
-    r"|targets/(?:releases|recuts|anatomies)/[0-9a-f]{64}\.json"
+    r"|targets/(?:releases|recuts|fingerprints)/[0-9a-f]{64}\.json"
 )
 _Role = TypeVar("_Role", Root, Timestamp, Snapshot, Targets)
 

@@ -103,8 +103,8 @@ class Repository:
                 return proof
             if recut_path(digest) not in published.planner.targets:
                 raise TrustError(f"release {digest[:12]} is not in the repository")
-            raw_base, raw_anatomy = self._base_of(decode_manifest(self.manifest(digest)))
-            fingerprint = {} if raw_anatomy is None else {FINGERPRINT_FILE: raw_anatomy}
+            raw_base, raw_fingerprint = self._base_of(decode_manifest(self.manifest(digest)))
+            fingerprint = {} if raw_fingerprint is None else {FINGERPRINT_FILE: raw_fingerprint}
             raw_planner = store.metadata(f"{published.planner.version}.{PLANNER_FILE}")
             return {**proof, PLANNER_FILE: raw_planner, BASE_FILE: raw_base, **fingerprint}
 
@@ -133,9 +133,9 @@ class Repository:
         files = {path: raw}
         manifest = decode_manifest(raw)
         if manifest.recut_of:
-            files[target_path(manifest.recut_of)], raw_anatomy = self._base_of(manifest)
-            if raw_anatomy is not None:
-                files[fingerprint_path(fingerprint_file(raw_anatomy).sha256)] = raw_anatomy
+            files[target_path(manifest.recut_of)], raw_fingerprint = self._base_of(manifest)
+            if raw_fingerprint is not None:
+                files[fingerprint_path(fingerprint_file(raw_fingerprint).sha256)] = raw_fingerprint
         return {f"targets/{name}": content for name, content in files.items()}
 
     def _base_of(self, recut: Manifest) -> tuple[bytes, bytes | None]:
@@ -162,7 +162,7 @@ class Repository:
                 self.store.publish(self.signer.publish(published, targets=targets))
         return digest
 
-    def add_anatomy(self, raw: bytes) -> None:
+    def add_fingerprint(self, raw: bytes) -> None:
         """Store a model's fingerprint for devices to fetch; it is authenticated by the signed manifest,
         which contains its
         digest."""
@@ -192,11 +192,13 @@ class Repository:
         if not recut.recut_of or target_path(recut.recut_of) not in targets.targets:
             raise TrustError("this is no recut of a release that the release key signed")
         try:
-            raw_base, raw_anatomy = self._base_of(recut)
+            raw_base, raw_fingerprint = self._base_of(recut)
         except (FileNotFoundError, MalformedMessage) as error:
             raise UsageError(f"the repository lacks release {recut.recut_of}: restore it from a backup") from error
         base = decode_manifest(raw_base)
-        return base, decode_fingerprint(raw_anatomy, base.fingerprint) if raw_anatomy and base.fingerprint else None
+        return base, decode_fingerprint(
+            raw_fingerprint, base.fingerprint
+        ) if raw_fingerprint and base.fingerprint else None
 
     def unsigned_targets(self, *raw_manifests: bytes) -> bytes:
         """Targets metadata for the release key to sign that adds these releases; without any, it only extends the

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from edgesplit.errors import Busy, DeadlineExceeded, LinkError, ModelRefused, NotFound, TrustError
 from edgesplit.http1.server import Request, Response
 from edgesplit.observability import trace_context
-from edgesplit.observability.phases import HOP, Timeline
+from edgesplit.observability.phases import NEXT_TIER, Timeline
 from edgesplit.offload_client import pool
 from edgesplit.offload_client.circuit_breaker import CircuitBreaker
 from edgesplit.offload_client.pool import CancellableCall, OffloadAnswer, OffloadClient, OffloadFailure
@@ -160,7 +160,7 @@ class NextTier:
             far.name, request.id, boundary_codecs.encode_tensors(sends, far.row.codecs), far.outputs,
             left_s=wait_s, coding="zstd" if far.row.compress else "",
         )  # fmt: skip
-        with request.timeline.phase(HOP):
+        with request.timeline.phase(NEXT_TIER):
             call_next = partial(self._client.infer, body, timeout_s=wait_s)
             outcome = self._exchange(call_next, wait_s, request.is_client_gone)
         if isinstance(outcome, OffloadAnswer):

@@ -20,7 +20,7 @@ from edgesplit.http1 import content_coding
 from edgesplit.http1.content_coding import MIN_COMPRESSED_BYTES, choose_coding, decode_body, encode_body
 from edgesplit.http1.head import ParsedHead
 from edgesplit.http1.server import Request, Response, error_response, response_to
-from edgesplit.observability.phases import DECODE, ENCODE, HOP, LOAD, QUEUE, RUN, Phase
+from edgesplit.observability.phases import DECODE, ENCODE, LOAD, NEXT_TIER, QUEUE, RUN, Phase
 from edgesplit.offload_client.pool import LOAD_HEADER, SECONDS_HEADER
 from edgesplit.oip import protocol as oip
 from edgesplit.release import boundary_codecs
@@ -255,7 +255,7 @@ class InferencePipeline:
         try:
             with metrics.trace_scope():
                 body = decode_body(request.body, request.headers.get("content-encoding", ""))
-                with metrics.timeline.phase(HOP):
+                with metrics.timeline.phase(NEXT_TIER):
                     response = next_tier.relay(request, request_timeout_s(request, body))
         except Exception as error:  # any failure becomes the answer
             self._fail(inference, error)

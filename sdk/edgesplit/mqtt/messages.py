@@ -13,8 +13,8 @@ bytes. `{device}` is the common name in the certificate: the broker lets a devic
     edgesplit/v1/{device}/job         controller -> device   QoS 1             DeviceJob: a request for diagnostics
     edgesplit/v1/{device}/log         device -> controller   QoS 1             LogPiece or JobRefused
     edgesplit/v1/{device}/fetch       device -> controller   QoS 0             FetchMetadata or FetchChunks
-    edgesplit/v1/{device}/fetch_reply controller -> device   QoS 0             Fetched (answer to FetchMetadata), or a
-                                                                               chunk's bytes for this device alone
+    edgesplit/v1/{device}/fetch_reply controller -> device   QoS 0             FetchReply (answer to FetchMetadata), or
+                                                                               a chunk's bytes for this device alone
     edgesplit/v1/chunk/{sha256}       controller -> all      QoS 0             the chunk's bytes
 """
 

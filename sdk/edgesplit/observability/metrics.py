@@ -54,9 +54,10 @@ AGENT_REQUEST_S = _histogram("edgesplit_agent_request_seconds", "model", "row", 
 AGENT_PHASE_S = _histogram("edgesplit_agent_phase_seconds", "model", "phase", help=
     "That time by phase, for each phase that an answered request had. phase: queue (waiting for the device's "
     "processor), decode (the input), device (its slices), encode (the boundary), link (both directions together), "
-    "remote_queue, remote_decode, remote_load, remote (its slices), hop_link and hop (the link from a gateway to the "
-    "next tier, and time in that tier), remote_encode, answer_decode, waited (for a cloud that failed or was too "
-    "late), tail (the local tail), other (the remainder).")
+    "remote_queue, remote_decode, remote_load, remote (its slices), next_tier_link and "
+    "next_tier (the link from a gateway to the next tier, and time in that tier), "
+    "remote_encode, answer_decode, remote_wait (for a cloud that failed or was too "
+    "late), local_finish (the local tail), other (the remainder).")
 AGENT_FALLBACKS = _counter("edgesplit_agent_fallbacks_total", "model", "cause", help=
     "Requests that the device finished itself, by the cause at the cloud: timeout, refused, link, server.")
 AGENT_SWITCHES = _counter("edgesplit_agent_switches_total", "model", help="Switches to another row of the plan.")
@@ -161,7 +162,7 @@ CONTROLLER_BACKLOG_AGE_S = _histogram("edgesplit_controller_late_telemetry_secon
 CONTROLLER_INGEST_S = _histogram("edgesplit_controller_ingest_seconds", help=
     "Time to process a batch of messages from devices.")
 CONTROLLER_WAITING = _gauge("edgesplit_controller_waiting", "queue", help=
-    "Length of each queue now. queue: said (messages), asked (fetch requests), chunks, heavy (plans and deployments).")
+    "Length of each queue now. queue: messages, requests (to fetch), chunks, heavy (plans and deployments).")
 CONTROLLER_STATEMENT_S = _histogram("edgesplit_controller_database_statement_seconds", "kind", help=
     "Time of database statements. kind: select, insert, update, delete, other.")
 CONTROLLER_ROLLUP_BACKLOG = _gauge("edgesplit_controller_rollup_backlog", help=

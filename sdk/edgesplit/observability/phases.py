@@ -19,10 +19,10 @@ MAX_HEADER_CHARS = 512
 MAX_PHASE_S = 1e5
 _ENTRY = re.compile(r"\s*([a-z_]{1,24});dur=(\d{1,9}(?:\.\d{1,9})?)\s*")
 
-QUEUE, DECODE, LOAD, RUN, HOP, ENCODE = "queue", "decode", "load", "run", "hop", "encode"
-SERVER_PHASES = (QUEUE, DECODE, LOAD, RUN, HOP, ENCODE)
-"""Phases of an offload server. `load` is loading a model for the first time or after its eviction; `hop` is a gateway's
-wait for the next tier."""
+QUEUE, DECODE, LOAD, RUN, NEXT_TIER, ENCODE = "queue", "decode", "load", "run", "next_tier", "encode"
+SERVER_PHASES = (QUEUE, DECODE, LOAD, RUN, NEXT_TIER, ENCODE)
+"""Phases of an offload server. `load` is loading a model for the first time or after its eviction; `next_tier` is a
+gateway's wait for the next tier."""
 
 
 class Phase(NamedTuple):

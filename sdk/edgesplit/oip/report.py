@@ -46,7 +46,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     queue_s: float = 0.0
     """Waiting in the queue, and for the device's processor."""
     device_s: float = 0.0
-    """All slices that ran on the device, including `decode_s` and `tail_s`."""
+    """All slices that ran on the device, including `decode_s` and `local_finish_s`."""
     decode_s: float = 0.0
     """The input decoder's slice."""
     local_finish_s: float = 0.0
@@ -70,7 +70,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     next_tier_s: float = 0.0
     """Part of `remote_s`: the gateway's wait for the cloud, including their link."""
     next_tier_server_s: float = 0.0
-    """Part of `hop_s`: in the cloud's server."""
+    """Part of `next_tier_s`: in the cloud's server."""
     next_tier_cause: str = ""
     """Why the gateway finished without the cloud: timeout, refused, link, server, rejected, or `open` (its circuit
     breaker)."""
@@ -105,8 +105,9 @@ def from_parameters(parameters: dict[str, Any]) -> Report | None:
 
 
 PHASES = (
-    "queue", "decode", "device", "encode", "link", "remote_queue", "remote_decode", "remote_load", "remote", "hop_link",
-    "hop", "remote_encode", "answer_decode", "waited", "tail", "other",
+    "queue", "decode", "device", "encode", "link", "remote_queue", "remote_decode", "remote_load", "remote",
+    "next_tier_link",
+    "next_tier", "remote_encode", "answer_decode", "remote_wait", "local_finish", "other",
 )  # fmt: skip
 """The phases of a request in chronological order; they do not overlap."""
 
@@ -120,9 +121,9 @@ def phases(report: Report) -> dict[str, float]:
         "device": report.device_s - report.decode_s - report.local_finish_s, "encode": report.encode_s,
         "link": report.link_s, "remote_queue": report.remote_queue_s, "remote_decode": report.remote_decode_s,
         "remote_load": report.remote_load_s, "remote": report.remote_s - within,
-        "hop_link": report.next_tier_s - report.next_tier_server_s, "hop": report.next_tier_server_s,
+        "next_tier_link": report.next_tier_s - report.next_tier_server_s, "next_tier": report.next_tier_server_s,
         "remote_encode": report.remote_encode_s, "answer_decode": report.answer_decode_s,
-        "waited": report.remote_wait_s, "tail": report.local_finish_s,
+        "remote_wait": report.remote_wait_s, "local_finish": report.local_finish_s,
     }  # fmt: skip
     seconds["other"] = report.latency_s - sum(seconds.values())
     return {name: value for name, value in seconds.items() if value > 0.0}

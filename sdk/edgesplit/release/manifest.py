@@ -271,7 +271,7 @@ def _check_manifest(manifest: Manifest) -> None:
     if manifest.fingerprint is not None:
         identifiers.sha256_hex(manifest.fingerprint.sha256)
         if not 0 < manifest.fingerprint.bytes <= LIMITS.fingerprint_bytes:
-            raise MalformedMessage(f"manifest: an fingerprint of {manifest.fingerprint.bytes} bytes")
+            raise MalformedMessage(f"manifest: a fingerprint of {manifest.fingerprint.bytes} bytes")
     if any(not compiled.covers or not set(compiled.covers) <= set(known) for compiled in manifest.compiled):
         raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
     for slice_ in manifest.all_slices:

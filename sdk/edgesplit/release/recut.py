@@ -52,7 +52,7 @@ def check_recut(recut: Manifest, base: Manifest, fingerprint: Fingerprint | None
         if getattr(recut, name) != getattr(base, name):
             raise TrustError(f"a recut may not change the release's {name}: that needs the release key")
     if recut.fingerprint is not None:
-        raise TrustError("a recut may not bring an fingerprint of its own")
+        raise TrustError("a recut may not bring a fingerprint of its own")
     if not recut.plans:
         raise TrustError("a recut without a plan")
     _check_slices(recut, base, fingerprint)

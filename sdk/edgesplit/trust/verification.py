@@ -55,7 +55,7 @@ def recut_path(release: str) -> str:
 
 def fingerprint_path(sha256: str) -> str:
     """Path of a fingerprint beside the targets. It is not a TUF target: the base's manifest contains its digest."""
-    return f"anatomies/{sha256}.json"
+    return f"fingerprints/{sha256}.json"
 
 
 def root_file(version: int) -> str:

@@ -47,7 +47,7 @@ def test_the_phases_of_a_report_are_its_latency() -> None:
         release="r", row="cut-1", fallback=True, latency_s=0.1, remote_wait_s=0.04, device_s=0.05, local_finish_s=0.03
     )
     assert phases(alone) == {
-        "device": pytest.approx(0.02), "waited": 0.04, "tail": 0.03, "other": pytest.approx(0.01),
+        "device": pytest.approx(0.02), "remote_wait": 0.04, "local_finish": 0.03, "other": pytest.approx(0.01),
     }  # fmt: skip
 
 

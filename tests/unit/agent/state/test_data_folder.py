@@ -79,7 +79,7 @@ def test_spoilt_files_are_moved_aside(tmp_path: Path, spoilt: bytes) -> None:
         (tmp_path / name).write_bytes(spoilt)
     folder = DataFolder(tmp_path)
     assert folder.read_current() is None and folder.read_address() is None and folder.next_session(9.0) == 9
-    assert (tmp_path / "session.json.spoilt").read_bytes() == spoilt
+    assert (tmp_path / "session.json.corrupt").read_bytes() == spoilt
 
 
 def test_enrolled_only_when_everything_is_there(tmp_path: Path) -> None:

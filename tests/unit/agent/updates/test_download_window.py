@@ -91,14 +91,14 @@ def test_what_is_no_span_is_refused(text: str) -> None:
 def test_outside_its_hours_nothing_bulky_is_fetched_and_the_operator_sees_why() -> None:
     """The release waits without being failed, is looked at again soon, and goes on when the span opens."""
     noon = DownloadWindow([NIGHT], now=lambda: at("2025-06-15T12:00"))
-    with pytest.raises(NotNow, match="waiting for the fetch window") as waiting:
+    with pytest.raises(NotNow, match="waiting for the download window") as waiting:
         noon.check()
     noon.check(urgent=True)
     want = Statement(device="cam", releases=(DesiredRelease("tiny", "a" * 64),), counter=1, expires=2**40)
     state = after_failure(ReleaseProgress(manifest=True), waiting.value, 100.0, 0.5)
     have = replace(DeviceState(online=True), releases={"a" * 64: state})
     (told,) = model_states(want, have)
-    assert (told.state, told.detail) == ("fetching", "waiting for the fetch window (01:00-05:00)")
+    assert (told.state, told.detail) == ("fetching", "waiting for the download window (01:00-05:00)")
     assert next_step(want, have, 100.0 + RECHECK_S - 1) is None
     assert next_step(want, have, 100.0 + RECHECK_S) == FetchMissing("a" * 64)
 

@@ -158,7 +158,7 @@ def said(state: str, *, release: str = "old", wanted: str = "new", detail: str =
         (told(), said("running", release="new"), "as desired"),
         (told(), said("trial", release="new"), "on trial"),
         (told(), said("fetching"), "fetching"),
-        (told(), said("fetching", detail="waiting for the fetch window"), "waiting"),
+        (told(), said("fetching", detail="waiting for the download window"), "waiting"),
         (told(), said("staged"), "staged"),
         (told(), said("failed", detail="no room"), "failed"),
         (told(), said("rolled back", detail="golden input"), "rolled back"),

@@ -117,7 +117,7 @@ def test_a_model_that_is_prepared_otherwise_today_is_not_cut_anew(
 ) -> None:
     """Another onnxruntime may optimise otherwise: its slices would be refused by devices, so nothing is published."""
     maker.release("conv")
-    monkeypatch.setattr(releasing_module, "anatomy_of", lambda loaded: b"another")
+    monkeypatch.setattr(releasing_module, "fingerprint_of", lambda loaded: b"another")
     with pytest.raises(UsageError, match="another version of onnxruntime"):
         maker.release("pool", recut=True)
     maker.release("cloud", recut=True)

@@ -128,7 +128,7 @@ class ModelRecutHarness(RecutHarness):
         super().__init__(folder, required_local_layers=(), private_tensors=())
 
 
-def test_a_new_table_over_the_same_slices_needs_no_anatomy(tmp_path: Path) -> None:
+def test_a_new_table_over_the_same_slices_needs_no_fingerprint(tmp_path: Path) -> None:
     """Where a model has no fingerprint (TFLite), rows may still be put together anew from the release's own slices."""
     world = RecutHarness(tmp_path)
     base = made("chain", world.layers[:2], world.layers[:4], **world.kept).with_(fingerprint=None)
@@ -270,7 +270,7 @@ FORGED: dict[str, tuple[Twist, str]] = {
         lambda one: one.with_(recut_of="1" * 64),
         "not one that the release key signed|no recut of a release",
     ),
-    "an fingerprint of its own": (
+    "a fingerprint of its own": (
         lambda one: one.with_(fingerprint=FingerprintFile("1" * 64, 5)),
         "fingerprint of its own",
     ),
@@ -527,10 +527,10 @@ def test_a_recut_of_an_encrypted_release_keeps_its_ciphertext(world: RecutHarnes
         world.steal(one.raw)
         with pytest.raises(TrustError, match="needs the release key"):
             refreshed(world).manifest(one.digest, world.fetch)
-    with_anatomy = sealed(made("chain", world.layers[:2], **world.kept))
-    world.publish(with_anatomy)
+    with_fingerprint = sealed(made("chain", world.layers[:2], **world.kept))
+    world.publish(with_fingerprint)
     for one in (elsewhere, sealed(elsewhere)):
-        forged = one.with_(recut_of=with_anatomy.digest)
+        forged = one.with_(recut_of=with_fingerprint.digest)
         with pytest.raises(TrustError, match=r"in clear|does not run as"):
             world.repository.add_recut(forged.raw)
 
@@ -714,7 +714,7 @@ def test_a_planner_that_delegates_further_is_followed_nowhere(world: RecutHarnes
     assert not [path for path in world.fetched if "director" in path]
 
 
-@pytest.mark.parametrize("path", ["recuts/", "anatomies/", "releases/"])
+@pytest.mark.parametrize("path", ["recuts/", "fingerprints/", "releases/"])
 def test_what_is_not_there_yet_is_asked_for_again(world: RecutHarness, path: str) -> None:
     """A file that the controller does not have (yet) is a lost link, no attack."""
     one = world.recut()
@@ -743,13 +743,13 @@ def test_a_restart_without_a_network_still_knows_the_planner(world: RecutHarness
         world.store().proof()
 
 
-def test_the_paths_of_recuts_and_anatomies_are_served_and_nothing_beside_them(world: RecutHarness) -> None:
+def test_the_paths_of_recuts_and_fingerprints_are_served_and_nothing_beside_them(world: RecutHarness) -> None:
     """As devices ask for them, over MQTT."""
     digest = world.repository.add_recut(world.recut().raw)
     fingerprint = decode_manifest(world.base.raw).fingerprint
     assert fingerprint is not None
     assert world.repository.read(f"targets/{recut_path(digest)}") == world.recut().raw
-    assert len(world.repository.read(f"targets/anatomies/{fingerprint.sha256}.json")) == fingerprint.bytes
+    assert len(world.repository.read(f"targets/fingerprints/{fingerprint.sha256}.json")) == fingerprint.bytes
     for path in ("targets/recuts/../../keys/planner.pem", "targets/recuts/x.json", "metadata/planner.pem"):
         with pytest.raises(FileNotFoundError):
             world.repository.read(path)

@@ -23,7 +23,7 @@ from edgesplit_cli.main import cli
 from edgesplit_partitioner.costs.foreign_server import adapt_limits, check_servable, costs_for_foreign_server
 from edgesplit_partitioner.costs.model import CodecCost, Costs, LayerCost, TensorCost
 from support import onnx_models as tiny
-from support.recut_repository import CLASS, anatomy_for, made
+from support.recut_repository import CLASS, fingerprint_for, made
 from support.triton_schema import SCHEMA
 
 RELEASE = "ab" * 32
@@ -145,7 +145,7 @@ def test_the_planner_sends_nowhere_else_than_the_base_does() -> None:
     layers = [layer.name for layer in tiny.prepared("chain").graph.layers]
     base = made("chain", layers[:2]).with_plan(offload="triton://gpu")
     recut = made("chain", layers[:4], recut_of=base.digest)
-    fingerprint = anatomy_for("chain")
+    fingerprint = fingerprint_for("chain")
     check_recut(recut.with_plan(offload="triton://gpu").manifest, base.manifest, fingerprint)
     for address in ("triton://thief", ""):
         with pytest.raises(TrustError, match="sends to"):

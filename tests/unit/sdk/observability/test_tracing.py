@@ -80,9 +80,9 @@ def test_one_trace_goes_through_a_gateway(tmp_path: Path) -> None:
     asked, gateway, far = named[0]["offload"], named[1]["offload"], named[2]["offload"]
     assert gateway.parent is not None and gateway.parent.span_id == asked.context.span_id
     assert far.parent is not None and far.parent.span_id == gateway.context.span_id
-    assert {"queue", "run", "hop", "encode"} <= named[1].keys() and "hop" not in named[2]
+    assert {"queue", "run", "next_tier", "encode"} <= named[1].keys() and "next_tier" not in named[2]
     split = phases(report)
-    assert {"hop", "remote"} <= split.keys() and sum(split.values()) == pytest.approx(report.latency_s)
+    assert {"next_tier", "remote"} <= split.keys() and sum(split.values()) == pytest.approx(report.latency_s)
 
 
 def test_a_request_without_a_trace_begins_one() -> None:
