@@ -191,9 +191,11 @@ class EventLoop:
             return work(argument)
         finally:
             # Under the lock: the watchdog either sees that the run is over, or has replaced the leader before. In the
-            # latter case the thread finds that it no longer leads, and becomes idle when its work is done.
+            # latter case the thread finds that it no longer leads, and becomes idle when its work is done; the watch
+            # may be over its successor by then.
             with self._lock:
-                self._watchdog.since = 0.0
+                if self.is_leader:
+                    self._watchdog.since = 0.0
 
     def _replace_leader(self, since: float) -> None:
         """Watchdog callback: the leader has been in a run since `since`; give leadership to another thread."""

@@ -83,6 +83,37 @@ def test_a_leader_that_stays_away_is_replaced_while_it_is_away(starting: Start) 
     assert called(loop) == second
 
 
+def test_a_replaced_leader_that_came_back_ended_the_watch_over_its_successor(starting: Start) -> None:
+    """The first leader comes back while the second is in a run of its own: that run is still watched, and a third
+    leader does what is posted meanwhile."""
+    loop, begun, leave, back = starting(), threading.Event(), threading.Event(), threading.Event()
+    second_begun, second_leave = threading.Event(), threading.Event()
+
+    def first_run(_: None) -> None:
+        begun.set()
+        assert leave.wait(PATIENCE_S)
+
+    def go() -> None:
+        loop.run_watched(first_run, None)
+        back.set()
+
+    def second_run(_: None) -> None:
+        leave.set()
+        assert back.wait(PATIENCE_S)
+        second_begun.set()
+        assert second_leave.wait(PATIENCE_S)
+
+    loop.call_soon(go)
+    assert begun.wait(PATIENCE_S)
+    second = called(loop)
+    loop.call_soon(lambda: loop.run_watched(second_run, None))
+    assert second_begun.wait(PATIENCE_S)
+    try:
+        assert called(loop) != second
+    finally:
+        second_leave.set()
+
+
 def test_a_leader_that_comes_back_soon_keeps_the_lead(starting: Start) -> None:
     """And what it was away for is what it gets."""
     loop, done, got = starting(), threading.Event(), list[object]()
