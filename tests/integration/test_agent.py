@@ -562,7 +562,7 @@ def test_enrolment_killed_at_any_point_finishes_at_the_next_start(
     import edgesplit_agent.control.enrolment as enrolment
     import edgesplit_agent.state.data_folder as folder_module
     from edgesplit.atomic_files import write_durably
-    from edgesplit.trust import identity
+    from edgesplit.crypto import private_key
 
     def dying(path: Path, data: bytes, mode: int = 0o644) -> None:
         if path.name == lost_at:
@@ -570,7 +570,7 @@ def test_enrolment_killed_at_any_point_finishes_at_the_next_start(
         write_durably(path, data, mode)
 
     with monkeypatch.context() as patch:
-        for module in (enrolment, folder_module, identity):
+        for module in (enrolment, folder_module, private_key):
             patch.setattr(module, "write_durably", dying)
         with pytest.raises(KeyboardInterrupt):
             enrol(DataFolder(tmp_path), controller.claim())

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from edgesplit_agent.worker import child
+from edgesplit_agent.worker import child, ipc
 from edgesplit_agent.worker.ipc import Channel, Opened, RunResult, SharedTensor
 
 FAR = 2**40
@@ -77,5 +77,5 @@ LOADS = ("dies while it loads", "opens other slices")
 
 
 if __name__ == "__main__":
-    child.Channel = Hostile  # type: ignore[misc]
+    ipc.Channel = Hostile  # type: ignore[misc]
     sys.exit(child.main(sys.argv[1:]))
