@@ -133,8 +133,8 @@ class PhaseSeconds(msgspec.Struct, frozen=True, array_like=True):
     phase: Annotated[str, Meta(pattern="^[a-z_]{1,24}$")]
     total_s: Amount
     counts: Annotated[tuple[tuple[BucketIndex, Count], ...], Meta(max_length=32)]
-    """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS`, count), without empty buckets. The
-    index after the last bound holds longer times."""
+    """Requests by bucket: (index in `edgesplit.observability.histogram.SECONDS_BOUNDS`, count), without empty buckets.
+    The index after the last bound holds longer times."""
 
 
 class SliceSeconds(msgspec.Struct, frozen=True, array_like=True):
