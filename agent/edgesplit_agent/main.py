@@ -199,11 +199,11 @@ def _model_options(option: AddOption) -> None:
     option("--worker-memory", type=_argparse_type(parse_size), default=0, metavar="SIZE",
            help="memory limit of a worker process, as in 500MB (default: half of the memory)")
     option("--hedge", default="auto", choices=get_args(Hedge),
-           help="finish a request here too when the cloud takes longer than it deserves (auto), always at once, or only"
-           " when its deadline demands it (never)")
+           help="finish a request on the device too when the cloud is late (auto), always at once, or only when its"
+           " deadline requires it (never)")
     option("--hedge-budget", type=_bounded(float, 0, 1, "part: 0 to 1"), metavar="PART",
-           help="with auto: hedges that no deadline demands cost at most this part of what answering everything alone"
-           " would (default: all of it on mains, a tenth on a battery that runs down, nothing to save joules)")
+           help="with auto: cost of hedges that no deadline requires, at most this part of answering everything locally"
+           " (default: all of it on mains, a tenth on a discharging battery, 0 to save energy)")
 
 
 def _observability_options(option: AddOption) -> None:

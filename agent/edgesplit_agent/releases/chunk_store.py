@@ -235,7 +235,7 @@ class ReleaseAssembly:
                 ) from error
             raise
         if rejected:
-            raise MalformedMessage(f"{len(rejected)} chunks, as {min(rejected)[:12]}, are not what their names say")
+            raise MalformedMessage(f"{len(rejected)} chunks, as {min(rejected)[:12]}, do not match their digests")
 
     def _write(self, chunks: Sequence[tuple[str, bytes]]) -> None:
         by_file: dict[Path, list[tuple[int, bytes]]] = {}

@@ -86,7 +86,7 @@ def check_certificates(folder: DataFolder, identity: Identity, now: float) -> It
     try:
         used.client_context()
     except UsageError as error:
-        yield bad("key", str(error), "enrol anew: --remove --purge, then install with a new claim")
+        yield bad("key", str(error), "enrol again: --remove --purge, then install with a new claim")
     authority = x509.load_pem_x509_certificates(folder.ca_file.read_bytes())
     last = max(certificate.not_valid_after_utc.timestamp() for certificate in authority)
     if last < now + 30 * 86_400:

@@ -48,7 +48,7 @@ class Assignment:
         self.version_manager.on_statement(statement.counter)
         self._adopt(statement)
         if was_in_safe_mode and self.activation.current.safe_mode is None:
-            log.warning("safe mode ends: the controller has said something new")
+            log.warning("safe mode ends: a new statement was accepted")
         return statement
 
     def restore(self) -> Statement | None:

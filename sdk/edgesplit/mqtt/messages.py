@@ -57,7 +57,7 @@ def device_of_topic(topic_name: str) -> str:
     """The device that a topic belongs to; MalformedMessage if it is not one of edgesplit's topics."""
     parts = topic_name.split("/")
     if len(parts) != 4 or "/".join(parts[:2]) != ROOT:
-        raise MalformedMessage(f"not one of our topics: {topic_name[:80]!r}")
+        raise MalformedMessage(f"not a topic of edgesplit: {topic_name[:80]!r}")
     return parts[2]
 
 

@@ -368,7 +368,7 @@ def _store(name: str, tensor: Tensor, reference: TensorRef, memory: Memory) -> d
     raw = raw_bytes(tensor)
     if len(raw) > reference.size:
         raise UsageError(
-            f"output {name!r} takes {len(raw)} bytes of shared memory, and {reference.size} were given for it"
+            f"output {name!r} takes {len(raw)} bytes of shared memory, and {reference.size} are provided for it"
         )
     used = TensorRef(reference.region, len(raw), reference.offset)
     memory.write(used, [raw])

@@ -273,7 +273,7 @@ def _check_manifest(manifest: Manifest) -> None:
         if not 0 < manifest.fingerprint.bytes <= LIMITS.fingerprint_bytes:
             raise MalformedMessage(f"manifest: a fingerprint of {manifest.fingerprint.bytes} bytes")
     if any(not compiled.covers or not set(compiled.covers) <= set(known) for compiled in manifest.compiled):
-        raise MalformedMessage("manifest: a compiled slice covers slices that are not there")
+        raise MalformedMessage("manifest: a compiled slice covers slices that do not exist")
     for slice_ in manifest.all_slices:
         _check_sealed(slice_.name, slice_.encryption)
         for file in slice_.files:

@@ -129,7 +129,7 @@ def lines(description: Mapping[str, Any]) -> list[str]:
     bundle is not trusted."""
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(min(max(description["valid_until"], 0), 2**40)))
     result = [
-        f"created by {_plain(description['controller'])}, good until {until} ({_plain(description['limited_by'])})"
+        f"created by {_plain(description['controller'])}, valid until {until} ({_plain(description['limited_by'])})"
     ]
     result += [
         f"  {_plain(entry['model'])}  {entry['release'][:12]}  {entry['bytes'] / 1e6:.1f} MB"
@@ -215,7 +215,7 @@ def _request_and_wait(folder: DataFolder, bundle: Path, wait_s: float, status: R
             request.write(folder.bundle_request_file, submitted)
         pause.wait(POLL_S)
     raise LinkError(
-        f"the agent has not taken it within {wait_s:.0f} s; it continues by itself, `status` shows its progress"
+        f"the agent has not applied it within {wait_s:.0f} s; it continues by itself, `status` shows its progress"
     )
 
 
