@@ -202,7 +202,7 @@ def test_a_model_that_hangs_on_a_lane_is_ended(socket_folder: Path) -> None:
         asking.start()
         eventually("the worker is ended", lambda: world.lost, PATIENCE_S)
         asking.join(PATIENCE_S)
-        assert len(said) == 1 and "did not come to an end" in str(world.lost[0])
+        assert len(said) == 1 and "exceeded its time limit" in str(world.lost[0])
         np.testing.assert_array_equal(ask(client).outputs["y"], SMALL)
 
 
