@@ -98,9 +98,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(cloud, server, clock)
 
 
-def test_a_link_that_is_slow_for_seconds_keeps_the_breaker_closed(world: World) -> None:
-    """A link that flaps lost every race for two seconds, and each ping was answered: that opened the breaker, which
-    stayed open when the link was back."""
+def test_slow_link_does_not_open_the_breaker(world: World) -> None:
+    """A flapping link lost every race for two seconds while each ping was answered: that opened the breaker, which
+    stayed open after the link had recovered."""
     for _ in range(10):
         world.answered()
         for _ in range(5):
@@ -110,8 +110,9 @@ def test_a_link_that_is_slow_for_seconds_keeps_the_breaker_closed(world: World) 
     assert world.server.pings > 0
 
 
-def test_a_race_lost_on_trial_is_no_failure_while_the_cloud_lives(world: World) -> None:
-    """A breaker on trial opens at the first failure: on a slow link each race did, with a longer pause each time."""
+def test_lost_race_in_half_open_state_is_no_failure_while_pings_answer(world: World) -> None:
+    """A half-open breaker opens at the first failure: on a slow link each lost race did that, with a longer pause each
+    time."""
     world.answered()
     world.clock.now += 1.0
     world.cloud.on_overdue(0.9)
@@ -124,8 +125,8 @@ def test_a_race_lost_on_trial_is_no_failure_while_the_cloud_lives(world: World) 
     assert world.cloud.breaker.state == "trial" and world.may_be_asked
 
 
-def test_a_dead_cloud_is_found_out_by_the_first_ping(world: World) -> None:
-    """Races that are lost ask whether anybody is there; silence opens the breaker at once."""
+def test_unanswered_ping_opens_the_breaker(world: World) -> None:
+    """A lost race sends a ping; no answer opens the breaker at once."""
     world.answered()
     world.server.pings_s = None
     lost = 0
@@ -135,8 +136,8 @@ def test_a_dead_cloud_is_found_out_by_the_first_ping(world: World) -> None:
     assert lost <= 3 and world.server.pings == 1 and not world.may_be_asked
 
 
-def test_a_cloud_that_answers_pings_and_no_request_is_left_alone_in_the_end(world: World) -> None:
-    """Else every request would be sent to it for ever, for nothing; one is tried after each pause."""
+def test_cloud_that_answers_only_pings_opens_the_breaker_eventually(world: World) -> None:
+    """Otherwise every request would be sent to it in vain; one is tried after each pause."""
     world.answered()
     began, sent = world.clock.now, 0
     while world.clock.now < began + 4 * UNANSWERED_S:
@@ -152,8 +153,9 @@ def test_a_cloud_that_answers_pings_and_no_request_is_left_alone_in_the_end(worl
     assert world.may_be_asked
 
 
-def test_a_ping_behind_our_own_bytes_makes_no_round_trip_long(world: World) -> None:
-    """One sent because a request hung waits behind what that request sent; after small requests it tells the truth."""
+def test_ping_behind_own_upload_does_not_raise_the_round_trip(world: World) -> None:
+    """A ping sent because a request hung waits behind that request's bytes; after small requests its time is a valid
+    round trip."""
     world.answered()
     world.server.pings_s = 0.4
     before_s = world.cloud.conditions.link.rtt_s
@@ -184,8 +186,8 @@ def on_trial(world: World, successes: int = 0) -> None:
     assert world.cloud.breaker.state == "trial"
 
 
-def test_a_snapshot_stays_as_it_was(world: World) -> None:
-    """Whatever the target learns afterwards: a selection sees one moment."""
+def test_snapshot_is_immutable(world: World) -> None:
+    """Whatever the target learns afterwards: a selection sees one consistent state."""
     before = world.cloud.snapshot()
     world.answered()
     world.clock.now += 1.0
@@ -197,8 +199,8 @@ def test_a_snapshot_stays_as_it_was(world: World) -> None:
         before.in_flight = 1  # type: ignore[misc]
 
 
-def test_a_place_is_refused_where_the_breaker_opened_after_the_snapshot(world: World) -> None:
-    """The snapshot promised it; the reservation looks again."""
+def test_reservation_fails_if_the_breaker_opened_after_the_snapshot(world: World) -> None:
+    """The snapshot showed capacity; the reservation checks again."""
     world.answered()
     world.clock.now += 1.0
     assert world.cloud.snapshot().is_available
@@ -206,15 +208,16 @@ def test_a_place_is_refused_where_the_breaker_opened_after_the_snapshot(world: W
     assert world.cloud.reserve() is None and world.cloud.in_flight == 0
 
 
-def test_a_target_without_a_server_has_no_place() -> None:
+def test_target_without_a_server_has_no_capacity() -> None:
     """Only the device's speed is learnt there."""
     cloud = OffloadTarget(None)
     assert not cloud.snapshot().is_available and not cloud.conditions.remote_usable and cloud.reserve() is None
 
 
 @pytest.mark.parametrize(("successes", "room"), [(0, 1), (1, 2), (2, 4)])
-def test_threads_that_saw_the_same_room_do_not_exceed_it(world: World, successes: int, room: int) -> None:
-    """All sixteen take their snapshots first, each of which has room; as many places are given as there are."""
+def test_reservations_from_equal_snapshots_do_not_exceed_capacity(world: World, successes: int, room: int) -> None:
+    """Sixteen threads take their snapshots first, each of which shows capacity; only as many reservations succeed as
+    there are places."""
     on_trial(world, successes)
     seen = threading.Barrier(16)
     for _ in range(20):
@@ -238,8 +241,9 @@ def test_threads_that_saw_the_same_room_do_not_exceed_it(world: World, successes
     assert world.cloud.in_flight == 0
 
 
-def test_threads_that_come_and_go_never_exceed_the_room(world: World) -> None:
-    """Eight threads reserve and release without pause: at no moment do more hold a place than the trial admits."""
+def test_concurrent_reservations_never_exceed_capacity(world: World) -> None:
+    """Eight threads reserve and release without pause: at no moment are more places held than the half-open breaker
+    admits."""
     on_trial(world, 1)
     counting, holders, most, begin = threading.Lock(), 0, 0, threading.Barrier(8)
 

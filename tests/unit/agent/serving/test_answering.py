@@ -1,6 +1,6 @@
-"""How the engine answers under its application's wishes: hedges, drops, streams, stale answers, and never silence.
+"""How the engine answers under its application's options: hedges, dropped frames, streams, stale answers, errors.
 
-Slices and clouds that a test holds in its hand stand for slow ones: nothing here is a matter of timing.
+Slices and clouds that a test blocks stand for slow ones: no test depends on timing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHORT_S = 0.5
 def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
     monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
-    if "age_of_what_hangs" not in request.node.name:
+    if "age_of_hanging_requests" not in request.node.name:
         monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1000.0)
 
 
@@ -113,8 +113,8 @@ def settle(engine: Engine, deadline_s: float, **how: Any) -> None:
 # Hedging
 
 
-def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None:
-    """The cloud is silent: the tail runs by choice, its answer is given, the call's connection is closed."""
+def test_hedge_won_by_the_device_cancels_the_cloud_and_is_counted() -> None:
+    """The cloud is silent: the tail runs early, its answer is returned, and the call's connection is closed."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = cloud.hold
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
@@ -125,8 +125,9 @@ def test_a_hedge_that_the_device_wins_cancels_the_cloud_and_is_counted() -> None
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cloud was neither late nor gone: the device began when the plan for this request said so, and was first."""
+def test_planned_race_won_by_the_device_is_no_fallback(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud was neither late nor gone: the device started when the plan for this request said so, and finished
+    first."""
     slow = msgspec.structs.replace(CUT, remote_s=5.0)
     with engine_with(LOCAL, slow) as (engine, cloud, _):
         cloud.script = cloud.hold
@@ -139,8 +140,8 @@ def test_a_race_that_the_device_wins_as_planned_is_no_fallback(alone: bool, monk
         assert (report.row, report.raced) == (LOCAL.name, slow.name)
 
 
-def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device would have been needed anyway."""
+def test_race_against_a_failing_cloud_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's answer would have been needed anyway."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         cloud.script = unavailable
         monkeypatch.setattr(
@@ -150,8 +151,8 @@ def test_a_race_against_a_cloud_that_fails_is_a_fallback(monkeypatch: pytest.Mon
         assert report.fallback and report.cause and not report.raced
 
 
-def test_whoever_wins_a_race_nothing_was_switched() -> None:
-    """Counted is what was decided otherwise, not who was first."""
+def test_race_winner_does_not_count_as_a_switch() -> None:
+    """A switch counts a different selection, not which side finished first."""
     tally = Tally()
     local, cloud = Report(release="r", row="local", raced="cut-1"), Report(release="r", row="cut-1", raced="cut-1")
     for report in (local, cloud, local, cloud):
@@ -161,8 +162,8 @@ def test_whoever_wins_a_race_nothing_was_switched() -> None:
     assert (tally.switches, tally.row) == (1, "cut-1")
 
 
-def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> None:
-    """What the device spent for nothing is told in seconds, and in joules where the plan has figures."""
+def test_hedge_won_by_the_cloud_stops_the_tail_and_counts_its_waste() -> None:
+    """The device's wasted work is reported in seconds, and in joules where the plan has figures."""
     costed = msgspec.structs.replace(LOCAL, device_joules=10.0)  # 2 W
     with engine_with(costed, CUT) as (engine, cloud, steps):
         hang(steps["b"])
@@ -178,8 +179,8 @@ def test_a_hedge_that_the_cloud_wins_stops_the_tail_and_counts_its_waste() -> No
         assert engine.hedge_budget.counts["wasted_j"] == pytest.approx(2.0 * engine.hedge_budget.counts["wasted_s"])
 
 
-def test_a_hedge_by_choice_needs_a_budget() -> None:
-    """With none, the tail waits until the deadline demands it: then it runs whatever it costs."""
+def test_early_hedge_needs_a_budget() -> None:
+    """Without one, the tail waits until the deadline demands it: then it runs whatever it costs."""
     with engine_with(LOCAL, CUT, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 5.0)
@@ -194,8 +195,8 @@ def test_a_hedge_by_choice_needs_a_budget() -> None:
         )
 
 
-def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
-    """While a frame waits for the processor, only deadlines make hedges."""
+def test_early_hedge_does_not_delay_waiting_requests() -> None:
+    """While a frame waits for the processor, only deadlines cause hedges."""
     with engine_with(LOCAL, REMOTE) as (engine, cloud, steps):
         cloud.script = cloud.hold
         hang(steps["a"])
@@ -211,8 +212,8 @@ def test_a_hedge_by_choice_takes_nobodys_turn() -> None:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
-def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both begin at once and the device wins each time: nothing is held against a cloud that was heard of lately."""
+def test_lost_races_do_not_slow_the_cloud_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both start at once and the device wins each time: a cloud with recent answers is not counted as slow."""
     for how_long in (
         "serving.offload_race.MIN_OFFLOAD_WAIT_S",
         "offload.target.UNHEARD_S",
@@ -231,8 +232,9 @@ def test_a_device_that_is_quick_makes_no_cloud_slow(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_request", [True, False])
-def test_always_begins_at_once(by_request: bool) -> None:
-    """Cloud and tail beside each other from the start, budget or not; the request's word goes before the agent's."""
+def test_hedge_always_starts_at_once(by_request: bool) -> None:
+    """Cloud and tail run beside each other from the start, budget or not; the request's option overrides the
+    agent's."""
     settings = Settings().hedge if by_request else "always"
     with engine_with(LOCAL, CUT, hedge=settings, hedge_budget=0.0) as (engine, cloud, _):
         cloud.script = cloud.hold
@@ -241,8 +243,8 @@ def test_always_begins_at_once(by_request: bool) -> None:
         assert engine.hedge_budget.counts["by_choice"] == 1
 
 
-def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed() -> None:
-    """It means: not for impatience."""
+def test_hedge_never_still_covers_deadline_and_cloud_failure() -> None:
+    """It only rules out early hedges."""
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, _):
         cloud.script = cloud.hold
         settle(engine, 1.0)
@@ -256,7 +258,7 @@ def test_never_still_meets_the_deadline_and_takes_over_from_a_cloud_that_failed(
 # Streams and queues
 
 
-def test_a_stream_pipelines() -> None:
+def test_stream_frames_are_pipelined() -> None:
     """While the cloud has frame i, the device's part of frame i+1 is done, and i+2 and i+3: nothing is answered yet."""
     with engine_with(LOCAL, CUT, hedge="never") as (engine, cloud, steps):
         cloud.script = cloud.hold
@@ -271,8 +273,9 @@ def test_a_stream_pipelines() -> None:
         assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
 
 
-def test_a_stream_keeps_its_newest_frames() -> None:
-    """The processor is busy and one may wait: each frame that comes drops the one before it, which hears so at once."""
+def test_stream_drops_its_oldest_waiting_frame() -> None:
+    """The processor is busy and one frame may wait: each new frame drops the waiting one, whose caller is told at
+    once."""
     with engine_with(LOCAL) as (engine, _, steps):
         hang(steps["a"])
         wishes = InferOptions(stream="cam", drop="oldest", queue=1)
@@ -290,8 +293,8 @@ def test_a_stream_keeps_its_newest_frames() -> None:
         assert np.array_equal(frames[-1].answer.outputs["y"], EXPECTED)
 
 
-def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
-    """`newest` drops the frame that comes; another stream, and a request with no policy, have their places."""
+def test_stream_drop_policy_affects_only_its_own_frames() -> None:
+    """`newest` drops the frame that arrives; another stream, and a request without a policy, keep their places."""
     with engine_with(LOCAL, in_flight=3) as (engine, _, steps):
         hang(steps["a"])
         running = Asking(engine, options=InferOptions(stream="cam", drop="newest", queue=1))
@@ -311,8 +314,8 @@ def test_a_stream_keeps_its_oldest_frames_or_drops_no_others() -> None:
         assert engine.queue.dropped == 2
 
 
-def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> None:
-    """Its own request and the one behind it are told by their deadlines, while it still hangs."""
+def test_hanging_model_does_not_block_other_requests_past_their_deadline() -> None:
+    """Its own request and the one behind it get an error by their deadlines, while it still hangs."""
     with engine_with(LOCAL) as (engine, _, steps):
         hang(steps["a"])
         for _ in range(3):
@@ -327,7 +330,7 @@ def test_a_model_that_hangs_does_not_silence_the_others_requests_for_ever() -> N
 # Stale answers
 
 
-def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
+def test_stale_answer_is_the_last_resort_and_marked() -> None:
     """The stream's own last good one, with its age; never counted as an answer, never without being asked for."""
     with engine_with(REMOTE) as (engine, cloud, _):
         kept = RecordList()
@@ -352,8 +355,8 @@ def test_a_stale_answer_is_given_when_no_means_is_left_and_marked() -> None:
 
 
 @pytest.mark.parametrize("what", ["deadline", "model", "queue"])
-def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
-    """Too late, a model that fails, no room: all the same to a stream that would rather have the last one."""
+def test_stale_answer_covers_every_failure(what: str) -> None:
+    """Too late, a failing model, a full queue: a stream with the option gets its last answer in each case."""
     with engine_with(LOCAL, in_flight=1, margin_s=1.0) as (engine, _, steps):
         wishes = InferOptions(stale_ok_s=3600.0)
         good = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
@@ -368,8 +371,8 @@ def test_a_stale_answer_stands_in_for_every_means(what: str) -> None:
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=1.5, options=wishes).outputs is good.outputs
 
 
-def test_another_release_has_no_last_answer() -> None:
-    """Halves of different releases never meet, and neither do a release and another's answer."""
+def test_new_release_has_no_stale_answer() -> None:
+    """An answer of one release is never returned for another, as halves of two releases are never combined."""
     with engine_with(REMOTE) as (engine, cloud, _):
         wishes = InferOptions(stale_ok_s=3600.0)
         engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, options=wishes)
@@ -382,8 +385,8 @@ def test_another_release_has_no_last_answer() -> None:
 # The next-best means
 
 
-def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> None:
-    """Over a thousand streams of a frame each, with ids and stale answers: nothing grows with their number."""
+def test_memory_per_streams_and_ids_is_bounded() -> None:
+    """Over a thousand streams of one frame each, with ids and stale answers: nothing grows with their number."""
     with engine_with(LOCAL) as (engine, _, _steps):
         for number in range(1200):
             wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
@@ -396,7 +399,7 @@ def test_however_many_streams_and_ids_there_were_what_is_held_is_bounded() -> No
         assert engine._device_threads.threads <= 128
 
 
-def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
+def test_device_failure_falls_back_to_the_cloud_row() -> None:
     """Its own part crashes, and the plan has a row that needs none of it."""
     with engine_with(CUT, REMOTE) as (engine, cloud, steps):
         steps["a"].error = InferenceFailed("the worker was killed")
@@ -410,8 +413,8 @@ def test_a_device_that_fails_leaves_it_all_to_the_cloud() -> None:
         assert engine._own_target.in_flight == 0
 
 
-def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
-    """No such row, or no cloud."""
+def test_device_failure_without_fallback_raises_its_reason() -> None:
+    """There is no such row, or no cloud."""
     for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
         with engine_with(*rows) as (engine, _, steps):
             steps["a"].error = InferenceFailed("the worker was killed")
@@ -423,8 +426,8 @@ def test_a_device_that_fails_with_nobody_to_stand_in_says_why() -> None:
 # Never silence
 
 
-def test_an_observer_that_raises_costs_no_answer() -> None:
-    """Nor does it keep the record from the next one."""
+def test_observer_that_raises_costs_no_answer() -> None:
+    """Nor does it keep the record from the next observer."""
 
     def fails(*_: object) -> None:
         raise ZeroDivisionError
@@ -442,8 +445,9 @@ def test_an_observer_that_raises_costs_no_answer() -> None:
     engine.stop()
 
 
-def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker process needs no thread to be waited for aside; what it raises is typed all the same."""
+def test_slices_with_enforced_deadlines_run_in_the_request_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process enforces its deadline, so no other thread has to wait for it; what it raises is still a typed
+    error."""
     with engine_with(LOCAL) as (engine, _, steps):
         monkeypatch.setattr("edgesplit_agent.worker.host.InProcess.in_time", True)
         assert np.array_equal(engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).outputs["y"], EXPECTED)
@@ -454,7 +458,7 @@ def test_slices_that_keep_deadlines_run_in_the_requests_own_thread(monkeypatch: 
 
 
 @pytest.mark.parametrize("error", [KeyError("no such slice"), MemoryError(), SystemExit("a thread's end")])
-def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
+def test_slice_exceptions_become_typed_errors(error: BaseException) -> None:
     """In the device's part and in the tail."""
     with engine_with(LOCAL) as (engine, _, steps):
         steps["a"].error = error  # type: ignore[assignment]
@@ -468,7 +472,9 @@ def test_whatever_a_slice_raises_is_a_typed_error(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit("a thread's end")])
-def test_an_exchange_that_dies_is_a_failed_link(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_the_offload_thread_is_a_link_failure(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever happens to the thread that asks the cloud, the device finishes."""
 
     def dies(*_: object) -> None:
@@ -485,8 +491,8 @@ def refuse(work: Callable[[], None]) -> bool:
     return False
 
 
-def test_without_threads_every_request_is_answered_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None to ask the cloud: the device does it. None to finish here: the cloud may. None at all: a typed error."""
+def test_every_request_is_answered_or_fails_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread for the cloud: the device answers. None to finish here: the cloud may. None at all: a typed error."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         with monkeypatch.context() as patched:
             patched.setattr(engine._offload_threads, "start", refuse)
@@ -519,7 +525,8 @@ def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callab
 
 
 def test_each_offload_server_has_its_own_breaker() -> None:
-    """A release with a server of its own is not punished for the other's end; the server is forgotten with it."""
+    """A release with a server of its own is not affected by another server's failure; the server's state is dropped
+    with the release."""
     own = ScriptedCloud()
     own.start()
     elsewhere = OffloadClient(own.server.url)
@@ -543,8 +550,9 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     own.stop()
 
 
-def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
-    """Its model is served by a release without a server of its own meanwhile: it goes where its own release says."""
+def test_request_keeps_the_server_of_its_release() -> None:
+    """Meanwhile another release without a server of its own serves the model: the request still goes to its own
+    release's server."""
     own, steps = ScriptedCloud(), programs()
     own.start()
     elsewhere, theirs = OffloadClient(own.server.url), active(CUT, steps=steps)
@@ -566,8 +574,9 @@ def test_a_request_keeps_the_server_of_the_release_it_began_with() -> None:
     own.stop()
 
 
-def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
-    """Twenty ask at once on trial: one goes, the others are answered here; each success lets twice as many go."""
+def test_recovering_cloud_gets_one_request_first() -> None:
+    """Twenty arrive at once while the breaker is half open: one is offloaded, the others are answered here; each
+    success doubles the number."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         engine._own_target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
         cloud.script = cloud.hold
@@ -582,8 +591,9 @@ def test_a_cloud_that_comes_back_gets_one_request_at_first() -> None:
         assert (engine.breaker.state, engine.breaker.room) == ("trial", 2)
 
 
-def test_a_request_whose_place_another_took_is_selected_again_and_counted_once() -> None:
-    """Both saw the one place of a trial; the second is answered by another row, and is one request to the selector."""
+def test_request_that_loses_its_place_is_selected_again_and_counted_once() -> None:
+    """Both saw the one place of a half-open breaker; the second is answered by another row, and is one request to the
+    selector."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
         target = engine._own_target
         target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
@@ -601,8 +611,8 @@ def test_a_request_whose_place_another_took_is_selected_again_and_counted_once()
         assert len(engine.selector._arrivals["tiny"]) == 1
 
 
-def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
-    """The link died under three requests that have an hour; when the cloud is back, the next one may try it."""
+def test_earlier_hanging_requests_take_no_place_of_the_half_open_breaker() -> None:
+    """The link died under three requests with an hour left; when the cloud is back, the next request may try it."""
     with engine_with(REMOTE) as (engine, cloud, _):
         cloud.script = cloud.hold
         hanging = [Asking(engine) for _ in range(3)]
@@ -616,8 +626,8 @@ def test_requests_that_hang_from_before_take_no_room_on_trial() -> None:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
-def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs() -> None:
-    """No refusal, no time-out: requests with a long deadline hang, and the breaker opens while they do."""
+def test_age_of_hanging_requests_opens_the_breaker() -> None:
+    """No refusal, no timeout: requests with a long deadline hang, and the breaker opens while they do."""
     with engine_with(REMOTE) as (engine, cloud, _):
         cloud.script = cloud.hold
         asking = Asking(engine)
@@ -629,8 +639,9 @@ def test_a_cloud_that_answers_nothing_opens_the_breaker_by_the_age_of_what_hangs
         eventually("its answer is a sign of life", lambda: engine.breaker.state == "trial")
 
 
-def test_a_hang_is_told_from_slowness_by_a_ping() -> None:
-    """One request was given up: a server that still answers its health keeps its breaker closed, a dead one not."""
+def test_ping_tells_a_dead_server_from_a_slow_one() -> None:
+    """One request was given up: a server that still answers its health check keeps its breaker closed, a dead one does
+    not."""
     for healthy in (True, False):
         with engine_with(LOCAL, CUT) as (engine, cloud, _):
             engine.start()

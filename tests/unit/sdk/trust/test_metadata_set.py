@@ -27,7 +27,7 @@ SEEN = RollbackRecord({"root": VersionMark(5, ("a",)), "timestamp": VersionMark(
         ("snapshot", VersionMark(1, ("a",)), False),  # never seen before
     ],
 )
-def test_a_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: VersionMark, is_refused: bool) -> None:
+def test_version_falls_only_under_new_keys_and_a_root_never(role: str, mark: VersionMark, is_refused: bool) -> None:
     if not is_refused:
         SEEN.refuse_rollback({role: mark})
         return
@@ -45,7 +45,7 @@ def refreshed(world: TrustHarness) -> TrustedMetadata:
     return TrustedMetadata.from_refresh(proof, timestamp, snapshot.read_bytes(), world.bootstrap)
 
 
-def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: Path) -> None:
+def test_stored_metadata_installs_nothing_before_a_refresh(tmp_path: Path) -> None:
     """Metadata of an earlier process is not evidence that it is still the newest (freeze attack)."""
     fresh = refreshed(TrustHarness(tmp_path))
     stored = TrustedMetadata.from_proof(fresh.proof, fresh.proof[root_file(1)])
@@ -59,7 +59,7 @@ def test_stored_metadata_proves_and_installs_nothing_before_a_refresh(tmp_path: 
         stored.require_fresh(START)
 
 
-def test_a_statement_moves_the_record_and_never_back(tmp_path: Path) -> None:
+def test_statement_raises_the_record_and_older_ones_are_refused(tmp_path: Path) -> None:
     """The record that must be durable contains the counter; by that record an older statement is refused."""
     world = TrustHarness(tmp_path)
     trusted = refreshed(world)

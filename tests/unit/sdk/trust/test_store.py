@@ -1,4 +1,4 @@
-"""What a device believes. Each test is an attack or a fault, and the one thing it must not achieve."""
+"""What a device trusts. Each test is an attack or a fault, and the one thing it must not achieve."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def flipped(raw: bytes, at: int, bit: int = 0) -> bytes:
 # The way it is meant
 
 
-def test_a_signed_release_reaches_the_device(world: TrustHarness) -> None:
-    """Refresh, statement, manifest: what the repository signed is what the device gets, and proves again offline."""
+def test_signed_release_is_accepted(world: TrustHarness) -> None:
+    """Refresh, statement, manifest: what the repository signed is what the device gets, and verifies again offline."""
     digest = world.add()
     store = refreshed(world)
 
@@ -58,7 +58,7 @@ def test_a_signed_release_reaches_the_device(world: TrustHarness) -> None:
     assert verify_manifest(raw, world.repository.proof(digest), world.bootstrap).model == "tiny@1"
 
 
-def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: TrustHarness) -> None:
+def test_refresh_without_changes_fetches_two_small_files(world: TrustHarness) -> None:
     """A warm refresh fetches the next root (there is none) and the timestamp, nothing else."""
     store = refreshed(world)
     world.fetched.clear()
@@ -68,8 +68,8 @@ def test_a_refresh_with_nothing_new_asks_for_two_small_files(world: TrustHarness
     assert world.fetched == ["metadata/2.root.json", "metadata/timestamp.json"]
 
 
-def test_a_restarted_device_keeps_what_it_had_without_a_network(world: TrustHarness) -> None:
-    """After a restart with no link, the stored statement is kept by the stored proof; nothing is installed."""
+def test_restart_without_a_network_keeps_the_statement(world: TrustHarness) -> None:
+    """The stored statement is verified by the stored proof; nothing new is installed."""
     digest = world.add()
     raw = world.state(counter=7, digest=digest)
     refreshed(world).verify_statement(raw, DEVICE, for_install=True)
@@ -86,7 +86,7 @@ def test_a_restarted_device_keeps_what_it_had_without_a_network(world: TrustHarn
             forbidden()
 
 
-def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: TrustHarness) -> None:
+def test_statement_is_verified_while_a_refresh_waits(world: TrustHarness) -> None:
     """The thread that brings the metadata may also bring a statement: neither waits for the other."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -104,14 +104,14 @@ def test_a_statement_is_judged_while_a_refresh_waits_for_the_network(world: Trus
     assert judged == [5, 5]
 
 
-def test_a_new_device_without_a_network_only_has_to_wait(world: TrustHarness) -> None:
-    """With no metadata yet, the error is the link's: try again."""
+def test_new_device_without_a_network_gets_a_link_error(world: TrustHarness) -> None:
+    """With no metadata yet the error is the link's, and a retry may succeed."""
     with pytest.raises(LinkError):
         world.store().verify_statement(world.state(counter=1), DEVICE, for_install=False)
 
 
-def test_a_plain_tuf_client_finds_releases_past_the_director(world: TrustHarness, tmp_path: Path) -> None:
-    """The director's delegation has no metadata file, and no TUF client ever asks for one."""
+def test_standard_tuf_client_finds_releases(world: TrustHarness, tmp_path: Path) -> None:
+    """The director's delegation has no metadata file, and no TUF client ever requests one."""
     path = target_path(world.add())
     config = UpdaterConfig(prefix_targets_with_hash=False)
     updater = Updater(
@@ -143,16 +143,16 @@ class Plain(FetcherInterface):
 # Statements
 
 
-def test_another_devices_statement_is_refused(world: TrustHarness) -> None:
-    """C2: a statement signed for one device moves no other."""
+def test_statement_of_another_device_is_refused(world: TrustHarness) -> None:
+    """C2: a statement signed for one device is valid for no other."""
     store = refreshed(world)
     with pytest.raises(TrustError, match="for device 'cam-2'"):
         store.verify_statement(world.state("cam-2", counter=9), DEVICE, for_install=True)
     assert store.verify_statement(world.state(counter=1), DEVICE, for_install=True).counter == 1
 
 
-def test_a_replayed_older_statement_is_refused(world: TrustHarness) -> None:
-    """C3: what was signed before is not obeyed again, not even after a restart; the newest may be repeated."""
+def test_replayed_older_statement_is_refused(world: TrustHarness) -> None:
+    """C3: what was signed before is not accepted again, not even after a restart; the newest may be repeated."""
     store = refreshed(world)
     old, new = world.state(counter=5), world.state(counter=6)
     store.verify_statement(new, DEVICE, for_install=True)
@@ -163,16 +163,16 @@ def test_a_replayed_older_statement_is_refused(world: TrustHarness) -> None:
             device.verify_statement(old, DEVICE, for_install=False)
 
 
-def test_a_refused_statement_moves_no_counter(world: TrustHarness) -> None:
-    """A statement that is refused for another reason leaves the way free for the true one."""
+def test_refused_statement_raises_no_counter(world: TrustHarness) -> None:
+    """A statement that is refused for another reason does not block the genuine one."""
     store = refreshed(world)
     with pytest.raises(TrustError):
         store.verify_statement(world.state(counter=99, lasts_s=-1), DEVICE, for_install=True)
     assert store.verify_statement(world.state(counter=3), DEVICE, for_install=True).counter == 3
 
 
-def test_every_flipped_bit_in_a_statement_is_noticed(world: TrustHarness) -> None:
-    """Whatever bit changes on the way, the statement is refused with our own error."""
+def test_every_flipped_bit_in_a_statement_is_refused(world: TrustHarness) -> None:
+    """Whatever bit changes on the way, the error is our own."""
     store = refreshed(world)
     raw = world.state(counter=5, digest="0" * 64)
     for at in range(len(raw)):
@@ -180,7 +180,7 @@ def test_every_flipped_bit_in_a_statement_is_noticed(world: TrustHarness) -> Non
             store.verify_statement(flipped(raw, at, at % 8), DEVICE, for_install=False)
 
 
-def test_every_cut_statement_is_refused(world: TrustHarness) -> None:
+def test_truncated_statement_is_refused(world: TrustHarness) -> None:
     """Each prefix of a good statement, and a good one with trailing bytes, is malformed."""
     store = refreshed(world)
     raw = world.state(counter=5)
@@ -225,8 +225,8 @@ def test_only_the_directors_signature_counts(world: TrustHarness, change: Callab
 
 
 @pytest.mark.parametrize("role", ["root", "targets", "snapshot", "timestamp"])
-def test_no_other_role_may_speak_for_the_director(world: TrustHarness, role: str) -> None:
-    """A stolen snapshot or timestamp key, or even the release key, states nothing."""
+def test_other_roles_cannot_sign_statements(world: TrustHarness, role: str) -> None:
+    """Neither a stolen snapshot or timestamp key, nor even the release key."""
     store = refreshed(world)
     signer = CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / f"{role}.pem"))
 
@@ -238,8 +238,8 @@ def test_no_other_role_may_speak_for_the_director(world: TrustHarness, role: str
         store.verify_statement(resigned(world, by_role), DEVICE, for_install=False)
 
 
-def test_an_expired_statement_is_kept_and_installs_nothing(world: TrustHarness) -> None:
-    """What runs by an expired statement goes on; nothing new is installed by it."""
+def test_expired_statement_is_kept_and_installs_nothing(world: TrustHarness) -> None:
+    """What runs by an expired statement keeps running; nothing new is installed by it."""
     store = refreshed(world)
     raw = world.state(counter=5, lasts_s=60)
     world.now += 61
@@ -273,8 +273,9 @@ def lose(*names: str) -> Callable[[Path], None]:
         lose("cache", "proof.json"),
     ],
 )
-def test_older_metadata_is_refused_whatever_the_cache_lost(world: TrustHarness, fault: Callable[[Path], None]) -> None:
-    """A6: python-tuf forgets what it saw with its cache; our own record does not. The true repository goes on."""
+def test_older_metadata_is_refused_without_the_cache(world: TrustHarness, fault: Callable[[Path], None]) -> None:
+    """A6: python-tuf forgets versions with its cache; our own record does not. The genuine repository is still
+    accepted."""
     world.add(1)
     old = world.backup()
     world.now += 60
@@ -295,7 +296,7 @@ def test_older_metadata_is_refused_whatever_the_cache_lost(world: TrustHarness, 
     assert restarted.manifest(newer, world.fetch) == sample_release(2)[0]
 
 
-def test_a_planted_older_proof_is_not_used(world: TrustHarness) -> None:
+def test_planted_older_proof_is_refused(world: TrustHarness) -> None:
     """Our own stored proof may not be older than our record either."""
     raw = world.state(counter=1)
     refreshed(world)
@@ -309,8 +310,9 @@ def test_a_planted_older_proof_is_not_used(world: TrustHarness) -> None:
         world.store().verify_statement(raw, DEVICE, for_install=False)
 
 
-def test_a_restored_repository_goes_forward(world: TrustHarness) -> None:
-    """F4: yesterday's backup signs versions above all that devices saw since, because the clock went on."""
+def test_restored_repository_is_accepted(world: TrustHarness) -> None:
+    """F4: yesterday's backup signs versions above all that devices have seen since, because versions follow the
+    clock."""
     saved = world.backup()
     for version in range(1, 4):
         world.now += 10
@@ -328,7 +330,7 @@ def test_a_restored_repository_goes_forward(world: TrustHarness) -> None:
 # Expiry and clocks
 
 
-def test_expired_metadata_keeps_and_installs_nothing(world: TrustHarness) -> None:
+def test_expired_metadata_installs_nothing_new(world: TrustHarness) -> None:
     """C5, C7: a frozen timestamp ends installing after its week; what was installed still verifies."""
     digest = world.add()
     raw_statement = world.state(counter=5, digest=digest, lasts_s=30 * DAY)
@@ -351,8 +353,8 @@ def test_expired_metadata_keeps_and_installs_nothing(world: TrustHarness) -> Non
 
 
 @pytest.mark.parametrize("years", [-10, 10])
-def test_a_wrong_clock_never_bricks(world: TrustHarness, years: int) -> None:
-    """C8: ten years off either way, what runs is kept; with the clock right again, all is as before."""
+def test_wrong_clock_keeps_the_running_release(world: TrustHarness, years: int) -> None:
+    """C8: ten years off either way; with the clock right again, everything is as before."""
     raw = world.state(counter=5)
     refreshed(world).verify_statement(raw, DEVICE, for_install=True)
     world.now = START + years * 365 * DAY
@@ -368,8 +370,8 @@ def test_a_wrong_clock_never_bricks(world: TrustHarness, years: int) -> None:
     assert device.verify_statement(raw, DEVICE, for_install=True).counter == 5
 
 
-def test_a_running_controller_keeps_its_metadata_fresh(world: TrustHarness) -> None:
-    """Called now and then, the controller signs anew what has passed half its life, and only that."""
+def test_controller_renews_metadata_past_half_its_life(world: TrustHarness) -> None:
+    """And only that."""
     assert not world.repository.refresh_timestamp()
     store = refreshed(world)
     for _ in range(200):
@@ -382,8 +384,8 @@ def test_a_running_controller_keeps_its_metadata_fresh(world: TrustHarness) -> N
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets", "releases"])
-def test_flipped_bits_on_the_way_are_noticed(world: TrustHarness, name: str) -> None:
-    """A bit flipped anywhere in metadata or manifest installs nothing."""
+def test_flipped_bits_in_transit_install_nothing(world: TrustHarness, name: str) -> None:
+    """Anywhere in metadata or manifest."""
     digest = world.add()
     length = len(next(raw for raw in served(world, digest) if raw[0].find(name) >= 0)[1])
     for at in range(0, length, 7):
@@ -410,8 +412,8 @@ def served(world: TrustHarness, digest: str) -> list[tuple[str, bytes]]:
     return seen
 
 
-def test_a_forged_next_root_is_refused(world: TrustHarness) -> None:
-    """A root signed by a stranger, by nobody, or with a flipped bit is not followed."""
+def test_forged_next_root_is_refused(world: TrustHarness) -> None:
+    """A root signed by a foreign key, without a signature, or with a flipped bit is not followed."""
     good = Metadata[Root].from_bytes(world.bootstrap)
     good.signed.version = 2
     good.sign(CryptoSigner(load_or_make_key(world.folder / "repository" / "keys" / "root.pem")))
@@ -436,8 +438,8 @@ def with_root(world: TrustHarness, raw: bytes) -> Callable[[str, int], bytes]:
     return lambda path, most: raw if path == "metadata/2.root.json" else world.fetch(path, most)
 
 
-def test_a_release_that_is_not_listed_is_refused(world: TrustHarness) -> None:
-    """The manifest of a release that the release key never signed is not even asked for."""
+def test_unlisted_release_is_refused(world: TrustHarness) -> None:
+    """The manifest of a release that the release key never signed is not even requested."""
     store = refreshed(world)
     world.fetched.clear()
     with pytest.raises(TrustError, match="not one that the release key signed"):
@@ -447,7 +449,7 @@ def test_a_release_that_is_not_listed_is_refused(world: TrustHarness) -> None:
     assert world.fetched == []
 
 
-def test_another_releases_manifest_is_refused(world: TrustHarness) -> None:
+def test_manifest_of_another_release_is_refused(world: TrustHarness) -> None:
     """C4: one signed manifest does not pass for another."""
     first, second = world.add(1), world.add(2)
     store = refreshed(world)
@@ -457,8 +459,8 @@ def test_another_releases_manifest_is_refused(world: TrustHarness) -> None:
 
 
 @pytest.mark.parametrize("name", ["timestamp", "snapshot", "targets.json", "2.root", "releases"])
-def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
-    """B8: more bytes than allowed are refused, and the transport is told the bound beforehand."""
+def test_oversized_answers_are_refused(world: TrustHarness, name: str) -> None:
+    """B8: more bytes than allowed are refused, and the transport is given the bound beforehand."""
     digest = world.add()
     store = world.store()
     bounds: list[int] = []
@@ -476,7 +478,7 @@ def test_over_long_answers_are_cut_off(world: TrustHarness, name: str) -> None:
 
 
 def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
-    """Nesting and numbers beyond reason are refused, not crashed on."""
+    """Excessive nesting and numbers are refused, not crashed on."""
     for bomb in (
         b"[" * 10_000,
         b'{"signed":' * 5_000,
@@ -491,8 +493,8 @@ def test_deep_and_huge_metadata_is_refused(world: TrustHarness) -> None:
 
 
 @pytest.mark.parametrize("failure", [LinkError("gone"), FileNotFoundError(), TimeoutError("slow"), ConnectionError()])
-def test_a_lost_link_is_never_a_matter_of_trust(world: TrustHarness, failure: Exception) -> None:
-    """Whatever the link does, the answer is: try again. What was trusted stays."""
+def test_link_failure_is_a_link_error(world: TrustHarness, failure: Exception) -> None:
+    """Whatever the link does, a retry may succeed. What was trusted stays."""
     digest = world.add()
     store = refreshed(world)
     world.now += 60
@@ -530,7 +532,7 @@ def spoilings() -> list[tuple[str, Callable[[Path], None]]]:
 
 @pytest.mark.parametrize("file", CACHED)
 @pytest.mark.parametrize(("how", "spoil"), spoilings())
-def test_a_spoiled_cache_recovers(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+def test_corrupt_tuf_cache_recovers(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
     """A5: any file of TUF's cache missing, empty, cut or random: the next refresh repairs it."""
     refreshed(world)
     world.now += 60
@@ -547,15 +549,15 @@ def test_a_spoiled_cache_recovers(world: TrustHarness, file: str, how: str, spoi
 
 @pytest.mark.parametrize("file", ["proof.json", "counters.json"])
 @pytest.mark.parametrize(("how", "spoil"), spoilings()[:4])
-def test_our_own_spoiled_files_recover(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
-    """Our own files are written durably; should the disk spoil them all the same, a refresh mends them."""
+def test_corrupt_trust_files_recover(world: TrustHarness, file: str, how: str, spoil: Callable[[Path], None]) -> None:
+    """Our own files are written durably; should the disk corrupt them all the same, a refresh repairs them."""
     refreshed(world).verify_statement(world.state(counter=5), DEVICE, for_install=True)
     spoil(world.folder / DEVICE / file)
 
     assert refreshed(world).verify_statement(world.state(counter=6), DEVICE, for_install=True).counter == 6
 
 
-def test_counters_are_on_disk_before_a_statement_is_obeyed(
+def test_counters_are_durable_before_a_statement_is_accepted(
     world: TrustHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement whose counter cannot be written is not accepted."""
@@ -590,8 +592,8 @@ def rotate(world: TrustHarness, *roles: str) -> None:
     (folder / "metadata" / "2.root.json").write_bytes(root.to_bytes())
 
 
-def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: TrustHarness) -> None:
-    """C6: a thief of the online keys counts years ahead; a root with new keys starts the count anew."""
+def test_fast_forward_attack_is_recovered_by_new_keys(world: TrustHarness) -> None:
+    """C6: a thief of the online keys signs versions years ahead; a root with new keys resets the versions."""
     honest = world.backup()
     world.now = START + 9 * 365 * DAY
     world.repository.refresh_timestamp()
@@ -609,8 +611,8 @@ def test_a_fast_forwarded_repository_is_recovered_by_new_keys(world: TrustHarnes
     assert store.manifest(digest, world.fetch) == sample_release()[0]
 
 
-def test_a_withheld_new_root_is_noticed(world: TrustHarness) -> None:
-    """Once a device has seen root 2, a broker that hides it cannot make the device believe root 1's keys again."""
+def test_withheld_root_does_not_bring_back_old_keys(world: TrustHarness) -> None:
+    """Once a device has seen root 2, a broker that hides it cannot make the device trust root 1's keys again."""
     backup = world.backup()
     rotate(world, "timestamp")
     world.now += 60
@@ -623,7 +625,7 @@ def test_a_withheld_new_root_is_noticed(world: TrustHarness) -> None:
         refreshed(world)
 
 
-def test_statement_and_metadata_cannot_be_taken_for_each_other(world: TrustHarness) -> None:
+def test_statements_and_metadata_have_disjoint_formats(world: TrustHarness) -> None:
     """What the director signs is MessagePack, what TUF signs is JSON: no bytes are both."""
     payload = messages.decode(world.state(counter=5), Signed).payload
     with pytest.raises(msgspec.DecodeError):
