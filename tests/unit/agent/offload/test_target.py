@@ -74,8 +74,8 @@ class World:
 
     def watch(self) -> None:
         """What the watching thread would do now."""
-        if self.cloud._seconds_until_probe() <= 0.0:
-            self.cloud._probe(self.server)  # type: ignore[arg-type]
+        if self.cloud.seconds_until_probe() <= 0.0:
+            self.cloud.probe()
 
     @property
     def may_be_asked(self) -> bool:
@@ -89,11 +89,9 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world() -> World:
     clock, server = Clock(), Scripted()
-    monkeypatch.setattr("edgesplit_agent.offload.target.monotonic", clock)
-    monkeypatch.setattr("edgesplit_agent.offload.target.random", random.Random(7))
-    cloud = OffloadTarget(server)  # type: ignore[arg-type]
+    cloud = OffloadTarget(server, clock=clock, jitter=random.Random(7).random)  # type: ignore[arg-type]
     cloud.assume_link(LINK)
     return World(cloud, server, clock)
 

@@ -134,15 +134,16 @@ def test_stale_answers_are_bounded() -> None:
     kept = StaleAnswerCache(streams=3, held_bytes=100)
     for number in range(10):
         kept.put(("m", str(number)), answer(20), at=float(number))
-    assert len(kept._answers) == 3 and kept.held_bytes == 60
+    assert kept.held_bytes == 3 * 20
     kept.put(("m", "large"), answer(90), at=20.0)
-    assert list(kept._answers) == [("m", "large")]
+    assert kept.held_bytes == 90 and kept.get(("m", "large"), 20.0, max_age_s=1.0) is not None
     kept.put(("m", "larger"), answer(101), at=21.0)
-    assert not kept._answers
+    assert kept.held_bytes == 0
     kept.put(("m", ""), answer(), at=30.0)
     kept.put(("n", ""), answer(), at=30.0)
     kept.forget("m")
-    assert list(kept._answers) == [("n", "")]
+    assert kept.get(("m", ""), 30.0, max_age_s=1.0) is None
+    assert kept.get(("n", ""), 30.0, max_age_s=1.0) is not None
 
 
 def test_hanging_work_blocks_no_other_work() -> None:
@@ -150,11 +151,11 @@ def test_hanging_work_blocks_no_other_work() -> None:
     crew, hang, done = BoundedThreads(2, "test"), threading.Event(), threading.Event()
     assert crew.start(lambda: hang.wait(20) and None)
     assert crew.start(done.set) and done.wait(20)
-    eventually("its thread waits for more", lambda: len(crew._idle) == 1)
+    eventually("its thread waits for more", lambda: crew.busy == 1)
     again = threading.Event()
     assert crew.start(again.set) and again.wait(20)
     assert crew.threads == 2
-    eventually("its thread waits for more", lambda: len(crew._idle) == 1)
+    eventually("its thread waits for more", lambda: crew.busy == 1)
     assert crew.start(lambda: hang.wait(20) and None)
     assert not crew.start(done.set), "two hang, and there are two"
     hang.set()
@@ -171,7 +172,7 @@ def test_work_that_raises_does_not_end_its_thread(caplog: pytest.LogCaptureFixtu
 
     for _ in range(3):
         assert crew.start(fails)
-        eventually("its thread waits for more", lambda: crew._idle)
+        eventually("its thread waits for more", lambda: crew.busy == 0)
     assert crew.start(done.set) and done.wait(20)
     assert caplog.text.count("work failed") == 3
     crew.stop()

@@ -89,7 +89,7 @@ def test_race_beside_a_local_row_is_no_fallback() -> None:
         while (
             engine.hedge_budget.counts["hedges"] == 0 and len(raced) < 200
         ):  # a busy machine's figures may not ask for a race
-            engine._own_target._estimate = meter
+            engine.own_target._estimate = meter
             raced.append(engine.infer("tiny", {"x": INPUT}, deadline_s=10))
         assert engine.hedge_budget.counts["hedges"] >= 1 and engine.breaker.state == "closed"
     for answer in raced:

@@ -9,7 +9,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip.options import InferOptions
 from edgesplit.oip.report import Report
 from edgesplit.plan import Row
+from edgesplit_agent.offload.target import TargetTimeouts
 from edgesplit_agent.policy.row_selection import RowChoice
 from edgesplit_agent.serving.engine import Answer, Engine, Settings
 from edgesplit_agent.telemetry.request_record import DeviceRunObserver
@@ -43,14 +45,8 @@ LOCAL = Row(name="local", device=("a", "b"), device_s=5.0)
 """The cut is always predicted the better of the two."""
 LONG_S = 60.0
 SHORT_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, a cloud that a test holds is not taken for dead, but where that is the test."""
-    monkeypatch.setattr("edgesplit_agent.offload.target.DOUBT_S", 30.0)
-    if "age_of_hanging_requests" not in request.node.name:
-        monkeypatch.setattr("edgesplit_agent.serving.offload_race.OVERDUE_S", 1000.0)
+PATIENT = TargetTimeouts(overdue_s=1000.0, doubt_s=30.0)
+"""However slow this machine is, a cloud that a test holds is not taken for dead."""
 
 
 class Asking:
@@ -83,12 +79,18 @@ class Asking:
 
 @contextmanager
 def engine_with(
-    *rows: Row, steps: dict[str, Step] | None = None, idle_probe_s: float = 1e6, **settings: Any
+    *rows: Row,
+    steps: dict[str, Step] | None = None,
+    idle_probe_s: float = 1e6,
+    timeouts: TargetTimeouts = PATIENT,
+    client: Callable[[str], OffloadClient] = OffloadClient,
+    **settings: Any,
 ) -> Iterator[tuple[Engine, ScriptedCloud, dict[str, Step]]]:
     """An engine that serves the tiny model; its link is watched only where a test starts that."""
     cloud, own = ScriptedCloud(), steps or programs()
     cloud.start()
-    engine = Engine(CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=idle_probe_s, **settings))
+    timings = Settings(idle_probe_s=idle_probe_s, timeouts=timeouts, **settings)
+    engine = Engine(CLASS, client(cloud.server.url), settings=timings)
     engine.serve("tiny", active(*rows, steps=own))
     try:
         yield engine, cloud, own
@@ -97,6 +99,14 @@ def engine_with(
             step.may_run.set()
         engine.stop()
         cloud.stop()
+
+
+def to_half_open(engine: Engine) -> None:
+    """Open the breaker of the engine's own target, and let a probe find the cloud answering."""
+    engine.own_target.on_overdue(0.0)
+    assert not engine.breaker.is_allowing
+    engine.own_target.probe()
+    assert engine.breaker.state == "trial"
 
 
 def hang(*steps: Step) -> None:
@@ -121,7 +131,7 @@ def test_hedge_won_by_the_device_cancels_the_cloud_and_is_counted() -> None:
         assert report.fallback and report.hedged and report.cause == "timeout"
         counts = engine.hedge_budget.counts
         assert (counts["hedges"], counts["by_choice"], counts["device_won"], counts["cancelled"]) == (1, 1, 1, 1)
-        eventually("its connection is closed", lambda: not engine._own_target._remote._busy)  # type: ignore[union-attr]
+        eventually("its connection is closed", lambda: not engine.own_target._remote._busy)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -212,15 +222,10 @@ def test_early_hedge_does_not_delay_waiting_requests() -> None:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
 
 
-def test_lost_races_do_not_slow_the_cloud_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_races_do_not_slow_the_cloud_estimate() -> None:
     """Both start at once and the device wins each time: a cloud with recent answers is not counted as slow."""
-    for how_long in (
-        "serving.offload_race.MIN_OFFLOAD_WAIT_S",
-        "offload.target.UNHEARD_S",
-        "offload.target.UNANSWERED_S",
-    ):
-        monkeypatch.setattr(f"edgesplit_agent.{how_long}", 1000.0)
-    with engine_with(LOCAL, CUT, hedge="always") as (engine, cloud, _):
+    never = replace(PATIENT, slow_s=1000.0, unheard_s=1000.0, unanswered_s=1000.0)
+    with engine_with(LOCAL, CUT, hedge="always", timeouts=never) as (engine, cloud, _):
         assert not engine.infer(
             "tiny", {"x": INPUT}, deadline_s=LONG_S, options=InferOptions(hedge="never")
         ).report.fallback
@@ -268,7 +273,6 @@ def test_stream_frames_are_pipelined() -> None:
             eventually("the cloud has this frame too", lambda number=number: len(cloud.asked) == number)  # type: ignore[misc]
             assert steps["a"].runs == number
         assert all(frame.result is None for frame in frames)
-        assert engine.queue._holder is None
         cloud.let_go.set()
         assert all(np.array_equal(frame.answer.outputs["y"], EXPECTED) for frame in frames)
 
@@ -321,9 +325,7 @@ def test_hanging_model_does_not_block_other_requests_past_their_deadline() -> No
         for _ in range(3):
             assert isinstance(Asking(engine, SHORT_S).error, DeadlineExceeded)
         assert steps["a"].runs == 1, "a slice that hangs has the processor"
-        eventually(
-            "only it keeps a thread", lambda: engine._device_threads.threads - len(engine._device_threads._idle) == 1
-        )
+        eventually("only it keeps a thread", lambda: engine._device_threads.busy == 1)
         assert engine.queue.in_flight == 0
 
 
@@ -387,14 +389,13 @@ def test_new_release_has_no_stale_answer() -> None:
 
 def test_memory_per_streams_and_ids_is_bounded() -> None:
     """Over a thousand streams of one frame each, with ids and stale answers: nothing grows with their number."""
-    with engine_with(LOCAL) as (engine, _, _steps):
+    with engine_with(LOCAL) as (engine, _, steps):
         for number in range(1200):
             wishes = InferOptions(stream=f"s-{number}", drop="oldest", stale_ok_s=3600.0)
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id=f"r-{number}", options=wishes)
-        assert (
-            len(engine.stale_answers._answers) <= 64
-            and len(engine.idempotency._executions) <= engine.idempotency._entries
-        )
+        assert engine.stale_answers.held_bytes <= 64 * INPUT.nbytes
+        engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S, request_id="r-0")
+        assert steps["a"].runs == 1201, "the oldest id was evicted"
         assert engine.queue.in_flight == 0 and len(engine.queue._shares.used) <= 1
         assert engine._device_threads.threads <= 128
 
@@ -410,7 +411,7 @@ def test_device_failure_falls_back_to_the_cloud_row() -> None:
         cloud.script = unavailable
         with pytest.raises(LinkError, match="500"):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine._own_target.in_flight == 0
+        assert engine.own_target.in_flight == 0
 
 
 def test_device_failure_without_fallback_raises_its_reason() -> None:
@@ -418,7 +419,7 @@ def test_device_failure_without_fallback_raises_its_reason() -> None:
     for rows in ((LOCAL, CUT), (LOCAL, REMOTE)):
         with engine_with(*rows) as (engine, _, steps):
             steps["a"].error = InferenceFailed("the worker was killed")
-            engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True)
+            engine.own_target.on_overdue(0.0)  # opens the breaker
             with pytest.raises(InferenceFailed, match="killed"):
                 engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
 
@@ -472,16 +473,14 @@ def test_slice_exceptions_become_typed_errors(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit("a thread's end")])
-def test_exception_in_the_offload_thread_is_a_link_failure(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exception_in_the_offload_thread_is_a_link_failure(error: BaseException) -> None:
     """Whatever happens to the thread that asks the cloud, the device finishes."""
 
-    def dies(*_: object) -> None:
-        raise error
+    class FailingClient(OffloadClient):
+        def infer(self, *_: object) -> NoReturn:
+            raise error
 
-    with engine_with(LOCAL, CUT) as (engine, _, _steps):
-        monkeypatch.setattr(engine._own_target._remote, "infer", dies)
+    with engine_with(LOCAL, CUT, client=FailingClient) as (engine, _, _steps):
         report = engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report
         assert report.fallback and report.cause == "link"
 
@@ -507,7 +506,7 @@ def test_every_request_is_answered_or_fails_without_threads(monkeypatch: pytest.
         monkeypatch.setattr(engine._device_threads, "start", refuse)
         with pytest.raises(Busy):
             engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
-        assert engine.queue.in_flight == engine._own_target.in_flight == 0
+        assert engine.queue.in_flight == engine.own_target.in_flight == 0
 
 
 def _only_first(start: Callable[[Callable[[], None]], bool]) -> Callable[[Callable[[], None]], bool]:
@@ -534,7 +533,7 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     cloud = ScriptedCloud()
     cloud.start()
     engine = Engine(
-        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6),
+        CLASS, OffloadClient(cloud.server.url), settings=Settings(idle_probe_s=1e6, timeouts=PATIENT),
         client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("mine", mine)
@@ -545,7 +544,7 @@ def test_each_offload_server_has_its_own_breaker() -> None:
     assert not engine.infer("theirs", {"x": INPUT}, deadline_s=LONG_S).report.fallback
     assert len(own.asked) == 1
     engine.drop("theirs")
-    assert engine._foreign_targets == {} and elsewhere._closed
+    assert elsewhere.is_closed
     engine.stop()
     own.stop()
 
@@ -557,7 +556,7 @@ def test_request_keeps_the_server_of_its_release() -> None:
     own.start()
     elsewhere, theirs = OffloadClient(own.server.url), active(CUT, steps=steps)
     engine = Engine(
-        CLASS, None, settings=Settings(idle_probe_s=1e6),
+        CLASS, None, settings=Settings(idle_probe_s=1e6, timeouts=PATIENT),
         client_for=lambda release: elsewhere if release is theirs else None,
     )  # fmt: skip
     engine.serve("tiny", theirs)
@@ -569,7 +568,7 @@ def test_request_keeps_the_server_of_its_release() -> None:
     assert asking.answer.report.row == "cut-1"
     assert len(own.asked) == 1
     engine.drop("tiny")
-    assert elsewhere._closed
+    assert elsewhere.is_closed
     engine.stop()
     own.stop()
 
@@ -578,7 +577,7 @@ def test_recovering_cloud_gets_one_request_first() -> None:
     """Twenty arrive at once while the breaker is half open: one is offloaded, the others are answered here; each
     success doubles the number."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
-        engine._own_target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        to_half_open(engine)
         cloud.script = cloud.hold
         out = Asking(engine, options=InferOptions(hedge="never"))
         assert cloud.holding.wait(20)
@@ -595,8 +594,8 @@ def test_request_that_loses_its_place_is_selected_again_and_counted_once() -> No
     """Both saw the one place of a half-open breaker; the second is answered by another row, and is one request to the
     selector."""
     with engine_with(LOCAL, CUT) as (engine, cloud, _):
-        target = engine._own_target
-        target._breaker = engine.breaker.after_failure(0.0, 0.0, refused=True).after_probe(1.0)
+        target = engine.own_target
+        to_half_open(engine)
         reserve, taken = target.reserve, list[object]()
 
         def taken_by_another() -> Any:
@@ -617,10 +616,10 @@ def test_earlier_hanging_requests_take_no_place_of_the_half_open_breaker() -> No
         cloud.script = cloud.hold
         hanging = [Asking(engine) for _ in range(3)]
         eventually("they are all there", lambda: len(cloud.asked) == 3)
-        engine._own_target._breaker = engine.breaker.after_failure(1e12, 0.0, refused=True).after_probe(1e12)
+        to_half_open(engine)
         cloud.script = lambda request, good: good
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
-        assert engine._own_target.in_flight == 3
+        assert engine.own_target.in_flight == 3
         cloud.let_go.set()
         for one in hanging:
             assert np.array_equal(one.answer.outputs["y"], EXPECTED)
@@ -628,7 +627,7 @@ def test_earlier_hanging_requests_take_no_place_of_the_half_open_breaker() -> No
 
 def test_age_of_hanging_requests_opens_the_breaker() -> None:
     """No refusal, no timeout: requests with a long deadline hang, and the breaker opens while they do."""
-    with engine_with(REMOTE) as (engine, cloud, _):
+    with engine_with(REMOTE, timeouts=TargetTimeouts(doubt_s=30.0)) as (engine, cloud, _):
         cloud.script = cloud.hold
         asking = Asking(engine)
         eventually("the breaker opens", lambda: not engine.breaker.is_allowing)

@@ -19,7 +19,7 @@ from edgesplit.errors import (
     TrustError,
     UsageError,
 )
-from edgesplit.offload_client.circuit_breaker import CircuitBreaker
+from edgesplit.http1.server import Request
 from edgesplit.offload_client.pool import OffloadClient
 from edgesplit.oip import protocol as oip
 from edgesplit.plan import Row
@@ -58,22 +58,21 @@ def test_every_row_gives_the_same_answer(row: Row) -> None:
         assert (answer.report.up_bytes > 0) == (not row.is_local)
 
 
-def test_compressed_body_is_decoded_by_the_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_body_is_decoded_by_the_cloud() -> None:
     """A row with compression sends zstd, and the header length stays that of the uncompressed body."""
     import zstandard
 
     with world(msgspec.structs.replace(REMOTE, compress=True), LOCAL) as (engine, cloud, _):
-        inner = cloud._handle
-
-        def unpack(request: object) -> object:
-            if request.headers.get("content-encoding") == "zstd":  # type: ignore[attr-defined]
-                body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)  # type: ignore[attr-defined]
-                request = msgspec.structs.replace(request, body=body)  # type: ignore[type-var]
-                packed.append(len(body))
-            return inner(request)  # type: ignore[arg-type]
-
         packed: list[int] = []
-        cloud.server._handler = unpack  # type: ignore[assignment]
+
+        def unpack(request: Request) -> Request:
+            if request.headers.get("content-encoding") != "zstd":
+                return request
+            body = zstandard.ZstdDecompressor().decompress(request.body, max_output_size=1 << 20)
+            packed.append(len(body))
+            return msgspec.structs.replace(request, body=body)
+
+        cloud.unpack = unpack
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert packed and not answer.report.fallback and np.array_equal(answer.outputs["y"], EXPECTED)
 
@@ -84,20 +83,16 @@ def test_lossy_row_sends_the_encoded_tensor(codec: str, datatype: str) -> None:
     lossy = msgspec.structs.replace(CUT, codecs={"h": codec})
     got: list[dict[str, np.ndarray]] = []
 
-    def undo(request: object) -> object:
-        if not request.path.endswith("/infer"):  # type: ignore[attr-defined]
-            return inner(request)  # type: ignore[arg-type]
-        asked = oip.decode_request(request.body, oip.header_length(request.headers))  # type: ignore[attr-defined]
+    def undo(request: Request) -> Request:
+        asked = oip.decode_request(request.body, oip.header_length(request.headers))
         got.append(dict(asked.inputs))
         tensors = boundary_codecs.decode_tensors(asked.inputs, [H], lossy.codecs)
         body, length = oip.encode_request(oip.InferRequest(tensors, id=asked.id))
-        request = msgspec.structs.replace(request, body=b"".join(body))  # type: ignore[type-var]
-        request.headers[oip.HEADER_LENGTH] = str(length)  # type: ignore[attr-defined]
-        return inner(request)  # type: ignore[arg-type]
+        headers = {**request.headers, oip.HEADER_LENGTH: str(length)}
+        return msgspec.structs.replace(request, headers=headers, body=b"".join(body))
 
     with world(lossy) as (engine, cloud, _):
-        inner = cloud._handle
-        cloud.server._handler = undo  # type: ignore[assignment]
+        cloud.unpack = undo
         answer = engine.infer("tiny", {"x": INPUT}, deadline_s=10)
 
     assert got[0]["h"].dtype == datatype
@@ -114,7 +109,9 @@ def test_selection_follows_current_conditions() -> None:
     """With the planned link the cut is best; without the cloud only the local row counts."""
     with world(LOCAL, msgspec.structs.replace(CUT, device_s=0.001)) as (engine, cloud, _):
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "cut-1"
-        engine._own_target._breaker = engine.breaker.after_failure(float("inf"), 0.0, refused=True)
+        cloud.healthy = False
+        engine.own_target.on_overdue(0.0)
+        assert engine.breaker.state == "open"
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=10).report.row == "local"
         assert len(cloud.asked) == 1
 
@@ -315,7 +312,6 @@ def test_release_health_counts_only_device_failures() -> None:
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     assert told == [(DIGEST, None)], "the device did its part, the cloud did not"
     steps["a"].error = UsageError("the frame is not a whole JPEG")
-    engine._own_target._breaker = CircuitBreaker()
     with pytest.raises(UsageError):
         engine.infer("tiny", {"x": INPUT}, deadline_s=10)
     with pytest.raises(UsageError):
