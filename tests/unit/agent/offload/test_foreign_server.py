@@ -167,7 +167,7 @@ def test_missing_exported_model_counts_as_server_failure(manners: Manners) -> No
 
 def asked(remote: OffloadClient, planned_s: float = 0.0) -> OffloadAnswer | OffloadFailure:
     """One request."""
-    (receives,) = [spec for one in manifest(CUT).slices for spec in one.outputs if spec.name == "y"]
+    (receives,) = [spec for part in manifest(CUT).slices for spec in part.outputs if spec.name == "y"]
     wanted = encode_offload_request(NAME, "id-1", {"h": INPUT}, (receives,), left_s=PATIENCE_S, planned_s=planned_s)
     return remote.infer(wanted, CancellableCall(), PATIENCE_S)
 

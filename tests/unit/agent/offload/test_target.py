@@ -53,7 +53,7 @@ class Scripted:
 
 
 @dataclass
-class World:
+class TargetHarness:
     """A device that sends each request and answers it itself, too."""
 
     cloud: OffloadTarget
@@ -89,121 +89,121 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
+def harness() -> TargetHarness:
     clock, server = Clock(), Scripted()
     cloud = OffloadTarget(server, clock=clock, jitter=random.Random(7).random)  # type: ignore[arg-type]
     cloud.assume_link(LINK)
-    return World(cloud, server, clock)
+    return TargetHarness(cloud, server, clock)
 
 
-def test_slow_link_does_not_open_the_breaker(world: World) -> None:
+def test_slow_link_does_not_open_the_breaker(harness: TargetHarness) -> None:
     """A flapping link lost every race for two seconds while each ping was answered: that opened the breaker, which
     stayed open after the link had recovered."""
     for _ in range(10):
-        world.answered()
+        harness.answered()
         for _ in range(5):
-            world.loses_a_race()
-            assert (world.cloud.breaker.state, world.cloud.breaker.failures) == ("closed", 0)
-            assert world.may_be_asked
-    assert world.server.pings > 0
+            harness.loses_a_race()
+            assert (harness.cloud.breaker.state, harness.cloud.breaker.failures) == ("closed", 0)
+            assert harness.may_be_asked
+    assert harness.server.pings > 0
 
 
-def test_lost_race_in_half_open_state_is_no_failure_while_pings_answer(world: World) -> None:
+def test_lost_race_in_half_open_state_is_no_failure_while_pings_answer(harness: TargetHarness) -> None:
     """A half-open breaker opens at the first failure: on a slow link each lost race did that, with a longer pause each
     time."""
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
-    assert world.cloud.breaker.state == "open"
-    world.clock.now += 1.0
-    world.watch()
-    assert world.cloud.breaker.state == "trial"
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
+    assert harness.cloud.breaker.state == "open"
+    harness.clock.now += 1.0
+    harness.watch()
+    assert harness.cloud.breaker.state == "trial"
     for _ in range(5):
-        world.loses_a_race()
-    assert world.cloud.breaker.state == "trial" and world.may_be_asked
+        harness.loses_a_race()
+    assert harness.cloud.breaker.state == "trial" and harness.may_be_asked
 
 
-def test_unanswered_ping_opens_the_breaker(world: World) -> None:
+def test_unanswered_ping_opens_the_breaker(harness: TargetHarness) -> None:
     """A lost race sends a ping; no answer opens the breaker at once."""
-    world.answered()
-    world.server.pings_s = None
+    harness.answered()
+    harness.server.pings_s = None
     lost = 0
-    while world.cloud.breaker.state != "open":
-        world.loses_a_race()
+    while harness.cloud.breaker.state != "open":
+        harness.loses_a_race()
         lost += 1
-    assert lost <= 3 and world.server.pings == 1 and not world.may_be_asked
+    assert lost <= 3 and harness.server.pings == 1 and not harness.may_be_asked
 
 
-def test_cloud_that_answers_only_pings_opens_the_breaker_eventually(world: World) -> None:
+def test_cloud_that_answers_only_pings_opens_the_breaker_eventually(harness: TargetHarness) -> None:
     """Otherwise every request would be sent to it in vain; one is tried after each pause."""
-    world.answered()
-    began, sent = world.clock.now, 0
-    while world.clock.now < began + 4 * UNANSWERED_S:
-        if world.may_be_asked:
-            sent += world.clock.now > began + 2 * UNANSWERED_S
-            world.loses_a_race()
+    harness.answered()
+    began, sent = harness.clock.now, 0
+    while harness.clock.now < began + 4 * UNANSWERED_S:
+        if harness.may_be_asked:
+            sent += harness.clock.now > began + 2 * UNANSWERED_S
+            harness.loses_a_race()
         else:
-            world.clock.now += EVERY_S
-            world.watch()
+            harness.clock.now += EVERY_S
+            harness.watch()
     assert 0 < sent <= 2 * UNANSWERED_S / EVERY_S / 2
-    world.answered()
-    world.answered()
-    assert world.may_be_asked
+    harness.answered()
+    harness.answered()
+    assert harness.may_be_asked
 
 
-def test_ping_behind_own_upload_does_not_raise_the_round_trip(world: World) -> None:
+def test_ping_behind_own_upload_does_not_raise_the_round_trip(harness: TargetHarness) -> None:
     """A ping sent because a request hung waits behind that request's bytes; after small requests its time is a valid
     round trip."""
-    world.answered()
-    world.server.pings_s = 0.4
-    before_s = world.cloud.conditions.link.rtt_s
+    harness.answered()
+    harness.server.pings_s = 0.4
+    before_s = harness.cloud.conditions.link.rtt_s
     for _ in range(5):
-        world.clock.now += 1.0
-        world.cloud.on_slow(LOCAL_S, BYTES)
-        world.watch()
-    assert world.server.pings == 5 and world.cloud.conditions.link.rtt_s == before_s
-    world.answered(up_bytes=100)
-    world.clock.now += 1.0
-    world.cloud.on_slow(LOCAL_S)
-    world.watch()
-    assert world.cloud.conditions.link.rtt_s > before_s
+        harness.clock.now += 1.0
+        harness.cloud.on_slow(LOCAL_S, BYTES)
+        harness.watch()
+    assert harness.server.pings == 5 and harness.cloud.conditions.link.rtt_s == before_s
+    harness.answered(up_bytes=100)
+    harness.clock.now += 1.0
+    harness.cloud.on_slow(LOCAL_S)
+    harness.watch()
+    assert harness.cloud.conditions.link.rtt_s > before_s
 
 
 # Snapshot and reservation
 
 
-def on_trial(world: World, successes: int = 0) -> None:
+def on_trial(harness: TargetHarness, successes: int = 0) -> None:
     """Open the breaker, let its probe succeed, and have so many requests answered on trial."""
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
-    world.clock.now += 1.0
-    world.watch()
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
+    harness.clock.now += 1.0
+    harness.watch()
     for _ in range(successes):
-        world.answered()
-    assert world.cloud.breaker.state == "trial"
+        harness.answered()
+    assert harness.cloud.breaker.state == "trial"
 
 
-def test_snapshot_is_immutable(world: World) -> None:
+def test_snapshot_is_immutable(harness: TargetHarness) -> None:
     """Whatever the target learns afterwards: a selection sees one consistent state."""
-    before = world.cloud.snapshot()
-    world.answered()
-    world.clock.now += 1.0
-    world.cloud.on_overdue(0.9)
+    before = harness.cloud.snapshot()
+    harness.answered()
+    harness.clock.now += 1.0
+    harness.cloud.on_overdue(0.9)
     assert before.is_available and before.breaker.state == "closed" and before.conditions.remote_usable
-    after = world.cloud.snapshot()
+    after = harness.cloud.snapshot()
     assert not after.is_available and after.estimate != before.estimate and after.taken_at > before.taken_at
     with pytest.raises(FrozenInstanceError):
         before.in_flight = 1  # type: ignore[misc]
 
 
-def test_reservation_fails_if_the_breaker_opened_after_the_snapshot(world: World) -> None:
+def test_reservation_fails_if_the_breaker_opened_after_the_snapshot(harness: TargetHarness) -> None:
     """The snapshot showed capacity; the reservation checks again."""
-    world.answered()
-    world.clock.now += 1.0
-    assert world.cloud.snapshot().is_available
-    world.cloud.on_overdue(0.9)
-    assert world.cloud.reserve() is None and world.cloud.in_flight == 0
+    harness.answered()
+    harness.clock.now += 1.0
+    assert harness.cloud.snapshot().is_available
+    harness.cloud.on_overdue(0.9)
+    assert harness.cloud.reserve() is None and harness.cloud.in_flight == 0
 
 
 def test_target_without_a_server_has_no_capacity() -> None:
@@ -213,18 +213,20 @@ def test_target_without_a_server_has_no_capacity() -> None:
 
 
 @pytest.mark.parametrize(("successes", "room"), [(0, 1), (1, 2), (2, 4)])
-def test_reservations_from_equal_snapshots_do_not_exceed_capacity(world: World, successes: int, room: int) -> None:
+def test_reservations_from_equal_snapshots_do_not_exceed_capacity(
+    harness: TargetHarness, successes: int, room: int
+) -> None:
     """Sixteen threads take their snapshots first, each of which shows capacity; only as many reservations succeed as
     there are places."""
-    on_trial(world, successes)
+    on_trial(harness, successes)
     seen = threading.Barrier(16)
     for _ in range(20):
         granted: list[Reservation] = []
 
         def ask(granted: list[Reservation] = granted) -> None:
-            assert world.cloud.snapshot().is_available
+            assert harness.cloud.snapshot().is_available
             seen.wait(20)
-            reservation = world.cloud.reserve()
+            reservation = harness.cloud.reserve()
             if reservation is not None:
                 granted.append(reservation)
 
@@ -233,23 +235,23 @@ def test_reservations_from_equal_snapshots_do_not_exceed_capacity(world: World, 
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert len(granted) == room == world.cloud.in_flight
+        assert len(granted) == room == harness.cloud.in_flight
         for reservation in granted:
-            world.cloud.release(reservation)
-    assert world.cloud.in_flight == 0
+            harness.cloud.release(reservation)
+    assert harness.cloud.in_flight == 0
 
 
-def test_concurrent_reservations_never_exceed_capacity(world: World) -> None:
+def test_concurrent_reservations_never_exceed_capacity(harness: TargetHarness) -> None:
     """Eight threads reserve and release without pause: at no moment are more places held than the half-open breaker
     admits."""
-    on_trial(world, 1)
+    on_trial(harness, 1)
     counting, holders, most, begin = threading.Lock(), 0, 0, threading.Barrier(8)
 
     def come_and_go() -> None:
         nonlocal holders, most
         begin.wait(20)
         for _ in range(400):
-            reservation = world.cloud.reserve()
+            reservation = harness.cloud.reserve()
             if reservation is None:
                 continue
             with counting:
@@ -257,11 +259,11 @@ def test_concurrent_reservations_never_exceed_capacity(world: World) -> None:
                 most = max(most, holders)
             with counting:
                 holders -= 1
-            world.cloud.release(reservation)
+            harness.cloud.release(reservation)
 
     threads = [threading.Thread(target=come_and_go) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert 0 < most <= 2 and world.cloud.in_flight == 0
+    assert 0 < most <= 2 and harness.cloud.in_flight == 0

@@ -30,9 +30,9 @@ def test_probability_and_saving_match_monte_carlo(odds: CompletionTime, local_s:
         for _ in range(40_000)
     ]
     assert odds.probability_by(local_s) == pytest.approx(
-        sum(one <= local_s for one in answers) / len(answers), abs=0.01
+        sum(answer_s <= local_s for answer_s in answers) / len(answers), abs=0.01
     )
-    saved_s = sum(max(0.0, local_s - one) for one in answers) / len(answers)
+    saved_s = sum(max(0.0, local_s - answer_s) for answer_s in answers) / len(answers)
     assert odds.expected_saving_s(local_s) == pytest.approx(saved_s, abs=0.01 * local_s)
 
 

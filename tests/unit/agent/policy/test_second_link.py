@@ -81,7 +81,7 @@ def test_fast_second_link_is_used_more() -> None:
     for _ in range(5):
         made = made.after_further_hop(slow, 0.03, 100.0, answered=True)
     before, after = (
-        choose_row(plan, one.conditions(remote_usable=True)) for one in (LinkEstimate.from_link(LINK), made)
+        choose_row(plan, estimate.conditions(remote_usable=True)) for estimate in (LinkEstimate.from_link(LINK), made)
     )
     assert before is not None and after is not None and (before.name, after.name) == ("cut-2", "cut-1")
 

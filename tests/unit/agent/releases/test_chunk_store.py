@@ -295,8 +295,8 @@ def test_protected_release_is_never_evicted(
 ) -> None:
     """Whatever the sizes: it fits, or the oldest unprotected release is named, or NoRoom; never a protected one."""
     stored = [StoredReleaseAge(f"{number:064x}", age) for number, age in enumerate(ages)]
-    protected = {one.release for one in stored[:kept]}
-    spare = [one for one in stored if one.release not in protected]
+    protected = {release.release for release in stored[:kept]}
+    spare = [release for release in stored if release.release not in protected]
     fits = need + RESERVE_BYTES <= free and held + need <= quota
     try:
         drop = eviction_candidate("f" * 64, need, DiskUsage(free, held, quota), stored, protected)
@@ -305,7 +305,9 @@ def test_protected_release_is_never_evicted(
     else:
         assert (drop is None) == fits
         if drop is not None:
-            assert drop in {one.release for one in spare if one.kept_since == min(s.kept_since for s in spare)}
+            assert drop in {
+                release.release for release in spare if release.kept_since == min(s.kept_since for s in spare)
+            }
 
 
 class PowerCut(BaseException):

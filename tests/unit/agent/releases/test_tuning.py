@@ -164,7 +164,7 @@ def test_merged_slices_give_the_chains_answer(name: str, tmp_path: Path) -> None
     whole = tiny.run_whole(model.raw, feeds)
     outputs = [spec.name for spec in manifest.outputs]
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    parts = [(one.slice, tmp_path / one.slice.name) for one in slices]
+    parts = [(part.slice, tmp_path / part.slice.name) for part in slices]
     got = OnnxRuntime(optimise="exact").load_merged(parts, outputs).run(feeds)
     assert tiny.same_bits(got, whole)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -175,11 +175,11 @@ def test_merged_encrypted_slices_stay_in_memory(tmp_path: Path) -> None:
     model, slices, manifest = cut("chain", tmp_path)
     feeds = tiny.feeds_of(model)
     parts: list[tuple[Slice, SliceInMemory]] = []
-    for one in slices:
-        memory = SliceInMemory(one.slice.name)
-        for file, data in one.files.items():
+    for part in slices:
+        memory = SliceInMemory(part.slice.name)
+        for file, data in part.files.items():
             memory.add(file, [bytes(data)])
-        parts.append((one.slice, memory))
+        parts.append((part.slice, memory))
     outputs = [spec.name for spec in manifest.outputs]
     got = OnnxRuntime(optimise="fast").load_merged(parts, outputs).run(feeds)
     assert all(is_close(got[name], value) for name, value in tiny.run_whole(model.raw, feeds).items())
@@ -209,7 +209,7 @@ class Shelf:
     def __init__(self, folder: Path, name: str = "chain") -> None:
         self.folder = folder
         self.model, self.slices, made = cut(name, folder)
-        names = tuple(one.slice.name for one in self.slices)
+        names = tuple(part.slice.name for part in self.slices)
         half = len(names) // 2
         sends = tuple(spec.name for spec in made.slices[half].inputs)
         rows = (
@@ -228,7 +228,7 @@ def test_each_rows_runs_are_merged_within_the_memory_bound(tmp_path: Path) -> No
     need."""
     shelf = Shelf(tmp_path)
     found = merges_of(shelf.manifest, shelf.plan, 10**9)
-    assert [one.order for one in found] == [row.device for row in shelf.plan.rows]
+    assert [choice.order for choice in found] == [row.device for row in shelf.plan.rows]
     assert found[0].outputs == tuple(spec.name for spec in shelf.manifest.outputs)
     assert set(shelf.plan.rows[1].sends) <= set(found[1].outputs)
     assert merges_of(shelf.manifest, shelf.plan, 0) == ()

@@ -205,7 +205,7 @@ def test_version_absent_from_the_statement_keeps_running(harness: SelfUpdateHarn
     """A statement without an agent release does not remove the running one: some version must run."""
     machine = on(harness, A)
     machine = harness.settle(machine.offer(harness.say(None)))
-    assert harness.runs(machine) == A.digest and all(one.model != AGENT_MODEL for one in machine.reports[-1][1])
+    assert harness.runs(machine) == A.digest and all(state.model != AGENT_MODEL for state in machine.reports[-1][1])
     assert VersionStore(harness.data).damage(A.digest) == ""
 
 
@@ -234,7 +234,7 @@ def test_model_and_agent_releases_are_not_interchangeable(harness: SelfUpdateHar
     machine = harness.settle(machine.offer(raw))
 
     assert harness.runs(machine) == A.digest and machine.running == harness.model.digest
-    assert {one.state for one in machine.reports[-1][1]} == {"failed"}
+    assert {state.state for state in machine.reports[-1][1]} == {"failed"}
 
 
 def test_planner_cannot_sign_an_agent_release(harness: SelfUpdateHarness) -> None:
@@ -266,4 +266,4 @@ def test_old_versions_are_removed(harness: SelfUpdateHarness) -> None:
     machine = on(harness, A)
     harness.settle(machine.offer(harness.say(B)))
     shelf = VersionStore(harness.data)
-    assert [one.name for one in shelf.folder.iterdir()] == [B.digest]
+    assert [entry.name for entry in shelf.folder.iterdir()] == [B.digest]

@@ -327,7 +327,7 @@ def test_version_that_cannot_be_executed_is_rolled_back_at_once(
 def test_doctor_reports_versions_and_failures(tmp_path: Path) -> None:
     """Which version the next start takes, whether it is complete, and why another does not run."""
     shelf, folder = VersionStore(tmp_path), DataFolder(tmp_path)
-    assert [one.level for one in check_versions(folder)] == ["good"]
+    assert [finding.level for finding in check_versions(folder)] == ["good"]
 
     part = fresh(shelf, OLD)
     (part / "module.py").write_text("x = 1")

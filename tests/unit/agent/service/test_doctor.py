@@ -100,7 +100,7 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 def of(found: list[Finding], name: str) -> Finding:
     """The finding of that name."""
-    return next(one for one in found if one.name == name)
+    return next(finding for finding in found if finding.name == name)
 
 
 def test_healthy_device_has_no_findings(device: Device) -> None:
@@ -116,7 +116,7 @@ def test_each_bad_finding_has_advice(device: Device) -> None:
     """On its own line as text, and in JSON; text from others cannot send terminal control codes."""
     device.servers["broker"].stop()
     found = device.found()
-    assert all(one.todo for one in found if one.level != "good")
+    assert all(finding.todo for finding in found if finding.level != "good")
     told = json.loads(format_findings(found, as_json=True))
     assert told["healthy"] is False and exit_code(found) == 1
     assert "-> is it running" in format_findings(found, as_json=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,8 @@ def test_answered_request_is_counted_before_the_next_read(socket_folder: Path) -
         with Client(f"unix://{socket_folder / 'a.sock'}", lane=False, shared_memory=False) as client:
             client.infer("tiny", {"x": INPUT}, deadline_s=LONG_S)
             assert len(up_to_date().records) == 1
-            statistics = endpoint._up_to_date_statistics().to_dict("tiny", "1")
+            reply = endpoint(Request("GET", "/v2/models/tiny/stats", headers={"host": "localhost"}))
+            (statistics,) = json.loads(b"".join(reply.body))["model_stats"]
             assert statistics["inference_count"] == 1
     finally:
         may_deliver.set()

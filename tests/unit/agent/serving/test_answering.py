@@ -218,8 +218,8 @@ def test_early_hedge_does_not_delay_waiting_requests() -> None:
         assert engine.hedge_budget.counts["hedges"] == 0
         steps["a"].may_run.set()
         cloud.let_go.set()
-        for one in (asking, *others):
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in (asking, *others):
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
 
 
 def test_lost_races_do_not_slow_the_cloud_estimate() -> None:
@@ -313,8 +313,8 @@ def test_stream_drop_policy_affects_only_its_own_frames() -> None:
             "nobody there would give way"
         )
         steps["a"].may_run.set()
-        for one in (running, waiting, plain):
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in (running, waiting, plain):
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
         assert engine.queue.dropped == 2
 
 
@@ -621,8 +621,8 @@ def test_earlier_hanging_requests_take_no_place_of_the_half_open_breaker() -> No
         assert engine.infer("tiny", {"x": INPUT}, deadline_s=LONG_S).report.row == "remote"
         assert engine.own_target.in_flight == 3
         cloud.let_go.set()
-        for one in hanging:
-            assert np.array_equal(one.answer.outputs["y"], EXPECTED)
+        for request in hanging:
+            assert np.array_equal(request.answer.outputs["y"], EXPECTED)
 
 
 def test_age_of_hanging_requests_opens_the_breaker() -> None:

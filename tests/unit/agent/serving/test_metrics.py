@@ -17,7 +17,7 @@ from edgesplit.observability.prometheus import render_metrics
 from edgesplit.oip import protocol as oip
 from edgesplit.oip.report import PHASES, Report, from_parameters, phases, to_parameters
 from edgesplit.plan import Conditions
-from edgesplit_agent.main import _parser as parser
+from edgesplit_agent.main import build_parser
 from edgesplit_agent.power.sensors import Readings
 from edgesplit_agent.serving.http_endpoint import Endpoint
 from edgesplit_agent.serving.metrics import RequestMetrics, engine_series, outcome_label, power_gauges
@@ -75,7 +75,7 @@ def test_device_and_server_counters_agree(tmp_path: Path) -> None:
     assert value(page, "edgesplit_agent_request_seconds_count", **row) == 10
     assert value(page, "edgesplit_agent_request_seconds_sum", **row) == pytest.approx(sum(r.latency_s for r in reports))
     for phase in PHASES:
-        took = [found[phase] for found in map(phases, reports) if phase in found]
+        took = [phase_s[phase] for phase_s in map(phases, reports) if phase in phase_s]
         labels = {"model": "handmade@1", "phase": phase}
         assert value(page, "edgesplit_agent_phase_seconds_count", **labels) == len(took)
         assert value(page, "edgesplit_agent_phase_seconds_sum", **labels) == pytest.approx(sum(took))
@@ -149,9 +149,9 @@ def test_hostile_names_create_no_metric_series(tmp_path: Path) -> None:
                 engine.infer(f"model-{number}", INPUTS)
         body, length = oip.encode_request(oip.InferRequest(inputs={"mid": MID}))
         assert asked(offload.port, f"/v2/models/{HANDMADE_CUT}/infer", "POST")[0] == 400
-        series = [one for one in offload.series() if one.family == "edgesplit_offload_requests_total"]
-    assert {one.labels for one in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
-    assert sum(one.value for one in series) == 301 and body and length and DIGEST
+        series = [sample for sample in offload.series() if sample.family == "edgesplit_offload_requests_total"]
+    assert {sample.labels for sample in series} == {("", "", "rejected"), ("handmade@1", "cut-1", "rejected")}
+    assert sum(sample.value for sample in series) == 301 and body and length and DIGEST
 
 
 def test_only_present_sensors_are_exposed() -> None:
@@ -213,8 +213,8 @@ def test_telemetry_of_many_models_fits_one_message() -> None:
     assert len(messages.encode(whole)) > LIMITS.telemetry_bytes
     sent = shorten_to_fit(whole)
     assert len(messages.encode(sent)) <= LIMITS.telemetry_bytes
-    assert [one.requests for one in sent.models] == list(range(30))
-    kept = [one.requests for one in sent.models if one.phases]
+    assert [model.requests for model in sent.models] == list(range(30))
+    kept = [model.requests for model in sent.models if model.phases]
     assert kept and kept == list(range(30 - len(kept), 30))
     small = msgspec.structs.replace(whole, models=windows[:2])
     assert shorten_to_fit(small) == small
@@ -248,8 +248,8 @@ def test_controller_accepts_missing_phases_and_refuses_too_many() -> None:
 
 def test_metrics_are_off_by_default() -> None:
     """The default is no address; argparse checks a default given as text against the option's own grammar."""
-    options = parser().parse_args(["run", "--data", "folder"])
+    options = build_parser().parse_args(["run", "--data", "folder"])
     assert options.metrics is None and options.gateway_metrics is None
     for option in ("--metrics", "--gateway-metrics"):
         with pytest.raises(SystemExit):
-            parser().parse_args(["run", "--data", "folder", option, "9400"])
+            build_parser().parse_args(["run", "--data", "folder", option, "9400"])

@@ -31,7 +31,7 @@ def place(
 
 def test_no_frame_is_dropped_while_there_is_room() -> None:
     """Whatever the policies say."""
-    here = [place(one, drop="oldest") for one in range(3)]
+    here = [place(number, drop="oldest") for number in range(3)]
     for new in (place(9), place(9, drop="newest"), place(9, drop="oldest", queue=4)):
         assert entry_to_drop(new, here, room=4) is None
 
@@ -47,10 +47,10 @@ def test_full_queue_refuses_a_request_without_a_policy() -> None:
 
 def test_each_model_has_its_own_queue_bound() -> None:
     """Together the models have twice that."""
-    flood = [place(one) for one in range(4)]
+    flood = [place(number) for number in range(4)]
     assert entry_to_drop(place(9, model="n"), flood, room=4) is None
     with pytest.raises(Busy):
-        entry_to_drop(place(9, model="n"), flood + [place(one, model="o") for one in range(4)], room=4)
+        entry_to_drop(place(9, model="n"), flood + [place(number, model="o") for number in range(4)], room=4)
 
 
 def test_policy_newest_drops_the_arriving_frame() -> None:
@@ -95,8 +95,8 @@ def test_earliest_deadline_first_within_a_model() -> None:
 def test_models_share_the_processor_by_seconds() -> None:
     """Ten frames of one model and two of another: each has half the processor while both want it, by seconds, not
     turns."""
-    shares, waiting, order = FairShares(), [place(one) for one in range(10)], ""
-    waiting += [place(20 + one, model="n") for one in range(2)]
+    shares, waiting, order = FairShares(), [place(number) for number in range(10)], ""
+    waiting += [place(20 + number, model="n") for number in range(2)]
     while waiting:
         chosen = shares.next(waiting)
         assert chosen is not None
@@ -156,19 +156,21 @@ class Waiter:
 
 def test_processor_is_passed_on_exactly_once() -> None:
     """Never held by two at once, no waiter forgotten; afterwards it is free."""
-    processor, places = DeviceQueue(32), [place(deadline=FAR + one) for one in range(3)]
+    processor, places = DeviceQueue(32), [place(deadline=FAR + number) for number in range(3)]
     with taken(processor):
         waiters = []
-        for one in places:
-            waiters.append(Waiter(processor, one))
+        for entry in places:
+            waiters.append(Waiter(processor, entry))
             eventually("it waits", lambda: len(processor._waiting) == len(waiters))
         assert processor.has_waiting
     for waiter in waiters:
         eventually("its turn", lambda waiter=waiter: waiter.got)  # type: ignore[misc]
-        assert sum(one.got == "turn" and not one.finish.is_set() for one in waiters) == 1
+        assert sum(waiter.got == "turn" and not waiter.finish.is_set() for waiter in waiters) == 1
         waiter.finish.set()
         assert waiter.end() == "turn"
-    assert not processor.has_waiting and processor._holder is None
+    assert not processor.has_waiting
+    with taken(processor):
+        pass  # it is free
 
 
 def test_wait_timeout_raises_and_takes_no_turn() -> None:
@@ -264,5 +266,7 @@ def test_concurrent_waiters_hold_the_processor_one_at_a_time() -> None:
         thread.join(60)
     assert len(endings) == 8 * 300, "somebody waits for ever"
     assert most[0] == 1
-    assert (processor.in_flight, processor._waiting, processor._holder) == (0, {}, None)
+    assert (processor.in_flight, processor.has_waiting) == (0, False)
+    with taken(processor):
+        pass  # it is free
     assert endings.count("turn") > 0

@@ -51,7 +51,7 @@ def put(ring: DiskRing, count: int, *, worth: str = "idle", size: int = 100, fir
 
 
 def numbers(found: list[Entry]) -> list[int]:
-    return [int(one.payload.split(b":")[0]) for one in found]
+    return [int(entry.payload.split(b":")[0]) for entry in found]
 
 
 def test_flushed_entries_survive_in_order(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_power_cut_loses_only_unflushed_entries(tmp_path: Path) -> None:
 def test_segment_is_read_up_to_its_first_damage(payloads: list[bytes], data: st.DataObject) -> None:
     """Every prefix, and a flipped byte anywhere, gives the entries before it and never one that was not written."""
     written = [Entry(number, 1.5, 2.5, 7, payload) for number, payload in enumerate(payloads, start=1)]
-    raw = b"".join(one.encoded() for one in written)
+    raw = b"".join(entry.encoded() for entry in written)
     cut = data.draw(st.integers(0, len(raw)))
     assert list(parse_entries(raw[:cut])) == written[: len(list(parse_entries(raw[:cut])))]
     if raw:
@@ -112,7 +112,9 @@ def test_foreign_and_empty_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "000000000000000007.busy").write_bytes(b"garbage")
     ring = DiskRing(tmp_path)
     assert (
-        ring.is_empty and ring.to_telemetry().corrupt == 1 and [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+        ring.is_empty
+        and ring.to_telemetry().corrupt == 1
+        and [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
     )
 
 
@@ -218,7 +220,7 @@ class Wire:
                     return
                 self.now += 1.0
                 continue
-            self.stored += [(one.session, one.sequence) for one in late.messages]
+            self.stored += [(message.session, message.sequence) for message in late.messages]
             if answered:
                 self.outbox.on_ack(Ack(batch=late.batch), self.now)
         raise AssertionError("it never ends")
@@ -237,7 +239,7 @@ def test_backlog_is_sent_in_order_after_reconnection(tmp_path: Path) -> None:
     first = wire.due()
     assert first is not None and len(first.messages) <= BATCH_MESSAGES and wire.due() is None
     wire.outbox.on_ack(Ack(batch=first.batch), wire.now)
-    wire.stored += [(one.session, one.sequence) for one in first.messages]
+    wire.stored += [(message.session, message.sequence) for message in first.messages]
     wire.forward()
     assert wire.stored == [(5, sequence) for sequence in range(300)]
 

@@ -37,7 +37,7 @@ GATEWAY = Gateway("gw", "10.0.0.7:8500")
 
 def want(own: str = "", *kept: str) -> Statement:
     releases = (DesiredRelease("m", own),) if own else ()
-    keeps = tuple(DesiredRelease("m", one) for one in kept)
+    keeps = tuple(DesiredRelease("m", release) for release in kept)
     return Statement(device="gw", releases=releases, counter=1, expires=2**40, gateway_releases=keeps)
 
 

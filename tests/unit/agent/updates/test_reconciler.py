@@ -331,12 +331,12 @@ def test_trust_failure_in_any_step_keeps_the_old_release_running(hands: FakeActi
     updater.on_statement(b"one")
     expected = (ModelState("m", B, A, "failed", "forged"),)
     eventually("it is reported", lambda: expected in hands.reports)
-    assert [one for one, _ in hands.done].count(step) == 1
+    assert [name for name, _ in hands.done].count(step) == 1
     assert running(updater) == {"m": B}
     updater.on_statement(b"one")  # the broker says it again
     eventually("it is considered again", lambda: hands.done.count(("consider", "one")) == 2)
     eventually("and reported again", lambda: hands.reports.count(expected) >= 2)
-    assert [one for one, _ in hands.done].count(step) == 1, "refused under this statement stays refused"
+    assert [name for name, _ in hands.done].count(step) == 1, "refused under this statement stays refused"
     updater.stop()
 
 
@@ -418,11 +418,11 @@ def test_disk_failure_is_retried_with_back_off(hands: FakeActions, step: str) ->
         updater.on_device_run(A, InferenceFailed("always"))
     for _ in range(10):
         updater.run_step()
-    tries = [one for one, _ in hands.done].count(step)
+    tries = [name for name, _ in hands.done].count(step)
     assert tries == 1 and now[0] < updater.wakes_at(now[0]) <= RETRY.longest_s
     now[0] = updater.wakes_at(now[0])
     updater.run_step()
-    assert [one for one, _ in hands.done].count(step) == 2
+    assert [name for name, _ in hands.done].count(step) == 2
 
 
 def test_bundle_is_applied_before_fetching_and_after_health_steps() -> None:

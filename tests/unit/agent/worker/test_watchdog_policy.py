@@ -41,22 +41,22 @@ LIMIT = 2**30
 TASK = Task(since=100.0, limit_s=1.0, description="computed")
 
 
-def seen(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> ProcessStats:
+def stats(*, stopped: bool = False, cpu_s: float = 0.0, memory: int = 0) -> ProcessStats:
     return ProcessStats(stopped, cpu_s, memory)
 
 
 @pytest.mark.parametrize(
     ("task", "what", "now", "goes"),
     [
-        (None, seen(), 1e9, ""),
-        (None, seen(stopped=True), 1e9, ""),
-        (TASK, seen(cpu_s=5), 100.9, ""),
-        (TASK, seen(cpu_s=0.9), 101.1, "did not come to an end"),
-        (TASK, seen(stopped=True), 101.1, "was stopped"),
-        (TASK, seen(cpu_s=0.1), 101.1, ""),
-        (TASK, seen(cpu_s=0.1), 100 + STARVED_FACTOR, "did not come to an end"),
-        (None, seen(memory=LIMIT + 1), 0.0, "its limit is"),
-        (None, seen(memory=LIMIT), 0.0, ""),
+        (None, stats(), 1e9, ""),
+        (None, stats(stopped=True), 1e9, ""),
+        (TASK, stats(cpu_s=5), 100.9, ""),
+        (TASK, stats(cpu_s=0.9), 101.1, "did not come to an end"),
+        (TASK, stats(stopped=True), 101.1, "was stopped"),
+        (TASK, stats(cpu_s=0.1), 101.1, ""),
+        (TASK, stats(cpu_s=0.1), 100 + STARVED_FACTOR, "did not come to an end"),
+        (None, stats(memory=LIMIT + 1), 0.0, "its limit is"),
+        (None, stats(memory=LIMIT), 0.0, ""),
     ],
 )
 def test_watchdog_decides_which_workers_to_kill(task: Task | None, what: ProcessStats, now: float, goes: str) -> None:
@@ -129,9 +129,9 @@ def test_tensors_round_trip_through_shared_memory(tensors: list[np.ndarray]) -> 
     memory = np.zeros(4096, np.uint8)
     need = packed_bytes({name: pack(one) for name, one in named.items()})
     placed = write_tensors(named, SharedBuffer(1, 64, need), memory[64:])
-    for one in placed:
-        found = read_tensor(one, memory[64 : 64 + need], 64)
-        wanted = named[one.name]
+    for place in placed:
+        found = read_tensor(place, memory[64 : 64 + need], 64)
+        wanted = named[place.name]
         assert found.dtype == wanted.dtype and found.shape == wanted.shape and np.array_equal(found, wanted)
 
 

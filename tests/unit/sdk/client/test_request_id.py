@@ -30,7 +30,7 @@ def test_request_ids_are_unique_across_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({one for mine in found for one in mine}) == 4_000
+    assert len({request_id for mine in found for request_id in mine}) == 4_000
 
 
 FORKS = """
@@ -48,4 +48,4 @@ if child:
 def test_forked_child_has_other_request_ids() -> None:
     """Parent and child inherit the same unused random bytes."""
     told = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True).stdout.split()
-    assert len(told) == 2 == len(set(told)) and all(uuid.UUID(one).urn == one for one in told)
+    assert len(told) == 2 == len(set(told)) and all(uuid.UUID(request_id).urn == request_id for request_id in told)

@@ -93,7 +93,7 @@ both = pytest.mark.parametrize("way", [with_threads, with_asyncio], ids=["thread
 
 
 def values(results: Results) -> list[tuple[int | None, int]]:
-    return [(one.frame, int(one.outputs["y"][0])) for one in results if isinstance(one, Answer)]
+    return [(result.frame, int(result.outputs["y"][0])) for result in results if isinstance(result, Answer)]
 
 
 @both
@@ -110,8 +110,8 @@ def test_answers_are_in_frame_order(url: str, doubler: Doubler, way: Way) -> Non
     doubler.gate = overtake
     assert values(way(url, frames(10), in_flight=2)) == [(n, 2 * n) for n in range(10)]
     assert doubler.most == 2
-    names = {told["edgesplit_stream"] for told in doubler.asked}
-    assert len(names) == 1 and not any("edgesplit_drop" in told for told in doubler.asked)
+    names = {options["edgesplit_stream"] for options in doubler.asked}
+    assert len(names) == 1 and not any("edgesplit_drop" in options for options in doubler.asked)
 
 
 def test_back_pressure_with_threads(url: str) -> None:
@@ -167,8 +167,8 @@ def test_policy_oldest_answers_the_last_waiting_frame(url: str, doubler: Doubler
     results = way(url, source(), in_flight=1, drop="oldest", errors="yield")
     assert len(results) == 9
     assert [n for n, _ in values(results)] == [0, 8]
-    assert all(isinstance(one, Dropped) for one in results[1:8])
-    assert {told["edgesplit_drop"] for told in doubler.asked} == {"oldest"}
+    assert all(isinstance(result, Dropped) for result in results[1:8])
+    assert {options["edgesplit_drop"] for options in doubler.asked} == {"oldest"}
 
 
 @both
@@ -190,7 +190,7 @@ def test_frame_error_ends_the_stream_or_is_a_result(url: str, doubler: Doubler, 
     with pytest.raises(InferenceFailed, match="the third"):
         way(url, frames(5), in_flight=2)
     results = way(url, frames(5), in_flight=2, errors="yield")
-    assert [type(one).__name__ for one in results] == ["Answer", "Answer", "InferenceFailed", "Answer", "Answer"]
+    assert [type(result).__name__ for result in results] == ["Answer", "Answer", "InferenceFailed", "Answer", "Answer"]
 
 
 @both
@@ -198,7 +198,7 @@ def test_unsendable_frame_is_an_error_of_that_frame(url: str, way: Way) -> None:
     """The others are answered."""
     bad: list[Any] = [{"x": np.array([0])}, {"x": "text"}, 5, {"x": np.array([3])}]
     results = way(url, bad, errors="yield")
-    assert [type(one).__name__ for one in results] == ["Answer", "UsageError", "UsageError", "Answer"]
+    assert [type(result).__name__ for result in results] == ["Answer", "UsageError", "UsageError", "Answer"]
 
 
 @both
@@ -234,7 +234,9 @@ def test_leaving_the_loop_cancels_frames_in_flight(url: str, doubler: Doubler) -
         for _ in client.stream("m", frames(6), in_flight=3, deadline_s=100 * PATIENCE_S):
             assert begun.wait(PATIENCE_S)
             break
-        streaming = [one for one in threading.enumerate() if one.name == "stream" and one.ident not in before]
+        streaming = [
+            thread for thread in threading.enumerate() if thread.name == "stream" and thread.ident not in before
+        ]
         for thread in streaming:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()

@@ -82,7 +82,7 @@ def test_encrypted_slice_round_trips() -> None:
     """Every file comes back byte for byte, and none of its ciphertext contains any of its plaintext."""
     assert opened(SLICE, CIPHERTEXT) == FILES
     assert all(run not in CIPHERTEXT["weights.bin"] for run in (b"wwww", b"vvvv", b"uuuu"))
-    assert [one.bytes for one in SLICE.files[1].chunks] == [len(run) + TAG_BYTES for run in WEIGHTS]
+    assert [chunk.bytes for chunk in SLICE.files[1].chunks] == [len(run) + TAG_BYTES for run in WEIGHTS]
 
 
 def test_equal_slices_have_equal_ciphertext() -> None:
@@ -123,12 +123,12 @@ def described(files: dict[str, list[bytes]]) -> tuple[Slice, dict[str, bytes]]:
     """The sealed slice with these chunks in place of its own, as somebody who can sign would describe them."""
     listed = tuple(
         msgspec.structs.replace(
-            one,
-            bytes=sum(map(len, files[one.name])),
-            sha256=hashlib.sha256(b"".join(files[one.name])).hexdigest(),
-            chunks=tuple(map(chunk_of, files[one.name])),
+            file,
+            bytes=sum(map(len, files[file.name])),
+            sha256=hashlib.sha256(b"".join(files[file.name])).hexdigest(),
+            chunks=tuple(map(chunk_of, files[file.name])),
         )
-        for one in SLICE.files
+        for file in SLICE.files
     )
     return msgspec.structs.replace(SLICE, files=listed), {name: b"".join(runs) for name, runs in files.items()}
 
@@ -234,10 +234,10 @@ def sealed_release() -> tuple[bytes, dict[str, bytes], dict[str, bytes]]:
     """The sample release encrypted: manifest, chunks by digest, content keys."""
     raw, chunks = sample_release()
     manifest, keys, stored, slices = decode_manifest(raw), {}, {}, []
-    for one in manifest.slices:
-        runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in one.files}
-        sealed, contents = encrypt_slice(one, runs, SECRET)
-        key = derive_slice_key(one, SECRET)
+    for slice_ in manifest.slices:
+        runs = {file.name: [chunks[chunk.sha256] for chunk in file.chunks] for file in slice_.files}
+        sealed, contents = encrypt_slice(slice_, runs, SECRET)
+        key = derive_slice_key(slice_, SECRET)
         keys[key.key_id] = key.secret
         slices.append(sealed)
         stored.update({chunk_of(run).sha256: run for closed in contents.values() for run in closed})
@@ -336,8 +336,8 @@ def test_inconsistent_manifest_is_refused(twist: str) -> None:
     """Sizes, digests and encryption fields of slices must agree, or the manifest is malformed."""
     manifest = decode_manifest(sealed_release()[0])
     slices = tuple(
-        CONTRADICTIONS[twist](msgspec.structs.replace(SLICE, name=one.name)) if one.name == "head" else one
-        for one in manifest.slices
+        CONTRADICTIONS[twist](msgspec.structs.replace(SLICE, name=slice_.name)) if slice_.name == "head" else slice_
+        for slice_ in manifest.slices
     )
     with pytest.raises(MalformedMessage):
         decode_manifest(encode_manifest(msgspec.structs.replace(manifest, slices=slices)))

@@ -134,10 +134,10 @@ def test_cached_head_matches_only_an_equal_head(server: AnyServer) -> None:
                     sock.sendall(stream[:cut])
                     sock.sendall(stream[cut:])
                 wanted = [other, same, other, same, other, other]
-                for one in wanted:
+                for piece in wanted:
                     given = body()
-                    sent = one.partition(b"\r\n\r\n")[2]
-                    if b"/blob " in one:
+                    sent = piece.partition(b"\r\n\r\n")[2]
+                    if b"/blob " in piece:
                         assert given == sent + b"tail"
                     else:
                         assert msgspec.json.decode(given)["size"] == len(sent)

@@ -133,15 +133,15 @@ def test_unclaimed_descriptors_are_closed(pair: tuple[Peer, socket.socket], tmp_
     (tmp_path / "passed").touch()
 
     def held() -> int:
-        links = (f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd"))
+        links = (f"/proc/self/fd/{entry}" for entry in os.listdir("/proc/self/fd"))
         return sum(os.path.realpath(link) == str((tmp_path / "passed").resolve()) for link in links)
 
     for _ in range(10):
         passed = [os.open(tmp_path / "passed", os.O_RDONLY) for _ in range(2 * MAX_DESCRIPTORS)]
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))
         there.sendmsg([b"x"], [rights])
-        for one in passed:
-            os.close(one)
+        for file in passed:
+            os.close(file)
         assert channel.receive_into(memoryview(bytearray(100))) == 1
         assert held() <= MAX_DESCRIPTORS
     assert channel.received_fd() is None, "several are nobody's"

@@ -61,10 +61,10 @@ def test_metrics_reference_is_up_to_date() -> None:
 def test_histogram_buckets_are_inclusive(values: list[float]) -> None:
     """`le` includes its bound; the sum and the count are those of the values."""
     histogram = Histogram()
-    for one in values:
-        histogram.observe(one)
+    for seconds in values:
+        histogram.observe(seconds)
     for place, bound in enumerate(SECONDS_BOUNDS):
-        assert sum(histogram.counts[: place + 1]) == sum(one <= bound for one in values)
+        assert sum(histogram.counts[: place + 1]) == sum(seconds <= bound for seconds in values)
     assert histogram.count == len(values) and histogram.total == pytest.approx(sum(values))
 
 
@@ -72,8 +72,8 @@ def test_histogram_buckets_are_inclusive(values: list[float]) -> None:
 def test_quantile_lies_in_the_true_quantiles_bucket(values: list[float], part: float) -> None:
     """Interpolated within the bucket."""
     histogram = Histogram()
-    for one in values:
-        histogram.observe(one)
+    for seconds in values:
+        histogram.observe(seconds)
     ranked = sorted(values)
     true = ranked[max(0, min(len(ranked) - 1, -int(-part * len(ranked) // 1) - 1))]
     low = max((bound for bound in SECONDS_BOUNDS if bound < true), default=0.0)
@@ -101,12 +101,12 @@ def test_batch_counting_equals_single_counting(happened: list[tuple[str, float, 
     for name, seconds, batch in happened:
         values = (1.0, seconds, batch)
         together.record_batch(forms[name], values)
-        singly.record([(family, labels, one) for (family, labels), one in zip(forms[name], values, strict=True)])
+        singly.record([(family, labels, value) for (family, labels), value in zip(forms[name], values, strict=True)])
     assert sorted(told_of(together)) == sorted(told_of(singly))
 
 
 def told_of(ledger: MetricRegistry) -> list[tuple[Any, ...]]:
-    return [(one.family, one.labels, pytest.approx(one.value), one.counts) for one in ledger.series()]
+    return [(sample.family, sample.labels, pytest.approx(sample.value), sample.counts) for sample in ledger.series()]
 
 
 def test_concurrent_counts_are_all_counted() -> None:
@@ -156,7 +156,7 @@ def test_series_are_bounded() -> None:
         ledger.observe(metrics.AGENT_REQUEST_S, f"model-{number}@1", "local", value=0.1)
     series = ledger.series()
     assert len(series) == 2 * 11
-    others = {one.family: one for one in series if OTHER_LABEL in one.labels}
+    others = {sample.family: sample for sample in series if OTHER_LABEL in sample.labels}
     assert others["edgesplit_agent_requests_total"].value == 990
     assert sum(others["edgesplit_agent_request_seconds"].counts) == 990
 

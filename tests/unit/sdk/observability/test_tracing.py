@@ -65,7 +65,7 @@ def test_one_trace_spans_device_link_and_cloud(tmp_path: Path, monkeypatch: pyte
     }  # fmt: skip
     for span in by_name.values():
         assert span.start_time_unix_nano <= span.end_time_unix_nano
-    attributes = {one.key: one.value.string_value for one in served.attributes}
+    attributes = {attribute.key: attribute.value.string_value for attribute in served.attributes}
     assert attributes["edgesplit.model"] == "handmade@1" and attributes["edgesplit.row"] == "cut-1"
 
 
@@ -218,7 +218,7 @@ def test_opentelemetry_and_prometheus_are_not_imported_by_default() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_hanging_collector_does_not_delay_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_collector_does_not_delay_shutdown() -> None:
     """It accepts connections and never answers: stopping does not wait for it."""
     let_go, waits = threading.Event(), threading.Event()
 
@@ -227,10 +227,9 @@ def test_hanging_collector_does_not_delay_shutdown(monkeypatch: pytest.MonkeyPat
             waits.set()
             let_go.wait(60)
 
-    monkeypatch.setattr(tracing, "SHUTDOWN_TIMEOUT_S", 0.01)
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Hanging()))
-    OtelTracer(provider).stop()
+    OtelTracer(provider, shutdown_timeout_s=0.01).stop()
     assert waits.wait(20) and not let_go.is_set()
     let_go.set()
 

@@ -21,7 +21,9 @@ def test_options_round_trip(wishes: InferOptions) -> None:
     """Options at their default are not sent."""
     sent = to_parameters(wishes)
     assert from_parameters(sent) == wishes
-    assert len(sent) == sum(one != other for one, other in zip(_fields(wishes), _fields(InferOptions()), strict=True))
+    assert len(sent) == sum(
+        value != other for value, other in zip(_fields(wishes), _fields(InferOptions()), strict=True)
+    )
 
 
 def _fields(wishes: InferOptions) -> list[object]:

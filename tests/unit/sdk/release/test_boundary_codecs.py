@@ -170,7 +170,7 @@ def test_metadata_describes_the_encoded_tensors() -> None:
         sent = boundary_codecs.encode("t", tensor, codec)
         specs = boundary_codecs.wire_specs(TensorSpec("t", "FP32", (1, 4)), codec)
         oip.check_tensors(sent, specs)
-        assert boundary_codecs.wire_bytes("t", sent) >= sum(one.nbytes for one in sent.values())
+        assert boundary_codecs.wire_bytes("t", sent) >= sum(tensor.nbytes for tensor in sent.values())
     assert boundary_codecs.split_codec_name("int8+zstd") == ("int8", True) and boundary_codecs.split_codec_name(
         "raw"
     ) == ("raw", False)

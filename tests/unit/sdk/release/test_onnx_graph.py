@@ -33,7 +33,7 @@ def test_graph_is_parsed_as_by_onnx(name: str) -> None:
     model = onnx.load_model_from_string(raw)
     read = read_graph(raw)
     assert read.ir_version == model.ir_version
-    assert read.opsets == tuple((one.domain, one.version) for one in model.opset_import)
+    assert read.opsets == tuple((opset.domain, opset.version) for opset in model.opset_import)
     for ours, theirs in (
         (read.nodes, model.graph.node),
         (read.initializers, model.graph.initializer),
@@ -42,7 +42,9 @@ def test_graph_is_parsed_as_by_onnx(name: str) -> None:
         (read.outputs, model.graph.output),
         (read.functions, model.functions),
     ):
-        assert [bytes(one) for one in ours] == [one.SerializeToString(deterministic=True) for one in theirs]
+        assert [bytes(message) for message in ours] == [
+            message.SerializeToString(deterministic=True) for message in theirs
+        ]
 
 
 def test_external_weight_is_parsed_as_by_onnx() -> None:
@@ -54,7 +56,7 @@ def test_external_weight_is_parsed_as_by_onnx() -> None:
         if not theirs.external_data:
             continue
         read = read_external_weight(ours)
-        said = {one.key: one.value for one in theirs.external_data}
+        said = {entry.key: entry.value for entry in theirs.external_data}
         assert (read.name, read.data_type, read.dims) == (theirs.name, theirs.data_type, tuple(theirs.dims))
         assert (read.location, str(read.offset), str(read.length)) == (said["location"], said["offset"], said["length"])
 
@@ -112,8 +114,8 @@ def same(read: SliceGraph, model: onnx.ModelProto) -> bool:
     """As many of everything, with the same operators: parts that both know are parts that both have."""
     counts = [len(model.graph.node), len(model.graph.initializer), len(model.graph.input), len(model.graph.output)]
     ours = [len(read.nodes), len(read.initializers), len(read.inputs), len(read.outputs)]
-    types = [onnx.NodeProto.FromString(bytes(one)).op_type for one in read.nodes]
-    return counts == ours and types == [one.op_type for one in model.graph.node]
+    types = [onnx.NodeProto.FromString(bytes(node)).op_type for node in read.nodes]
+    return counts == ours and types == [node.op_type for node in model.graph.node]
 
 
 def field(number: int, wire: int, body: bytes = b"") -> bytes:

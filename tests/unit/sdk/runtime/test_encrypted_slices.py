@@ -54,15 +54,15 @@ def test_onnx_from_memory_is_bit_identical_to_files(model: str, optimise: Optimi
     """Weights in place from memory, or copied where optimisers read them: the same answer, also after the memory was
     closed and collected, because the program holds on to what the engine reads."""
     prepared = onnx_models.prepared(model)
-    for one in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
-        folder = tmp_path / one.slice.name
+    for part in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
+        folder = tmp_path / part.slice.name
         folder.mkdir()
-        for name, data in one.files.items():
+        for name, data in part.files.items():
             (folder / name).write_bytes(data)
         runtime = OnnxRuntime(optimise=optimise)
         feeds = onnx_models.feeds_of(prepared)
-        expected = runtime.load(one.slice, folder).run(feeds)
-        sealed, memory = in_memory(one.slice, one.files)
+        expected = runtime.load(part.slice, folder).run(feeds)
+        sealed, memory = in_memory(part.slice, part.files)
         manifest = onnx_models.manifest_of(prepared, [])
         program = load_slice(manifest, sealed, lambda _, opened=memory: opened, runtime)
         with pytest.raises(KeyError):
@@ -134,16 +134,16 @@ def test_external_weights_are_found_as_by_onnx() -> None:
     """Name, type, shape and place of each external weight, as the onnx package reads them."""
     for name in ("chain", "branches"):
         prepared = onnx_models.prepared(name)
-        for one in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
-            model = onnx.load_model_from_string(one.files[GRAPH])
+        for part in cut_slices(prepared, prepared.graph, atoms(prepared.graph, []), None):
+            model = onnx.load_model_from_string(part.files[GRAPH])
             wanted = [
                 (tensor.name, tensor.data_type, tuple(tensor.dims))
                 for tensor in model.graph.initializer
                 if tensor.data_location == TensorProto.EXTERNAL
             ]
-            found = external_weights(one.files[GRAPH])
-            assert [(each.name, each.data_type, each.dims) for each in found] == wanted
-            assert sum(each.length for each in found) <= len(one.files.get(WEIGHTS, b""))
+            found = external_weights(part.files[GRAPH])
+            assert [(weight.name, weight.data_type, weight.dims) for weight in found] == wanted
+            assert sum(weight.length for weight in found) <= len(part.files.get(WEIGHTS, b""))
 
 
 def test_every_prefix_of_a_graph_is_parsed_or_refused() -> None:

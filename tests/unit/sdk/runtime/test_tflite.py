@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from pathlib import Path
 
@@ -31,7 +33,8 @@ def test_missing_litert_error_says_what_to_install(
     whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device without LiteRT refuses TFLite slices with advice, and goes on running others."""
-    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter",))
+    for name in tflite.INTERPRETERS:
+        monkeypatch.setitem(sys.modules, name, None)  # its import fails
     with pytest.raises(ModelRefused, match=r"LiteRT is not installed here: pip install 'edgesplit\[tflite\]'"):
         DispatchingRuntime().load(whole, tmp_path)
 
@@ -40,7 +43,9 @@ def test_tflite_runtime_is_used_where_litert_is_missing(
     whole: Slice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another module of the same interface runs the slice."""
-    monkeypatch.setattr(tflite, "INTERPRETERS", ("no_such_runtime.interpreter", "ai_edge_litert.interpreter"))
+    litert, tflite_runtime = tflite.INTERPRETERS
+    monkeypatch.setitem(sys.modules, tflite_runtime, importlib.import_module(litert))
+    monkeypatch.setitem(sys.modules, litert, None)  # its import fails
     assert LiteRtRuntime().load(whole, tmp_path).run(tflite_models.feeds_of(tflite_models.prepared("chain")))
 
 
@@ -94,7 +99,7 @@ def test_concurrent_runs_get_their_own_answers(whole: Slice, tmp_path: Path) -> 
     program = LiteRtRuntime().load(whole, tmp_path)
     model = tflite_models.prepared("chain")
     feeds = [tflite_models.feeds_of(model, seed) for seed in range(4)]
-    wanted = [program.run(one)["probabilities"].tobytes() for one in feeds]
+    wanted = [program.run(feed)["probabilities"].tobytes() for feed in feeds]
     got: dict[int, set[bytes]] = {number: set() for number in range(4)}
 
     def ask(number: int) -> None:
@@ -102,8 +107,8 @@ def test_concurrent_runs_get_their_own_answers(whole: Slice, tmp_path: Path) -> 
             got[number].add(program.run(feeds[number])["probabilities"].tobytes())
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert got == {number: {answer} for number, answer in enumerate(wanted)}

@@ -42,12 +42,20 @@ def regions(tmp_path: Path) -> Iterator[Regions]:
     own.close()
 
 
+class ForeignPeer(Peer):
+    """A peer whose program belongs to another user."""
+
+    @property
+    def user(self) -> int:
+        return os.getuid() + 1
+
+
 def descriptors(of: Path | str) -> int:
     """How many of this process's lead there; those of others' threads come and go."""
     count = 0
-    for one in os.listdir("/proc/self/fd"):
+    for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            count += str(of) in os.readlink(f"/proc/self/fd/{one}")
+            count += str(of) in os.readlink(f"/proc/self/fd/{entry}")
     return count
 
 
@@ -91,11 +99,11 @@ def test_only_regular_files_are_opened(regions: Regions, channel: Peer, tmp_path
             regions.register(channel, "r", key, 0, 1)
 
 
-def test_memory_of_another_user_is_not_opened(regions: Regions, channel: Peer) -> None:
+def test_memory_of_another_user_is_not_opened(regions: Regions) -> None:
     """The agent may be allowed to open what the client is not."""
-    channel._user = os.getuid() + 1
-    with pytest.raises(UsageError, match="not this program's user's"):
-        regions.register(channel, "r", "key", 0, 1)
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(UsageError, match="not this program's user's"):
+        regions.register(ForeignPeer(here), "r", "key", 0, 1)
 
 
 def test_users_see_only_their_own_regions(regions: Regions, channel: Peer) -> None:
@@ -103,8 +111,7 @@ def test_users_see_only_their_own_regions(regions: Regions, channel: Peer) -> No
     regions.register(channel, "r", "key", 0, 10)
     here, there = socket.socketpair()
     with here, there:
-        other = Peer(here)
-        other._user = os.getuid() + 1
+        other = ForeignPeer(here)
         assert regions.status(other, None) == []
         regions.unregister(other, None)
         with pytest.raises(UsageError, match="Unable to find"):

@@ -32,7 +32,7 @@ def test_garbage_collection_during_close_does_not_deadlock() -> None:
     closing = threading.Thread(target=first.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
-    segment._open = tuple(one for one in segment._open if one is not collected)  # type: ignore[comparison-overlap]
+    segment._open = tuple(view for view in segment._open if view is not collected)  # type: ignore[comparison-overlap]
 
     assert not closing.is_alive()
     assert (holds(first), holds(second), holds(kept)) == (False, False, True)

@@ -19,7 +19,7 @@ class BrokerHarness:
 
     def __init__(self) -> None:
         self.hub = Hub()
-        self.broker = InMemoryBroker(self.hub)
+        self.broker = InMemoryBroker(self.hub, controllers=("controller", "controller-1", "controller-2"))
         self.heard: dict[str, list[tuple[str, bytes]]] = {}
 
     def client(self, name: str, *topics: str, **options: Any) -> InMemorySession:
@@ -139,11 +139,11 @@ def test_broker_restart_drops_every_connection(network: BrokerHarness) -> None:
     network.hub.run(1)
     clients = [network.client(f"cam-{number}") for number in range(20)]
     network.broker.stop(clear_retained=True)
-    assert not any(one.connected for one in clients)
+    assert not any(client.connected for client in clients)
     network.hub.run(5)
     network.broker.start()
     network.hub.run(31)
-    assert all(one.connected for one in clients)
+    assert all(client.connected for client in clients)
     assert network.broker.retained(f"{CAM}/desired") == b""
 
 
@@ -171,8 +171,7 @@ def test_waiting_publish_gets_its_outcome(network: BrokerHarness) -> None:
 
 def test_shared_subscription_delivers_to_one_member(network: BrokerHarness) -> None:
     """Each message goes to one member, in turn."""
-    broker, hub = network.broker, network.hub
-    broker._controllers |= {"controller-1", "controller-2"}
+    hub = network.hub
     for number in (1, 2):
         network.client(f"controller-{number}", "$share/all/edgesplit/v1/+/telemetry")
     cam = network.client("cam")

@@ -132,7 +132,7 @@ def test_device_name_comes_from_the_claim(authority: Authority, tmp_path: Path) 
 
     certificate = x509.load_pem_x509_certificate(authority.sign_request(request, "cam-1"))
 
-    assert [one.value for one in certificate.subject] == ["cam-1"]
+    assert [attribute.value for attribute in certificate.subject] == ["cam-1"]
     assert certificate.public_key() == key.public_key()
 
 

@@ -326,9 +326,9 @@ def test_agent_release_is_left_to_a_running_agent(fleet: BundleHarness, tmp_path
 def test_installer_kit_lies_beside_the_releases(fleet: BundleHarness, tmp_path: Path, name: str) -> None:
     """As the folder `edgesplit`, the same on a stick and a card; a bundle made without the kit removes it."""
     fleet.deploy(1)
-    files = {one: tmp_path / one for one in ("install.sh", "kit.json")}
-    for one, path in files.items():
-        path.write_text(one)
+    files = {file: tmp_path / file for file in ("install.sh", "kit.json")}
+    for file, path in files.items():
+        path.write_text(file)
     to = tmp_path / name
     asked = BundleRequest(devices=("cam-1",), kit=files, kit_for="Python 3.11 on aarch64")
     with open_sink(to) as opened:

@@ -29,7 +29,7 @@ from edgesplit.oip.report import Report
 from edgesplit.plan import Power
 from edgesplit.release.manifest import TensorSpec
 from edgesplit.runtime import Tensor, Timing
-from edgesplit_agent.main import _parser
+from edgesplit_agent.main import build_parser
 from edgesplit_agent.power.energy_model import EnergyMeter
 from edgesplit_agent.serving.accounting import RequestAccounting
 from edgesplit_agent.serving.direct_access import DirectAccess, LaneConditions, reason_against
@@ -102,7 +102,7 @@ def test_no_lane_for_a_plan_that_may_offload() -> None:
 def test_operator_can_disable_lanes() -> None:
     """`--no-direct-access`; without it they are granted."""
     for words, lanes in ([], True), (["--no-direct-access"], False):
-        assert _parser().parse_args(["run", "--data", "d", *words]).direct_access is lanes
+        assert build_parser().parse_args(["run", "--data", "d", *words]).direct_access is lanes
 
 
 def test_lane_requests_are_reported_like_all_requests() -> None:
@@ -124,11 +124,11 @@ def test_lane_requests_are_reported_like_all_requests() -> None:
     assert kept.records == []
     accounting.deliver()
     told = [record.outcome for record in kept.records if isinstance(record.outcome, Report)]
-    assert [(one.release, one.row, one.latency_s, one.device_s) for one in told] == [
+    assert [(report.release, report.row, report.latency_s, report.device_s) for report in told] == [
         (release.digest, "local", 0.03, 0.02), (release.digest, "local", 0.05, 0.04),
     ]  # fmt: skip
-    assert [one.joules for one in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
-    assert {one.joules_basis for one in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
+    assert [report.joules for report in told] == pytest.approx([5 * 0.02 + 2 * 0.01, 5 * 0.04 + 2 * 0.01])
+    assert {report.joules_basis for report in told} == {"predicted"} and spent == pytest.approx([3 * 0.02, 3 * 0.04])
     own = [error for record in kept.records for error in record.device_runs]
     assert own[0] is None and isinstance(own[1], InferenceFailed) and len(own) == 2
     assert [record.timing.seconds for record in kept.records if record.timing] == [{"a": 0.02, "b": 0.01}]
@@ -143,7 +143,11 @@ def test_tensor_places_are_disjoint_and_aligned() -> None:
     specs = [TensorSpec("a", "UINT8", (3,)), TensorSpec("b", "FP32", (2, 2)), TensorSpec("c", "BOOL", ())]
     placed = layout_tensors(specs, 64)
     assert placed is not None
-    assert [(one.name, one.offset, one.bytes) for one in placed[0]] == [("a", 64, 3), ("b", 128, 16), ("c", 192, 1)]
+    assert [(place.name, place.offset, place.bytes) for place in placed[0]] == [
+        ("a", 64, 3),
+        ("b", 128, 16),
+        ("c", 192, 1),
+    ]
     assert placed[1] == 256
     for shape, datatype in ((-1, 3), "FP32"), ((2,), "BYTES"), ((2,), "FP3"), ((2**40,), "FP32"), ((0,), "FP32"):
         assert layout_tensors([TensorSpec("x", datatype, shape)], 0) is None  # type: ignore[arg-type]
@@ -306,7 +310,7 @@ def test_request_is_counted_before_it_is_answered(bench: Bench, shared: bool) ->
     np.testing.assert_array_equal(answer.outputs["y"], 2 * INPUT)
     assert answer.report.device_s == 0.001 and answer.report.row == "local"
     bench.desk.collect()
-    assert [len(one.answers) for one in bench.notes] == [1] and bench.notes[0].slice_s == pytest.approx((0.001,))
+    assert [len(notes.answers) for notes in bench.notes] == [1] and bench.notes[0].slice_s == pytest.approx((0.001,))
 
 
 def test_lanes_and_agent_take_turns(bench: Bench) -> None:
@@ -362,7 +366,7 @@ def test_model_failure_is_reported_and_the_lane_stays(bench: Bench) -> None:
     bench.turn()
     assert reply_of(end) == (2, ANSWERED)
     bench.desk.collect()
-    assert sum(one.failures for one in bench.notes) == 1 and sum(len(one.answers) for one in bench.notes) == 1
+    assert sum(notes.failures for notes in bench.notes) == 1 and sum(len(notes.answers) for notes in bench.notes) == 1
 
 
 def test_client_that_stops_reading_affects_no_other(bench: Bench) -> None:
@@ -582,7 +586,7 @@ def test_unanswered_lane_falls_back_to_the_agent(
             for factor in (1, 2, 3, 4):
                 answer = client.infer("one", {"x": factor * INPUT}, deadline_s=30)
                 np.testing.assert_array_equal(answer.outputs["y"], 2 * factor * INPUT)
-        assert agent.asked[1] == "/v2/edgesplit/lane" and sum(one.endswith("infer") for one in agent.asked) == 4
+        assert agent.asked[1] == "/v2/edgesplit/lane" and sum(path.endswith("infer") for path in agent.asked) == 4
     finally:
         agent.stop()
 
@@ -621,7 +625,7 @@ def test_close_wakes_a_thread_that_waits_on_a_lane(socket_folder: Path) -> None:
         client.close()
         thread.join(20)
         eventually("the thread ends", lambda: not thread.is_alive())
-        assert [type(one).__name__ for one in said] == ["LinkError"]
+        assert [type(error).__name__ for error in said] == ["LinkError"]
     finally:
         agent.stop()
 
