@@ -32,7 +32,7 @@ class Listening:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
 
-    def said(self) -> list[str]:
+    def messages(self) -> list[str]:
         found = []
         while True:
             try:
@@ -51,7 +51,7 @@ def test_notifications_follow_the_systemd_protocol(socket_folder: Path) -> None:
     manager.ready("serving\neverything")
     manager.alive()
     manager.stopping()
-    assert manager_socket.said() == ["READY=1\nSTATUS=serving everything", "WATCHDOG=1", "STOPPING=1"]
+    assert manager_socket.messages() == ["READY=1\nSTATUS=serving everything", "WATCHDOG=1", "STOPPING=1"]
 
 
 def test_abstract_notify_socket_is_supported() -> None:
@@ -59,7 +59,7 @@ def test_abstract_notify_socket_is_supported() -> None:
     name = f"edgesplit-test-{os.getpid()}"
     listening = Listening(f"\0{name}")
     ServiceManager.from_environment({"NOTIFY_SOCKET": f"@{name}"}).status("here")
-    assert listening.said() == ["STATUS=here"]
+    assert listening.messages() == ["STATUS=here"]
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,18 @@ def test_watchdog_message_needs_an_answered_health_check(socket_folder: Path) ->
 
     pulse = Watchdog(ServiceManager(str(socket_folder / "notify"), 30.0), proof, clock=lambda: now[0])
     pulse.beat()
-    assert listening.said() == ["WATCHDOG=1", "STATUS=all is well"]
+    assert listening.messages() == ["WATCHDOG=1", "STATUS=all is well"]
     pulse.beat()
-    assert listening.said() == []
+    assert listening.messages() == []
     now[0] += 30.0 / BEATS_PER_TIMEOUT
     answers[0] = False
     pulse.beat()
     pulse.beat()
-    assert listening.said() == []
+    assert listening.messages() == []
     answers[0] = True
     now[0] += 3.0
     pulse.beat()
-    assert "WATCHDOG=1" in listening.said()
+    assert "WATCHDOG=1" in listening.messages()
 
 
 def test_no_health_check_without_a_watchdog() -> None:

@@ -102,10 +102,10 @@ def test_batch_counting_equals_single_counting(happened: list[tuple[str, float, 
         values = (1.0, seconds, batch)
         together.record_batch(forms[name], values)
         singly.record([(family, labels, value) for (family, labels), value in zip(forms[name], values, strict=True)])
-    assert sorted(told_of(together)) == sorted(told_of(singly))
+    assert sorted(samples_of(together)) == sorted(samples_of(singly))
 
 
-def told_of(ledger: MetricRegistry) -> list[tuple[Any, ...]]:
+def samples_of(ledger: MetricRegistry) -> list[tuple[Any, ...]]:
     return [(sample.family, sample.labels, pytest.approx(sample.value), sample.counts) for sample in ledger.series()]
 
 
@@ -180,7 +180,7 @@ def test_processes_are_combined_by_metric_kind() -> None:
     assert value(found, "edgesplit_offload_running") == 3
 
 
-def _told(mark: str, sent: int, running: int) -> list[Any]:
+def _process_metrics(mark: str, sent: int, running: int) -> list[Any]:
     ledger = MetricRegistry()
     ledger.count(metrics.OFFLOAD_SENT, "m@1", by=sent)
     ledger.observe(metrics.OFFLOAD_BATCH, "m@1", value=2)
@@ -197,24 +197,24 @@ def _sums(totals: MetricTotals, *answers: list[Any]) -> tuple[float, float, floa
 def test_late_or_dead_process_stays_in_the_sums() -> None:
     """Sums never fall; the gauges of such a process count no more."""
     totals = MetricTotals()
-    assert _sums(totals, _told("a", 5, 1), _told("b", 1, 2)) == (6, 2, 3)
-    assert _sums(totals, _told("b", 3, 2)) == (8, 2, 2)
-    assert _sums(totals, _told("b", 3, 2), _told("c", 1, 1)) == (9, 3, 3)
-    assert _sums(totals, _told("a", 6, 0)) == (10, 3, 0)
+    assert _sums(totals, _process_metrics("a", 5, 1), _process_metrics("b", 1, 2)) == (6, 2, 3)
+    assert _sums(totals, _process_metrics("b", 3, 2)) == (8, 2, 2)
+    assert _sums(totals, _process_metrics("b", 3, 2), _process_metrics("c", 1, 1)) == (9, 3, 3)
+    assert _sums(totals, _process_metrics("a", 6, 0)) == (10, 3, 0)
 
 
 def test_dead_processes_are_merged_into_one_total() -> None:
     """Bounded memory, and no request is lost."""
     totals = MetricTotals(remembered=4)
     for number in range(100):
-        assert _sums(totals, _told(f"process-{number}", 1, 0)) == (number + 1, number + 1, 0)
+        assert _sums(totals, _process_metrics(f"process-{number}", 1, 0)) == (number + 1, number + 1, 0)
     assert len(totals._counters) == 4
 
 
 def test_malformed_process_metrics_are_ignored() -> None:
     """And the others' counts are shown."""
     totals = MetricTotals()
-    assert _sums(totals, ["a", b"\xff"], _told("b", 3, 1)) == (3, 1, 1)
+    assert _sums(totals, ["a", b"\xff"], _process_metrics("b", 3, 1)) == (3, 1, 1)
 
 
 @pytest.mark.parametrize(
